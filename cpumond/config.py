@@ -1,0 +1,416 @@
+"""The agent's configuration: TOML plus ``conf.d`` drop-ins, checked, as frozen values.
+
+Each file is checked by itself, so that a message names the file and the key; then tables are merged (a later file
+wins, ``[[source]]`` entries add up) and the rules between keys are applied. Keys may be written with hyphens or
+underscores; two spellings of one key in one table are an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cpumond.errors import AccessError, ConfigError, describe
+from cpumond.monitor.model import DURATION, Duration, Mode, MonitorSettings, check_together, merge_layers
+from cpumond.units import format_duration, parse_duration_s
+
+DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
+SPELLINGS = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
+"""Other accepted names of options -> the name used here; hyphens are folded before."""
+
+Layer = dict[str, Any]
+"""Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[source]]``: where jobs come from.
+
+    ``pattern`` a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
+    may hold ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, its groups ``id`` and
+    ``operation`` name the job. ``cpu_limit`` cores, or "from-cgroup": the quota found before the first change.
+    """
+
+    kind: Literal["static", "glob"]
+    pattern: Annotated[str, msgspec.Meta(min_length=1)]
+    cpu_limit: Positive | Literal["from-cgroup"] = "from-cgroup"
+    operation: str = ""
+    id: str | None = None
+    id_regex: str | None = None
+    mode: Mode | None = None
+    job_cpu_monitor: Layer = {}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[operation.NAME]``: what an operation's specification says about its jobs on this node."""
+
+    mode: Mode | None = None
+    job_cpu_monitor: Layer = {}
+
+
+class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[writes]``: what happens when somebody else changes a limit that the agent moved."""
+
+    override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
+    drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
+    drift_max: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 5
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[discovery]``: how jobs are looked for."""
+
+    rescan_period_s: PositiveDuration = msgspec.field(name="rescan_period", default=10.0)
+    empty_rescans: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 6
+    max_jobs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 9000
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off."""
+
+    listen: str = "127.0.0.1:9756"
+    job_series: Literal["all", "top", "off"] = "all"
+    max_jobs: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[report]``: where limits are reported to."""
+
+    kind: Literal["none", "log", "http"] = "log"
+    url: str = ""
+    report_period_s: PositiveDuration = msgspec.field(name="report_period", default=10.0)
+    timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
+    retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
+    token_file: str = ""
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[control]``: the unix socket in ``runtime_dir``; ``group`` may open it besides root ("" = the agent's own)."""
+
+    group: str = ""
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[log]``: ``format`` auto = journald fields under systemd, console on a terminal, else JSON."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console", "journald"] = "auto"
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[cost]``: the share of one core the agent may use; above it, jobs are looked at in turns (0 = never)."""
+
+    cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults)."""
+
+    node_id: str = ""
+    state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
+    runtime_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/run/cpumond"
+    mountinfo: Annotated[str, msgspec.Meta(min_length=1)] = "/proc/self/mountinfo"
+    managed_roots: list[str] = []
+    monitor: Layer = {}
+    source: list[Source] = []
+    operation: dict[str, Operation] = {}
+    writes: Writes = Writes()
+    discovery: Discovery = Discovery()
+    metrics: Metrics = Metrics()
+    report: Report = Report()
+    control: Control = Control()
+    log: Log = Log()
+    cost: Cost = Cost()
+    path: str = ""
+
+    @property
+    def control_socket(self) -> str:
+        """Path of the control socket."""
+        return os.path.join(self.runtime_dir, "control.sock")
+
+    def node_settings(self) -> MonitorSettings:
+        """The node's defaults of ``job-cpu-monitor``."""
+        return self.resolve_settings(None, "", {})
+
+    def resolve_settings(self, source: Source | None, operation_id: str, job: Mapping[str, Any]) -> MonitorSettings:
+        """The resulting section of a job: node < source < operation < job. Raises ConfigError."""
+        layers: list[Mapping[str, Any]] = [self.monitor]
+        if source is not None:
+            layers += [source.job_cpu_monitor, _mode_layer(source.mode)]
+        operation = self.operation.get(operation_id)
+        if operation is not None:
+            layers += [operation.job_cpu_monitor, _mode_layer(operation.mode)]
+        settings = msgspec.convert(merge_layers([*layers, job]), MonitorSettings)
+        check_together(settings, f"{self.path or 'built-in defaults'}: resulting job-cpu-monitor")
+        return settings
+
+
+def _mode_layer(mode: Mode | None) -> Layer:
+    return {} if mode is None else {"mode": mode}
+
+
+def load_config(path: str | None) -> AgentConfig:
+    """Read, check and merge ``path`` and the ``conf.d/*.toml`` beside it; None gives the built-in defaults.
+
+    Raises ConfigError (file, key, allowed range) or AccessError.
+    """
+    if path is None:
+        return finish_config({}, "")
+    folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
+    drop_ins = sorted(name for name in os.listdir(folder) if name.endswith(".toml")) if os.path.isdir(folder) else []
+    merged: dict[str, Any] = {}
+    for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
+        merged = _merge(merged, parse_config_text(_read_text(name), name))
+    return finish_config(merged, path)
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except PermissionError as error:
+        raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {describe(error)}; give --config the path of a TOML file") from None
+
+
+def parse_config_text(text: str, path: str) -> dict[str, Any]:
+    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    try:
+        raw = msgspec.toml.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path"}))
+    if "monitor" in table:
+        table["monitor"] = normalise_table(raw["monitor"], MonitorSettings, path, "monitor")
+    return table
+
+
+def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
+    """A checked section ``job-cpu-monitor`` given at run time or in a source. Raises ConfigError."""
+    return normalise_table(raw, MonitorSettings, where, key)
+
+
+def parse_assignments(assignments: tuple[str, ...]) -> Layer:
+    """Options given as ``key=value`` on the command line. A value is read as TOML, else as text. Raises ConfigError."""
+    raw: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: expected key=value, for example --set vote_window_size=7")
+        try:
+            raw[key.strip()] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
+        except (msgspec.DecodeError, ValueError):
+            raw[key.strip()] = text.strip()
+    return parse_layer(raw, "--set", "")
+
+
+def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
+    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    config = msgspec.convert({**merged, "path": path}, AgentConfig)
+    where = path or "built-in defaults"
+    config = msgspec.structs.replace(
+        config,
+        node_id=config.node_id or socket.gethostname(),
+        managed_roots=[normalise_root(root, where) for root in config.managed_roots],
+        state_dir=os.path.abspath(config.state_dir),
+        runtime_dir=os.path.abspath(config.runtime_dir),
+    )
+    for number, source in enumerate(config.source, 1):
+        _check_source(source, f"{where}: source {number} ({source.pattern!r})")
+        for operation_id in ["", *config.operation]:
+            config.resolve_settings(source, operation_id, {})
+    for operation_id in ["", *config.operation]:
+        config.resolve_settings(None, operation_id, {})
+    if config.report.kind == "http" and not re.match(r"https?://[^/\s]+", config.report.url):
+        raise ConfigError(
+            f"{where}: report.url: must be an http:// or https:// address when report.kind is \"http\", "
+            f"got {config.report.url!r}"
+        )
+    if config.metrics.listen:
+        parse_listen(config.metrics.listen, f"{where}: metrics.listen")
+    return config
+
+
+def parse_listen(text: str, where: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f'{where}: must be "host:port" with a port in [0, 65535], got {text!r}')
+    return host.strip("[]"), int(port)
+
+
+def normalise_root(root: str, where: str) -> str:
+    """A managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises ConfigError."""
+    parts = [part for part in root.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in root:
+        raise ConfigError(f"{where}: managed_roots: {root!r} must not contain '..'")
+    return "/".join(parts)
+
+
+def _check_source(source: Source, where: str) -> None:
+    if ".." in source.pattern.split("/"):
+        raise ConfigError(f"{where}: pattern must not contain '..'")
+    if source.id_regex is not None:
+        try:
+            re.compile(source.id_regex)
+        except re.error as error:
+            raise ConfigError(f"{where}: id_regex is not a regular expression: {error}") from None
+    if source.kind == "static" and any(sign in source.pattern for sign in "*?["):
+        raise ConfigError(f'{where}: a static pattern is one path; use kind = "glob" for {source.pattern!r}')
+
+
+def normalise_table(
+    raw: object, struct: type[msgspec.Struct], file: str, path: str, hidden: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """``raw`` with normalised keys and durations in seconds, each value checked against ``struct``'s field.
+
+    Unknown keys are errors with the nearest known name; a wrong value names file, key and allowed range.
+    """
+    prefix = f"{file}: {path}." if path else f"{file}: "
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{prefix.rstrip('.: ')}: must be a table, got {_kind_of(raw)}")
+    info = msgspec.inspect.type_info(struct)
+    assert isinstance(info, msgspec.inspect.StructType)
+    fields = {field.encode_name: field for field in info.fields if field.encode_name not in hidden}
+    table: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        name = SPELLINGS.get(name, name)
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
+            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+        if name in table:
+            raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
+        spelled[name] = key
+        table[name] = _normalise_value(value, fields[name].type, file, f"{path}.{key}" if path else str(key))
+    missing = [name for name, field in fields.items() if field.required and name not in table]
+    if missing:
+        raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
+    return table
+
+
+def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: str) -> Any:
+    inspect = msgspec.inspect
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    if isinstance(inner, inspect.StructType):
+        return normalise_table(value, inner.cls, file, path)
+    if isinstance(inner, inspect.ListType) and isinstance(inner.item_type, inspect.StructType):
+        if not isinstance(value, list):
+            raise ConfigError(f"{file}: {path}: must be a list of tables ([[{path}]]), got {_kind_of(value)}")
+        cls = inner.item_type.cls
+        return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
+    if isinstance(inner, inspect.DictType):
+        return _normalise_dict(value, inner, file, path)
+    if isinstance(value, str) and _literals(inner):
+        value = value.replace("_", "-") if value.replace("_", "-") in _literals(inner) else value
+    if isinstance(kind, inspect.Metadata) and kind.extra == DURATION:
+        try:
+            value = parse_duration_s(value)
+        except ValueError as error:
+            raise ConfigError(f"{file}: {path}: {error}; allowed: {describe_type(kind)}") from None
+    try:
+        return msgspec.convert(value, _python_type(inner))
+    except msgspec.ValidationError:
+        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}") from None
+
+
+def _normalise_dict(value: Any, kind: msgspec.inspect.DictType, file: str, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")
+    if isinstance(kind.value_type, msgspec.inspect.StructType):
+        cls = kind.value_type.cls
+        return {key: normalise_table(item, cls, file, f"{path}.{key}") for key, item in value.items()}
+    if path.replace("-", "_").endswith("job_cpu_monitor"):
+        return normalise_table(value, MonitorSettings, file, path)
+    return value
+
+
+def _literals(kind: msgspec.inspect.Type) -> tuple[str, ...]:
+    """The words a field accepts, in no order; empty for other kinds."""
+    inspect = msgspec.inspect
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return tuple(str(v) for m in members if isinstance(m, inspect.LiteralType) for v in m.values)
+
+
+def _python_type(kind: msgspec.inspect.Type) -> Any:
+    """The annotation that ``msgspec.convert`` takes for an inspected simple type."""
+    inspect = msgspec.inspect
+    if isinstance(kind, inspect.Metadata):
+        return _python_type(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        union: Any = None
+        for member in kind.types:
+            union = _python_type(member) if union is None else union | _python_type(member)
+        return union
+    if isinstance(kind, inspect.LiteralType):
+        return Literal[tuple(kind.values)]
+    if isinstance(kind, inspect.ListType):
+        return list[_python_type(kind.item_type)]  # type: ignore[misc]
+    simple = {inspect.FloatType: float, inspect.IntType: int, inspect.BoolType: bool, inspect.StrType: str}
+    base = simple.get(type(kind), None)
+    names = ("gt", "ge", "lt", "le", "min_length", "max_length")
+    limits = {name: bound for name in names if (bound := getattr(kind, name, None)) is not None}
+    return Annotated[base, msgspec.Meta(**limits)] if limits else base
+
+
+def describe_type(kind: msgspec.inspect.Type) -> str:
+    """What a field accepts, in words with its range: "a number in [0, 1]"."""
+    inspect = msgspec.inspect
+    duration = isinstance(kind, inspect.Metadata) and kind.extra == DURATION
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    if isinstance(inner, inspect.UnionType):
+        return " or ".join(describe_type(member) for member in inner.types if not isinstance(member, inspect.NoneType))
+    if isinstance(inner, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in sorted(map(str, inner.values)))
+    if isinstance(inner, (inspect.FloatType, inspect.IntType)):
+        word = "a duration" if duration else "a whole number" if isinstance(inner, inspect.IntType) else "a number"
+        return f"{word} {_range_text(inner, duration)}"
+    if isinstance(inner, inspect.BoolType):
+        return "true or false"
+    if isinstance(inner, inspect.StrType):
+        return "a text that is not empty" if inner.min_length else "a text"
+    return "a list of texts"
+
+
+def _range_text(kind: Any, duration: bool) -> str:
+    def show(bound: float) -> str:
+        return format_duration(bound) if duration else f"{bound:g}"
+
+    low = kind.ge if kind.ge is not None else kind.gt
+    high = kind.le if kind.le is not None else kind.lt
+    if high is None:
+        return f"{'>=' if kind.ge is not None else '>'} {show(low)}" if low is not None else ""
+    return f"in {'[' if kind.ge is not None else '('}{show(low)}, {show(high)}{']' if kind.le is not None else ')'}"
+
+
+def _show(value: Any, kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.Metadata) and kind.extra == DURATION and isinstance(value, float):
+        return format_duration(value)
+    return f"{value!r}" if isinstance(value, (str, bool, int, float)) else _kind_of(value)
+
+
+def _kind_of(value: object) -> str:
+    names = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    return f"{names.get(type(value), type(value).__name__)}" + (f" ({value!r})" if not isinstance(value, dict) else "")
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        elif key == "source":
+            merged[key] = [*merged.get(key, []), *value]
+        else:
+            merged[key] = value
+    return merged

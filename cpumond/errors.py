@@ -1,0 +1,110 @@
+"""The exceptions a user can cause, and the exit code of each.
+
+::
+
+    CpumondError                 69  unavailable; the base of all
+    ├── UsageError               64  the command line is wrong
+    ├── ConfigError              78  a configuration or input file is wrong
+    ├── CreateError              73  a file, socket or cgroup cannot be made
+    ├── AccessError              77  the rights are missing
+    ├── RefusedError             77  outside what the operator allowed (managed_roots, leaf cgroups only)
+    ├── StateFileError           69  a file of state_dir is damaged
+    └── CgroupError              69
+        ├── CgroupReadError
+        └── CgroupWriteError
+
+A cgroup that vanished is not an error: readers return None (DESIGN.md 3).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+EXIT_OK = 0
+EXIT_USAGE = 64
+EXIT_UNAVAILABLE = 69
+EXIT_CANNOT_CREATE = 73
+EXIT_PERMISSION = 77
+EXIT_CONFIG = 78
+
+GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
+"""What the kernel answers about a removed cgroup: ENODEV on a held descriptor, ENOENT on a path."""
+
+
+class CpumondError(Exception):
+    """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class UsageError(CpumondError):
+    """The command line is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(CpumondError):
+    """A configuration or input file is wrong; the message names file, key and allowed range."""
+
+    exit_code = EXIT_CONFIG
+
+
+class CreateError(CpumondError):
+    """A file, socket or cgroup cannot be made."""
+
+    exit_code = EXIT_CANNOT_CREATE
+
+
+class AccessError(CpumondError):
+    """The rights for a file or socket are missing."""
+
+    exit_code = EXIT_PERMISSION
+
+
+class RefusedError(CpumondError):
+    """The request lies outside of what the operator allowed."""
+
+    exit_code = EXIT_PERMISSION
+
+
+class StateFileError(CpumondError):
+    """A file of ``state_dir`` is damaged or of an unknown version."""
+
+
+class CgroupError(CpumondError):
+    """A cgroup file answered with something an operator must look at."""
+
+
+class CgroupReadError(CgroupError):
+    """``path`` could not be read or understood."""
+
+    def __init__(self, path: str, cause: object) -> None:
+        super().__init__(f"cannot read {path}: {describe(cause)}")
+        self.path = path
+
+
+class CgroupWriteError(CgroupError):
+    """The kernel refused ``value`` for ``path``; ``hint`` says which rule of the kernel is behind it."""
+
+    def __init__(self, path: str, value: str, cause: OSError, hint: str = "") -> None:
+        super().__init__(f"cannot write {value!r} to {path}: {describe(cause)}" + (f"; {hint}" if hint else ""))
+        self.path = path
+        self.value = value
+        self.errno = cause.errno
+
+
+def describe(cause: object) -> str:
+    """The short text of an error: the system's words for an OSError, else the message."""
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return os.strerror(cause.errno)
+    return str(cause)
+
+
+def from_os_error(error: OSError, doing: str, advice: str) -> CpumondError:
+    """The error of this package for a failed system call: AccessError for missing rights, else CreateError.
+
+    ``doing`` names what failed and where, ``advice`` what to do about it.
+    """
+    kind = AccessError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CreateError
+    return kind(f"cannot {doing}: {describe(error)}; {advice}")

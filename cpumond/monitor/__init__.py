@@ -1,0 +1,1 @@
+"""The job CPU monitor: pure functions from readings to decisions (semantics.md section 1)."""

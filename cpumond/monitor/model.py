@@ -1,0 +1,184 @@
+"""Values of the job CPU monitor: its settings, one job's state, one reading, one decision.
+
+All are frozen; units are in the names. Section numbers are those of semantics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from cpumond.errors import ConfigError
+
+DURATION: Final = {"unit": "duration"}
+"""Mark of a field that is given as a duration: bare milliseconds or a string with a unit."""
+
+Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Cores = Annotated[float, msgspec.Meta(ge=0.0)]
+Duration = Annotated[float, msgspec.Meta(ge=0.0, extra=DURATION)]
+CheckPeriod = Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)]
+
+Mode = Literal["off", "shadow", "up-only", "reclaim"]
+VoteMode = Literal["document", "ytsaurus"]
+Actuator = Literal["quota", "weight"]
+Direction = Literal["both", "up-only", "down-only"]
+Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
+
+MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
+"""From the least to the most active."""
+
+
+class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The resulting section ``job-cpu-monitor`` of one job (1.1); every name is the documents' option name.
+
+    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0.
+    """
+
+    mode: Mode | None = None
+    enable_cpu_reclaim: bool | None = None
+    check_period_s: CheckPeriod = msgspec.field(name="check_period", default=1.0)
+    start_delay_s: Duration = msgspec.field(name="start_delay", default=0.0)
+    smoothing_factor: Ratio = 0.1
+    smoothing_seed: Literal["limit", "first_value"] = "limit"
+    relative_upper_bound: Ratio = 0.9
+    relative_lower_bound: Ratio = 0.6
+    increase_coefficient: Annotated[float, msgspec.Meta(ge=1.0, le=2.0)] = 1.45
+    decrease_coefficient: Ratio = 0.97
+    vote_mode: VoteMode = "document"
+    vote_window_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 5
+    vote_decision_threshold: Annotated[int, msgspec.Meta(ge=1, le=9_999)] = 3
+    min_cpu_limit: Cores = 1.0
+    min_limit_ratio: Ratio = 0.0
+    headroom_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.0
+    min_cores_per_thread: Cores = 0.0
+    direction: Direction = "both"
+    actuator: Actuator = "quota"
+    burst_ratio: Ratio | None = None
+    throttle_restore_ratio: Ratio = 0.25
+    throttle_vote: bool = False
+    restore_hold_s: Duration = msgspec.field(name="restore_hold", default=0.0)
+    startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
+
+
+DEFAULT_SETTINGS: Final = MonitorSettings()
+
+
+def check_together(settings: MonitorSettings, where: str) -> None:
+    """The rules between options (1.1): lower <= upper, threshold < window, all numbers finite.
+
+    Raises ConfigError that begins with ``where`` (file and section).
+    """
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: {name.removesuffix('_s')} must be a finite number, got {value}")
+    if settings.relative_lower_bound > settings.relative_upper_bound:
+        raise ConfigError(
+            f"{where}: relative_lower_bound = {settings.relative_lower_bound:g} is above "
+            f"relative_upper_bound = {settings.relative_upper_bound:g}; "
+            f"allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
+        )
+    if settings.vote_decision_threshold >= settings.vote_window_size:
+        raise ConfigError(
+            f"{where}: vote_decision_threshold = {settings.vote_decision_threshold} can never be exceeded by "
+            f"{settings.vote_window_size} votes; allowed: 1 <= vote_decision_threshold < vote_window_size"
+        )
+
+
+def compute_mode(settings: MonitorSettings) -> Mode:
+    """The mode in force: ``mode``, held to at most shadow by ``enable_cpu_reclaim = false`` (1.5).
+
+    Where neither is given nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim.
+    """
+    if settings.enable_cpu_reclaim is None:
+        return settings.mode or "shadow"
+    mode = settings.mode or "reclaim"
+    return mode if settings.enable_cpu_reclaim else least_active(mode, "shadow")
+
+
+def least_active(a: Mode, b: Mode) -> Mode:
+    """The less active of two modes (off < shadow < up-only < reclaim)."""
+    return min(a, b, key=MODES.index)
+
+
+def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options of several levels, the later (more specific) one wins: node, source, operation, job."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    return merged
+
+
+class CpuReading(msgspec.Struct, frozen=True, gc=False):
+    """Counters of one cgroup at one moment; all only grow while ``identity`` stays.
+
+    ``total_cpu_s`` CPU seconds used, ``at_s`` seconds of the monotonic clock, ``identity`` the inode of the cgroup,
+    ``nr_periods`` and ``nr_throttled`` enforcement periods, ``throttled_s`` seconds (summed over CPUs).
+    """
+
+    total_cpu_s: float
+    at_s: float
+    identity: int = 0
+    nr_periods: int = 0
+    nr_throttled: int = 0
+    throttled_s: float = 0.0
+
+
+class JobState(msgspec.Struct, frozen=True, gc=False):
+    """What the monitor knows about one job between two checks (1.2).
+
+    ``hard_cores`` the job's CPU, never moved by the monitor; ``limit_cores`` the current limit, 0 <= it <= hard;
+    ``smoothed_cores`` None before the second good sample; ``window`` the last smoothed values (document form) or
+    votes (ytsaurus form), oldest first; ``usages`` the usage values of the same checks, kept for ``headroom_ratio``;
+    ``base`` the sample that the next one is compared with; ``hold_until_s`` no shrink before this moment.
+    The last three are the aggregates of 1.7 in core-seconds; ``max_cpu_s`` counts ``hard_cores``.
+    """
+
+    hard_cores: float
+    limit_cores: float
+    seed_cores: float
+    started_at_s: float
+    smoothed_cores: float | None = None
+    window: tuple[float, ...] = ()
+    usages: tuple[float, ...] = ()
+    base: CpuReading | None = None
+    hold_until_s: float = -math.inf
+    smoothed_cpu_s: float = 0.0
+    preemptible_cpu_s: float = 0.0
+    max_cpu_s: float = 0.0
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """The result of one check.
+
+    ``kind``: delay (before start_delay), base (first sample or new baseline), hold, grow, shrink, restore.
+    ``votes_sum`` None until the window is full. Cores as in JobState; ``interval_s`` real seconds since the sample
+    before; ``throttled_ratio`` share of throttled periods in the interval, in [0, 1].
+    """
+
+    kind: Kind
+    old_cores: float
+    new_cores: float
+    usage_cores: float | None = None
+    votes_sum: int | None = None
+    interval_s: float = 0.0
+    throttled_ratio: float = 0.0
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is a new limit to apply."""
+        return self.new_cores != self.old_cores
+
+
+def start_state(
+    hard_cores: float, started_at_s: float, limit_cores: float | None = None, hold_until_s: float = -math.inf
+) -> JobState:
+    """A job before its first check (1.2): the limit is what it ordered, or ``limit_cores`` when that is adopted.
+
+    The smoothed value of an adopted job starts at its limit, so that a restart of the agent is no reason to grow.
+    """
+    limit_cores = hard_cores if limit_cores is None else min(limit_cores, hard_cores)
+    return JobState(hard_cores, limit_cores, limit_cores, started_at_s, hold_until_s=hold_until_s)

@@ -1,0 +1,198 @@
+"""One check of the job CPU monitor (semantics.md 1.3, 1.4): usage, smooth, vote, decide.
+
+``check`` is what the agent calls; ``step`` is the part after the usage is known, which ``replay`` shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cpumond.monitor.model import CpuReading, Decision, JobState, Kind, MonitorSettings
+from cpumond.monitor.protect import compute_throttled_ratio, needs_restore
+
+
+def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorSettings) -> tuple[JobState, Decision]:
+    """One check in the order of 1.3. ``reading`` None is a sample that failed: nothing changes, the base stays.
+
+    A counter that went backwards or another ``identity`` is a new baseline: the smoothed value starts anew at the
+    job's CPU and nothing is voted (DESIGN.md 3).
+    """
+    if reading is None or now_s < state.started_at_s + s.start_delay_s:
+        return state, Decision("delay", state.limit_cores, state.limit_cores)
+    base = state.base
+    if base is None:
+        return rebase(state, reading), Decision("base", state.limit_cores, state.limit_cores)
+    if reading.identity != base.identity or reading.total_cpu_s < base.total_cpu_s:
+        anew = msgspec.structs.replace(
+            state, base=reading, smoothed_cores=None, seed_cores=state.hard_cores, window=(), usages=()
+        )
+        return anew, Decision("base", state.limit_cores, state.limit_cores)
+    interval_s = reading.at_s - base.at_s
+    if interval_s <= 0.0:
+        return state, Decision("delay", state.limit_cores, state.limit_cores)
+    usage_cores = (reading.total_cpu_s - base.total_cpu_s) / interval_s
+    ratio = compute_throttled_ratio(base, reading) if reading.nr_throttled != base.nr_throttled else 0.0
+    return step(state, reading, usage_cores, interval_s, ratio, s)
+
+
+def rebase(state: JobState, reading: CpuReading | None) -> JobState:
+    """The next interval starts at ``reading`` (or at the next good one): after a late tick, a suspend, a pause."""
+    return msgspec.structs.replace(state, base=reading)
+
+
+def step(
+    state: JobState,
+    base: CpuReading,
+    usage_cores: float,
+    interval_s: float,
+    throttled_ratio: float,
+    s: MonitorSettings,
+) -> tuple[JobState, Decision]:
+    """1.3 points 5 to 9 for a measured ``usage_cores`` over ``interval_s``; ``base`` starts the next interval."""
+    hard, limit = state.hard_cores, state.limit_cores
+    kind: Kind
+    votes_sum: int | None
+    new_limit, hold_until_s = limit, state.hold_until_s
+    if needs_restore(state, throttled_ratio, s):
+        kind, votes_sum, smoothed = "restore", None, hard
+        window: tuple[float, ...] = ()
+        usages: tuple[float, ...] = ()
+        new_limit = hard
+        hold_until_s = base.at_s + s.restore_hold_s
+    else:
+        smoothed = smooth(state, usage_cores, s)
+        usages = _push(state.usages, usage_cores, s.vote_window_size) if s.headroom_ratio else ()
+        window, votes_sum = VOTE_MODES[s.vote_mode](state.window, smoothed, limit, s, throttled_ratio)
+        new_limit = decide(votes_sum, state, usages, base.at_s, s)
+        kind = "grow" if new_limit > limit else "shrink" if new_limit < limit else "hold"
+        if s.vote_mode == "ytsaurus" and votes_sum is not None:
+            # A decision clears the votes even when the limit already stood at its bound; else the oldest one goes.
+            window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
+    after = JobState(
+        hard,
+        new_limit,
+        state.seed_cores,
+        state.started_at_s,
+        smoothed,
+        window,
+        usages,
+        base,
+        hold_until_s,
+        state.smoothed_cpu_s + smoothed * interval_s,
+        state.preemptible_cpu_s + (hard - new_limit) * interval_s,
+        state.max_cpu_s + hard * interval_s,
+    )
+    return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio)
+
+
+def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
+    """1.3 point 5: the first smoothed value is the job's CPU (or the first usage), later a*u + (1-a)*smoothed."""
+    if state.smoothed_cores is None:
+        return state.seed_cores if s.smoothing_seed == "limit" else usage_cores
+    return s.smoothing_factor * usage_cores + (1.0 - s.smoothing_factor) * state.smoothed_cores
+
+
+def count_document_votes(
+    window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
+) -> tuple[tuple[float, ...], int | None]:
+    """1.4, the documents' form: the last W smoothed values, all judged again against the current limit.
+
+    A value that carries ``throttle_vote`` is kept as infinity: it votes +1 against any limit.
+    """
+    window = _push(window, math.inf if s.throttle_vote and throttled_ratio > 0.0 else smoothed, s.vote_window_size)
+    if len(window) < s.vote_window_size:
+        return window, None
+    lower, upper = s.relative_lower_bound * limit, s.relative_upper_bound * limit
+    votes_sum = 0
+    for value in window:
+        if value < lower:
+            votes_sum -= 1
+        elif value > upper:
+            votes_sum += 1
+    return window, votes_sum
+
+
+def count_ytsaurus_votes(
+    window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
+) -> tuple[tuple[float, ...], int | None]:
+    """1.3 points 6 and 7, the code's form: one vote a check, against the limit of that moment."""
+    if limit == 0.0:
+        vote = 0
+    elif s.throttle_vote and throttled_ratio > 0.0:
+        vote = 1
+    else:
+        vote = compute_vote(smoothed / limit, s)
+    window = (*window, vote)
+    return window, int(sum(window)) if len(window) >= s.vote_window_size else None
+
+
+def compute_vote(relative: float, s: MonitorSettings) -> int:
+    """1.3 point 6: -1 below ``relative_lower_bound``, else +1 above ``relative_upper_bound``, else 0; both strict."""
+    if relative < s.relative_lower_bound:
+        return -1
+    return 1 if relative > s.relative_upper_bound else 0
+
+
+def decide(
+    votes_sum: int | None, state: JobState, usages: tuple[float, ...], now_s: float, s: MonitorSettings
+) -> float:
+    """1.3 point 7: the candidate limit in cores, or the current one.
+
+    Strict threshold; a limit of 0 is never decided about (1.4). ``direction``, ``startup_boost`` and
+    ``restore_hold`` can only keep the limit where it is, ``min_limit_ratio`` and ``headroom_ratio`` raise the floor.
+    """
+    limit = state.limit_cores
+    if votes_sum is None or limit == 0.0:
+        return limit
+    if votes_sum > s.vote_decision_threshold:
+        return limit if s.direction == "down-only" else min(limit * s.increase_coefficient, state.hard_cores)
+    if votes_sum < -s.vote_decision_threshold:
+        held = now_s < state.hold_until_s or now_s < state.started_at_s + s.startup_boost_s
+        if held or s.direction == "up-only":
+            return limit
+        return min(max(limit * s.decrease_coefficient, compute_floor(state.hard_cores, usages, s)), limit)
+    return limit
+
+
+def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettings) -> float:
+    """The least limit in cores: min(hard, min_cpu_limit) (1.2), raised by ``min_limit_ratio`` and by
+    ``headroom_ratio`` above the 99th percentile of the window's usage, never above ``hard_cores``."""
+    floor = max(s.min_cpu_limit, s.min_limit_ratio * hard_cores)
+    if s.headroom_ratio and usages:
+        rank = math.ceil(0.99 * len(usages)) - 1
+        floor = max(floor, (1.0 + s.headroom_ratio) * sorted(usages)[rank])
+    return min(hard_cores, floor)
+
+
+def reject(state: JobState, decision: Decision) -> JobState:
+    """1.3 point 8, the change could not be applied: the limit keeps its old value, ``preemptible_cpu_s`` counts it."""
+    return settle(state, decision, decision.old_cores)
+
+
+def settle(state: JobState, decision: Decision, applied_cores: float) -> JobState:
+    """The state after ``decision`` was applied as ``applied_cores`` (the kernel's bounds may have moved it)."""
+    if applied_cores == state.limit_cores:
+        return state
+    return msgspec.structs.replace(
+        state,
+        limit_cores=applied_cores,
+        preemptible_cpu_s=state.preemptible_cpu_s + (decision.new_cores - applied_cores) * decision.interval_s,
+    )
+
+
+def _push(window: tuple[float, ...], value: float, size: int) -> tuple[float, ...]:
+    return (*window[len(window) - size + 1 :], value) if len(window) >= size else (*window, value)
+
+
+VoteCounter = Callable[
+    [tuple[float, ...], float, float, MonitorSettings, float], tuple[tuple[float, ...], "int | None"]
+]
+VOTE_MODES: Final[dict[str, VoteCounter]] = {
+    "document": count_document_votes,
+    "ytsaurus": count_ytsaurus_votes,
+}
+"""Name of ``vote_mode`` -> how a window of votes is kept and summed."""
