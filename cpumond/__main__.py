@@ -1,0 +1,5 @@
+"""``python -m cpumond``."""
+
+from cpumond.cli import main
+
+main()

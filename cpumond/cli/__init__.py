@@ -1,0 +1,102 @@
+"""The command line: one file per family of commands, imported only when one of its commands is called.
+
+Errors that a user can cause become one sentence on stderr and an exit code of ``cpumond.errors``, never a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Final
+
+import click
+
+from cpumond import __version__
+from cpumond.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "agent": ("agent", "Run the agent: measure, decide, write, report, once per check_period."),
+    "restore": ("agent", "Put the original limits back when the agent is dead (ExecStopPost)."),
+    "check-config": ("agent", "Check a configuration and print the resulting values."),
+    "status": ("control", "One line per job of the running agent."),
+    "top": ("control", "Live table of the running agent."),
+    "explain": ("control", "Why a job's limit is what it is."),
+    "job": ("control", "Add, remove and list jobs of the running agent."),
+    "pin": ("control", "Hold a job's limit until unpin."),
+    "unpin": ("control", "Give a pinned or contested job back to the monitor."),
+    "dry-run": ("trace", "Watch one real cgroup and say what would be reclaimed; never writes."),
+    "record": ("trace", "Write a trace of a live cgroup for replay."),
+    "replay": ("trace", "Run the monitor over a recorded trace."),
+    "demo": ("demo", "Three real loads, the agent and a receiver, live on this machine."),
+    "doctor": ("doctor", "What this host offers and what to do about what is missing."),
+    "schema": ("receiver", "Print the JSON Schema of a message."),
+    "stub-scheduler": ("receiver", "A small receiver of heartbeats, to try reports out."),
+}
+"""Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module only when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"cpumond.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Try it: cpumond demo",
+)
+@click.version_option(__version__, prog_name="cpumond")
+def cli() -> None:
+    """Measures the CPU that jobs really use, moves their cgroup limits to it, and reports what is free."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of ``cpumond``: runs the command line and exits with a code of ``cpumond.errors``."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The command line as a function: the exit code; errors are printed to stderr as one sentence."""
+    try:
+        result = cli.main(arguments, prog_name="cpumond", standalone_mode=False)
+    except click.UsageError as error:
+        return _fail(error.format_message() + _usage_hint(error), EXIT_USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except CpumondError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away (`cpumond status | head`): nothing more to say, and no late flush either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PermissionError as error:
+        return _fail(f"{error.filename or 'this'}: {describe(error)}; run as root", AccessError.exit_code)
+    except OSError as error:
+        return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
+    return result if isinstance(result, int) else 0
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    return f" See '{error.ctx.command_path} --help'." if error.ctx is not None else ""
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"cpumond: {message}", err=True)
+    return code
