@@ -8,6 +8,7 @@ underscores; two spellings of one key in one table are an error.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import socket
@@ -231,7 +232,7 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
         config.resolve_settings(None, operation_id, {})
     if config.report.kind == "http" and not re.match(r"https?://[^/\s]+", config.report.url):
         raise ConfigError(
-            f"{where}: report.url: must be an http:// or https:// address when report.kind is \"http\", "
+            f'{where}: report.url: must be an http:// or https:// address when report.kind is "http", '
             f"got {config.report.url!r}"
         )
     if config.metrics.listen:
@@ -319,9 +320,12 @@ def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: st
         except ValueError as error:
             raise ConfigError(f"{file}: {path}: {error}; allowed: {describe_type(kind)}") from None
     try:
-        return msgspec.convert(value, _python_type(inner))
+        converted = msgspec.convert(value, _python_type(inner))
     except msgspec.ValidationError:
         raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)} and finite, got {converted}")
+    return converted
 
 
 def _normalise_dict(value: Any, kind: msgspec.inspect.DictType, file: str, path: str) -> dict[str, Any]:
@@ -357,7 +361,7 @@ def _python_type(kind: msgspec.inspect.Type) -> Any:
     if isinstance(kind, inspect.ListType):
         return list[_python_type(kind.item_type)]  # type: ignore[misc]
     simple = {inspect.FloatType: float, inspect.IntType: int, inspect.BoolType: bool, inspect.StrType: str}
-    base = simple.get(type(kind), None)
+    base = simple.get(type(kind))
     names = ("gt", "ge", "lt", "le", "min_length", "max_length")
     limits = {name: bound for name in names if (bound := getattr(kind, name, None)) is not None}
     return Annotated[base, msgspec.Meta(**limits)] if limits else base
@@ -409,7 +413,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = _merge(merged[key], value)
-        elif key == "source":
+        elif key == "source" and isinstance(value, list):
             merged[key] = [*merged.get(key, []), *value]
         else:
             merged[key] = value

@@ -4,6 +4,7 @@
 
     CpumondError                 69  unavailable; the base of all
     ├── UsageError               64  the command line is wrong
+    ├── UnavailableError         69  what is asked for is not there: a cgroup, a controller, the agent
     ├── ConfigError              78  a configuration or input file is wrong
     ├── CreateError              73  a file, socket or cgroup cannot be made
     ├── AccessError              77  the rights are missing
@@ -48,6 +49,10 @@ class ConfigError(CpumondError):
     """A configuration or input file is wrong; the message names file, key and allowed range."""
 
     exit_code = EXIT_CONFIG
+
+
+class UnavailableError(CpumondError):
+    """What is asked for is not there: a cgroup, a controller, the running agent."""
 
 
 class CreateError(CpumondError):

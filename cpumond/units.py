@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from decimal import Decimal
 
 MIN_QUOTA_US = 1_000
 MIN_PERIOD_US = 1_000
@@ -14,7 +16,9 @@ MAX_PERIOD_US = 1_000_000
 DEFAULT_PERIOD_US = 100_000
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|min|m|h|d|w)\s*", re.ASCII)
-_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PARTS_OF_S = {"us": 1_000_000.0, "ms": 1_000.0}
+"""Divisors, because 570 / 1000 is 0.57 and 570 * 0.001 is not."""
 
 
 def parse_duration_s(value: object) -> float:
@@ -26,11 +30,12 @@ def parse_duration_s(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError('expected a duration: milliseconds as a number, or a string with a unit such as "1s", "250ms"')
     if isinstance(value, str):
+        text = value
         try:
-            value = float(value)
+            value = float(text)
         except ValueError:
-            return _parse_duration_text_s(value)
-    if not math.isfinite(value) or value < 0:
+            return _parse_duration_text_s(text)
+    if not 0 <= value <= sys.float_info.max:  # also what turns away NaN and whole numbers too large for a float
         raise ValueError(f"expected a duration that is finite and not negative, got {value}")
     return value / 1000.0
 
@@ -41,23 +46,36 @@ def _parse_duration_text_s(text: str) -> float:
         match = _DURATION.match(text, position)
         if match is None:
             raise ValueError(f'expected a duration such as "1s", "250ms" or "1h30m", got {text!r}')
-        total_s += float(match[1]) * _UNIT_S[match[2]]
+        number, unit = float(match[1]), match[2]
+        total_s += number / _PARTS_OF_S[unit] if unit in _PARTS_OF_S else number * _UNIT_S[unit]
         position = match.end()
     if position == 0:
         raise ValueError('expected a duration such as "1s", "250ms" or "1h30m", got an empty string')
+    if not math.isfinite(total_s):
+        raise ValueError(f"expected a duration that is finite, got {text!r}")
     return total_s
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people write it: 250ms, 1s, 10s, 5m, 1h, 90s stays 90s."""
+    """A duration as people write it: 250ms, 1s, 10s, 5m, 1h, 90s stays 90s.
+
+    ``parse_duration_s`` reads exactly ``seconds`` back from it, unless they are negative or not finite.
+    """
     if seconds <= 0 or not math.isfinite(seconds):
         return f"{seconds:g}s"
     if seconds < 1:
-        return f"{seconds * 1000:g}ms"
+        text = f"{_plain(Decimal(repr(seconds)) * 1000)}ms"
+        return text if parse_duration_s(text) == seconds else f"{_plain(Decimal(repr(seconds)))}s"
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
+        if seconds % size == 0:
+            return f"{_plain(Decimal(repr(seconds / size)))}{unit}"
+    return f"{_plain(Decimal(repr(seconds)))}s"
+
+
+def _plain(number: Decimal) -> str:
+    """All digits of a positive number, without an exponent and without zeros at the end of the fraction."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def cores_to_quota_us(cores: float, period_us: int) -> int:

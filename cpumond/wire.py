@@ -1,8 +1,8 @@
 """The message an agent sends to a scheduler: a heartbeat with the node's full state, version 1.
 
 Sent as JSON by HTTP POST. A heartbeat is level-triggered: it holds everything the node knows, so losing any number of
-them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each heartbeat of
-a run; a receiver drops what is older than what it has (same incarnation, sequence not larger).
+them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each heartbeat
+of a run; a receiver drops what is older than what it has (same incarnation, sequence not larger).
 
 CPU values are cores (1.0 = one CPU all the time). ``cpumond schema heartbeat`` prints the JSON Schema.
 """

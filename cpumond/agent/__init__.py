@@ -1,0 +1,1 @@
+"""The agent: one tick per check_period. Read ``loop.py`` first."""

@@ -1,0 +1,148 @@
+"""Files of ``state_dir``: the original settings of every cgroup the agent changed, and what was registered with it.
+
+A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
+the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are in it before
+its first change (DESIGN.md 5), so that ``cpumond restore`` can put them back whatever became of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import TypeVar
+
+import msgspec
+
+from cpumond.cgroup.settings import CpuSettings
+from cpumond.errors import CpumondError, StateFileError, describe, from_os_error
+
+VERSION = 1
+STATE_FILE = "originals.state"
+REGISTRY_FILE = "registered.state"
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
+class Original(msgspec.Struct, frozen=True):
+    """What a cgroup was set to before the agent's first change; ``inode`` tells it from one made later."""
+
+    inode: int
+    settings: CpuSettings
+
+
+class Originals(msgspec.Struct, frozen=True):
+    """Content of ``originals.state``: cgroup path (relative) -> original; valid for one boot of the machine."""
+
+    boot_id: str
+    cgroups: dict[str, Original] = {}
+
+
+class RegisteredJob(msgspec.Struct, frozen=True):
+    """A job that was added over the control socket; ``cpu_limit`` None = from the cgroup."""
+
+    job_id: str
+    path: str
+    operation_id: str = ""
+    cpu_limit: float | None = None
+    job_cpu_monitor: dict[str, object] = {}
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """A limit in cores that an operator holds until ``until`` (seconds since 1970; None = until unpin)."""
+
+    cpu_limit: float
+    until: float | None = None
+
+
+class Registry(msgspec.Struct, frozen=True):
+    """Content of ``registered.state``: what was acknowledged over the control socket."""
+
+    jobs: dict[str, RegisteredJob] = {}
+    pins: dict[str, Pin] = {}
+
+
+Content = TypeVar("Content", Originals, Registry)
+
+
+def read_boot_id() -> str:
+    """The identity of this boot; "" where the kernel does not tell."""
+    try:
+        with open(BOOT_ID_PATH, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        # Without it an old file is taken for this boot's; inodes still tell the cgroups apart.
+        return ""
+
+
+def save(path: str, content: Originals | Registry) -> None:
+    """Replace ``path`` by ``content``, on disk when this returns. Raises CreateError or AccessError."""
+    payload = msgspec.json.encode(content)
+    header = f"cpumond-state {VERSION} sha256={hashlib.sha256(payload).hexdigest()}\n".encode()
+    temporary = f"{path}.new"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, header + payload)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise from_os_error(error, f"write {path}", "free space or fix the rights of state_dir") from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def load(path: str, kind: type[Content]) -> Content | None:
+    """The content of ``path``; None when there is no such file. Raises StateFileError when it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            header, _, payload = file.read().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"read {path}", "fix the rights of state_dir") from error
+    fields = header.split(b" ")
+    if len(fields) != 3 or fields[0] != b"cpumond-state" or fields[1] != str(VERSION).encode():
+        raise StateFileError(f"{path}: not a state file of version {VERSION}")
+    if fields[2] != b"sha256=" + hashlib.sha256(payload).hexdigest().encode():
+        raise StateFileError(f"{path}: the checksum does not match its content")
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise StateFileError(f"{path}: {error}") from None
+
+
+def put_aside(path: str) -> str:
+    """Rename a damaged file, so that it can be looked at; the new name."""
+    for number in range(1000):
+        aside = f"{path}.damaged-{number}"
+        if not os.path.exists(aside):
+            with contextlib.suppress(OSError):
+                os.rename(path, aside)
+            return aside
+    return path
+
+
+def make_directory(path: str, mode: int, key: str) -> None:
+    """Make a directory of the configuration if it is missing. Raises CreateError or AccessError."""
+    try:
+        os.makedirs(path, mode=mode, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"make the directory {path}", f"set `{key}` or run as root") from error
+
+
+def describe_error(error: CpumondError | OSError) -> str:
+    """One sentence of an error, for a log field."""
+    return str(error) if isinstance(error, CpumondError) else describe(error)

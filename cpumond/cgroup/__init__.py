@@ -1,0 +1,53 @@
+"""Control groups: the only folder that knows v1 from v2.
+
+``open_hierarchies`` finds the mounts, ``open_cgroup`` opens one cgroup of them; both versions answer to the same
+Protocol, ``Cgroup``. A cgroup that is gone is None, not an error.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.settings import AncestorCap, CpuSettings
+from cpumond.cgroup.v1 import V1Cgroup
+from cpumond.cgroup.v2 import V2Cgroup
+from cpumond.monitor.model import CpuReading
+
+
+class Cgroup(Protocol):
+    """One open cgroup; holds the descriptors of its counters until ``close``.
+
+    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, ``inode`` its identity:
+    a removed and made-again cgroup has another one (its ctime does not tell, setting an xattr changes that).
+    """
+
+    path: str
+    directory: str
+    inode: int
+
+    def read(self, at_s: float) -> CpuReading | None:
+        """The counters; None when the cgroup is gone. Raises CgroupReadError."""
+
+    def read_settings(self) -> CpuSettings | None:
+        """The CPU settings in force; None when the cgroup is gone. Raises CgroupReadError."""
+
+    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
+        """Bring ``before`` to ``after`` in an order that is legal at every step; False when the cgroup is gone.
+
+        Raises CgroupWriteError with the rule of the kernel that is behind a refusal.
+        """
+
+    def read_ancestor_cap(self) -> AncestorCap:
+        """The least quota above this cgroup, and where it is set."""
+
+    def watch_paths(self) -> list[str]:
+        """The files in which a foreign change of the limit shows."""
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+
+
+def open_cgroup(hierarchies: Hierarchies, path: str) -> Cgroup | None:
+    """The cgroup at ``path`` (relative), or None when there is none. Raises CgroupReadError."""
+    return (V1Cgroup if hierarchies.cpu_version == 1 else V2Cgroup).open(hierarchies, path)

@@ -1,0 +1,101 @@
+"""What both versions share: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads, pressure."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure
+from cpumond.errors import GONE_ERRNOS, CgroupReadError
+
+MODE_XATTR = "user.cpumond.mode"
+
+
+def read_text(path: str) -> str | None:
+    """The text of a file; None when it is gone. Raises CgroupReadError."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        if error.errno in GONE_ERRNOS:
+            return None
+        raise CgroupReadError(path, error) from error
+
+
+def open_counter(path: str) -> int | None:
+    """A held descriptor of a counter file; None when it is gone. Raises CgroupReadError."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in GONE_ERRNOS:
+            return None
+        if error.errno == errno.EMFILE:
+            raise CgroupReadError(path, f"{error.strerror}; raise LimitNOFILE (2 descriptors per job)") from error
+        raise CgroupReadError(path, error) from error
+
+
+def is_leaf(directory: str) -> bool:
+    """Whether a cgroup has no child cgroups; a directory's link count is 2 + its children, where it is counted."""
+    try:
+        links = os.stat(directory).st_nlink
+        if links >= 2:
+            return links == 2
+        with os.scandir(directory) as entries:
+            return not any(entry.is_dir(follow_symlinks=False) for entry in entries)
+    except OSError:
+        # Gone: there is nothing below it.
+        return True
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The relative paths above ``path``, the nearest first, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
+    """The value of ``user.cpumond.mode`` and whether the cgroup belongs to root; None where it is not set."""
+    try:
+        value = os.getxattr(directory, MODE_XATTR).decode("ascii", "replace").strip()
+        return value, os.stat(directory).st_uid == 0
+    except OSError:
+        # Not set, not supported by this file system, or gone: all mean that nobody asks for a mode here.
+        return None
+
+
+def read_cpus(hierarchies: Hierarchies, path: str) -> int:
+    """How many CPUs the cgroup may use: its cpuset's, or the nearest ancestor's, or this process's."""
+    if hierarchies.cpuset_root:
+        for place in [path, *ancestors(path), ""]:
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                text = read_text(os.path.join(hierarchies.cpuset_root, place, name))
+                if text and text.strip():
+                    return parse_cpu_list(text)
+    return len(os.sched_getaffinity(0))
+
+
+def count_threads(directory: str) -> int:
+    """Threads in the cgroup; 0 when it is gone or does not say."""
+    for name in ("cgroup.threads", "tasks", "cgroup.procs"):
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                return sum(1 for _ in file)
+        except OSError:
+            # Absent in this version, or a threaded cgroup that refuses cgroup.procs: the next name, else unknown.
+            continue
+    return 0
+
+
+def read_pressure(hierarchies: Hierarchies, path: str) -> Pressure | None:
+    """PSI of the cgroup's CPU where the kernel has it; None where it is absent or turned off."""
+    if hierarchies.unified_root is None:
+        return None
+    try:
+        text = read_text(os.path.join(hierarchies.unified_root, path, "cpu.pressure"))
+    except CgroupReadError:
+        # EOPNOTSUPP: PSI is compiled in but turned off.
+        return None
+    return parse_pressure(text) if text else None

@@ -1,0 +1,159 @@
+"""Control groups of version 1: controllers ``cpu`` and ``cpuacct``, mounted apart or together."""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar, Self
+
+from cgroupspy.controllers import CpuController
+from cgroupspy.interfaces import IntegerFile
+from cgroupspy.nodes import Node
+
+from cpumond.cgroup.files import ancestors, open_counter, read_text
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.parse import parse_flat_keyed
+from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
+from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
+from cpumond.monitor.model import CpuReading
+from cpumond.units import DEFAULT_PERIOD_US, quota_to_cores
+
+
+class V1CpuController(CpuController):  # type: ignore[misc]
+    """cgroupspy's typed cpu controller, with the burst file of newer kernels."""
+
+    cfs_burst_us = IntegerFile("cpu.cfs_burst_us")
+
+
+FIELDS = {"quota": "cfs_quota_us", "period": "cfs_period_us", "burst": "cfs_burst_us", "weight": "shares"}
+"""Name of a step -> attribute of the controller, which is also its file's name after "cpu."."""
+
+
+class V1Cgroup:
+    """One cgroup in the v1 hierarchies; see ``cpumond.cgroup.Cgroup``."""
+
+    WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V1_SHARES
+
+    __slots__ = (
+        "_controller",
+        "_cpu_root",
+        "_nr_periods",
+        "_nr_throttled",
+        "_raw_stat",
+        "_stat_fd",
+        "_throttled_s",
+        "_usage_fd",
+        "_usage_file",
+        "directory",
+        "inode",
+        "path",
+    )
+
+    def __init__(self, hierarchies: Hierarchies, path: str, usage_fd: int, stat_fd: int, usage_file: str) -> None:
+        self.path = path
+        self.directory = os.path.join(hierarchies.cpu_root, path)
+        self.inode = os.stat(self.directory).st_ino
+        self._cpu_root = hierarchies.cpu_root
+        self._controller = V1CpuController(Node(self.directory))
+        self._usage_fd, self._stat_fd, self._usage_file = usage_fd, stat_fd, usage_file
+        self._raw_stat = b""
+        self._nr_periods = self._nr_throttled = 0
+        self._throttled_s = 0.0
+
+    @classmethod
+    def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
+        """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
+        name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
+        usage_fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, name))
+        if usage_fd is None:
+            return None
+        try:
+            stat_fd = open_counter(os.path.join(hierarchies.cpu_root, path, "cpu.stat"))
+            if stat_fd is None:
+                os.close(usage_fd)
+                return None
+        except CgroupReadError:
+            os.close(usage_fd)
+            raise
+        try:
+            return cls(hierarchies, path, usage_fd, stat_fd, name)
+        except OSError as error:
+            os.close(usage_fd)
+            os.close(stat_fd)
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(os.path.join(hierarchies.cpu_root, path), error) from error
+
+    def read(self, at_s: float) -> CpuReading | None:
+        """See ``Cgroup.read``; two preads, and cpu.stat is parsed only when it changed."""
+        try:
+            raw_usage = os.pread(self._usage_fd, 64, 0)
+            raw_stat = os.pread(self._stat_fd, 512, 0)
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        if raw_stat != self._raw_stat:
+            stat = parse_flat_keyed(raw_stat.decode("ascii"))
+            self._nr_periods = stat.get("nr_periods", 0)
+            self._nr_throttled = stat.get("nr_throttled", 0)
+            self._throttled_s = stat.get("throttled_time", 0) * 1e-9
+            self._raw_stat = raw_stat
+        # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
+        total_s = int(raw_usage) * 1e-9 if self._usage_file != "cpu.stat" else int(raw_usage.split(None, 2)[1]) * 1e-6
+        return CpuReading(total_s, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s)
+
+    def read_settings(self) -> CpuSettings | None:
+        """See ``Cgroup.read_settings``."""
+        try:
+            quota_us = self._controller.cfs_quota_us
+            period_us = self._controller.cfs_period_us
+            weight = self._controller.shares
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        burst_us = self._controller.get_content("cfs_burst_us")
+        return CpuSettings(quota_us, period_us, burst_us, weight)
+
+    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
+        """See ``Cgroup.write_settings``."""
+        for step in plan_steps(before, after):
+            try:
+                setattr(self._controller, FIELDS[step.name], step.value)  # cgroupspy's None is -1, no quota
+            except OSError as error:
+                if error.errno in GONE_ERRNOS:
+                    return False
+                name = os.path.join(self.directory, f"cpu.{FIELDS[step.name]}")
+                raise CgroupWriteError(
+                    name, str(-1 if step.value is None else step.value), error, self._explain(step, after)
+                ) from error
+        return True
+
+    def _explain(self, step: Step, after: CpuSettings) -> str:
+        if step.name == "quota":
+            cap = self.read_ancestor_cap()
+            if cap.cores < after.cores:
+                return f"the quota of {cap.path or '/'} above it is {cap.cores:g} cores, which a child may not exceed"
+        if step.name == "burst":
+            return "a burst may not exceed the quota"
+        return ""
+
+    def read_ancestor_cap(self) -> AncestorCap:
+        """See ``Cgroup.read_ancestor_cap``."""
+        caps = []
+        for place in ancestors(self.path):
+            directory = os.path.join(self._cpu_root, place)
+            quota = read_text(os.path.join(directory, "cpu.cfs_quota_us"))
+            period = read_text(os.path.join(directory, "cpu.cfs_period_us"))
+            if quota is not None and period is not None and int(quota) >= 0:
+                caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), place))
+        return least_cap(caps)
+
+    def watch_paths(self) -> list[str]:
+        """See ``Cgroup.watch_paths``."""
+        return [os.path.join(self.directory, name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+
+    def close(self) -> None:
+        """See ``Cgroup.close``."""
+        os.close(self._usage_fd)
+        os.close(self._stat_fd)

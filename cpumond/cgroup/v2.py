@@ -1,0 +1,142 @@
+"""Control groups of version 2: one hierarchy, ``cpu.stat``, ``cpu.max``, ``cpu.max.burst``, ``cpu.weight``."""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar, Self
+
+from cgroupspy.controllers import Controller
+from cgroupspy.interfaces import BaseFileInterface, IntegerFile
+from cgroupspy.nodes import Node
+
+from cpumond.cgroup.files import ancestors, open_counter, read_text
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.parse import parse_cpu_max, parse_flat_keyed
+from cpumond.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, least_cap, plan_steps
+from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
+from cpumond.monitor.model import CpuReading
+from cpumond.units import quota_to_cores
+
+
+class V2CpuController(Controller):  # type: ignore[misc]
+    """cgroupspy's controller for the files of version 2, which it does not know itself."""
+
+    max = BaseFileInterface("cpu.max")
+    max_burst = IntegerFile("cpu.max.burst")
+    weight = IntegerFile("cpu.weight")
+
+
+class V2Cgroup:
+    """One cgroup of the unified hierarchy; see ``cpumond.cgroup.Cgroup``."""
+
+    WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V2_WEIGHT
+
+    __slots__ = ("_controller", "_cpu_root", "_raw_stat", "_reading", "_stat_fd", "directory", "inode", "path")
+
+    def __init__(self, hierarchies: Hierarchies, path: str, stat_fd: int) -> None:
+        self.path = path
+        self.directory = os.path.join(hierarchies.cpu_root, path)
+        self.inode = os.stat(self.directory).st_ino
+        self._cpu_root = hierarchies.cpu_root
+        self._controller = V2CpuController(Node(self.directory))
+        self._stat_fd = stat_fd
+        self._raw_stat = b""
+        self._reading = CpuReading(0.0, 0.0, self.inode)
+
+    @classmethod
+    def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
+        """The cgroup at ``path``; None when there is none. Raises CgroupReadError."""
+        directory = os.path.join(hierarchies.cpu_root, path)
+        stat_fd = open_counter(os.path.join(directory, "cpu.stat"))
+        if stat_fd is None:
+            return None
+        try:
+            return cls(hierarchies, path, stat_fd)
+        except OSError as error:
+            os.close(stat_fd)
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(directory, error) from error
+
+    def read(self, at_s: float) -> CpuReading | None:
+        """See ``Cgroup.read``; one pread, parsed only when it changed."""
+        try:
+            raw_stat = os.pread(self._stat_fd, 1024, 0)
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        last = self._reading
+        if raw_stat == self._raw_stat:
+            return CpuReading(last.total_cpu_s, at_s, self.inode, last.nr_periods, last.nr_throttled, last.throttled_s)
+        stat = parse_flat_keyed(raw_stat.decode("ascii"))
+        self._raw_stat = raw_stat
+        self._reading = CpuReading(
+            stat.get("usage_usec", 0) * 1e-6,
+            at_s,
+            self.inode,
+            stat.get("nr_periods", 0),
+            stat.get("nr_throttled", 0),
+            stat.get("throttled_usec", 0) * 1e-6,
+        )
+        return self._reading
+
+    def read_settings(self) -> CpuSettings | None:
+        """See ``Cgroup.read_settings``."""
+        try:
+            quota_us, period_us = parse_cpu_max(self._controller.max)
+        except OSError as error:
+            if error.errno not in GONE_ERRNOS:
+                raise CgroupReadError(self.directory, error) from error
+            if not os.path.isdir(self.directory):
+                return None
+            raise CgroupReadError(
+                os.path.join(self.directory, "cpu.max"),
+                "there is no such file: the cpu controller is not in its parent's cgroup.subtree_control",
+            ) from error
+        except ValueError as error:
+            raise CgroupReadError(os.path.join(self.directory, "cpu.max"), error) from error
+        burst_us = self._controller.get_content("max_burst")
+        weight = self._controller.get_content("weight")
+        return CpuSettings(quota_us, period_us, burst_us, weight)
+
+    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
+        """See ``Cgroup.write_settings``; quota and period are one write here."""
+        quota_text = f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
+        written: set[str] = set()
+        for step in plan_steps(before, after):
+            name, value = {
+                "quota": ("max", quota_text),
+                "period": ("max", quota_text),
+                "burst": ("max_burst", step.value),
+                "weight": ("weight", step.value),
+            }[step.name]
+            if name in written:
+                continue
+            written.add(name)
+            try:
+                setattr(self._controller, name, value)
+            except OSError as error:
+                if error.errno in GONE_ERRNOS:
+                    return False
+                path = os.path.join(self.directory, f"cpu.{name.replace('_', '.')}")
+                hint = "a burst may not exceed the quota" if name == "max_burst" else ""
+                raise CgroupWriteError(path, str(value), error, hint) from error
+        return True
+
+    def read_ancestor_cap(self) -> AncestorCap:
+        """See ``Cgroup.read_ancestor_cap``."""
+        caps = []
+        for place in ancestors(self.path):
+            text = read_text(os.path.join(self._cpu_root, place, "cpu.max"))
+            if text:
+                caps.append(AncestorCap(quota_to_cores(*parse_cpu_max(text)), place))
+        return least_cap(caps)
+
+    def watch_paths(self) -> list[str]:
+        """See ``Cgroup.watch_paths``."""
+        return [os.path.join(self.directory, "cpu.max")]
+
+    def close(self) -> None:
+        """See ``Cgroup.close``."""
+        os.close(self._stat_fd)

@@ -1,0 +1,66 @@
+"""Sources ``static`` and ``glob``: cgroup paths by name or by pattern."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+
+MAX_DEPTH = 32
+
+
+def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
+    """The one path, when it exists, and the nearest existing directory above it, in which it would appear."""
+    path = "/".join(part for part in pattern.split("/") if part)
+    parent = path.rpartition("/")[0]
+    while parent and not os.path.isdir(os.path.join(root, parent)):
+        parent = parent.rpartition("/")[0]
+    return ([path] if os.path.isdir(os.path.join(root, path)) else []), [parent]
+
+
+def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
+    """The directories that match ``pattern`` and those whose children decide about it.
+
+    ``*``, ``?``, ``[...]`` stay within a component, ``**`` stands for any number of them.
+    """
+    found: set[str] = set()
+    watched: set[str] = set()
+    parts = [part for part in pattern.split("/") if part]
+    _descend(root, "", parts, found, watched, 0)
+    found.discard("")
+    return sorted(found), sorted(watched)
+
+
+def _descend(root: str, place: str, parts: list[str], found: set[str], watched: set[str], depth: int) -> None:
+    if not parts:
+        found.add(place)
+        return
+    if depth > MAX_DEPTH:
+        return
+    part, rest = parts[0], parts[1:]
+    if not any(sign in part for sign in "*?["):
+        child = f"{place}/{part}" if place else part
+        if os.path.isdir(os.path.join(root, child)):
+            _descend(root, child, rest, found, watched, depth + 1)
+        watched.add(place)
+        return
+    watched.add(place)
+    children = _list_directories(os.path.join(root, place))
+    if part == "**":
+        _descend(root, place, rest, found, watched, depth + 1)
+        for name in children:
+            _descend(root, f"{place}/{name}" if place else name, parts, found, watched, depth + 1)
+        return
+    matches = re.compile(fnmatch.translate(part)).match
+    for name in children:
+        if matches(name):
+            _descend(root, f"{place}/{name}" if place else name, rest, found, watched, depth + 1)
+
+
+def _list_directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        # Gone between the look at its parent and now: it has no children.
+        return []
