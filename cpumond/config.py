@@ -324,7 +324,7 @@ def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: st
     except msgspec.ValidationError:
         raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)} and finite, got {converted}")
+        raise ConfigError(f"{file}: {path}: must be finite, {describe_type(kind)}, got {converted}")
     return converted
 
 

@@ -24,10 +24,14 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """What a cgroup was set to before the agent's first change; ``inode`` tells it from one made later."""
+    """What a cgroup was set to before the agent's first change; ``inode`` tells it from one made later.
+
+    ``actuators`` names the settings the agent moved: only those are put back.
+    """
 
     inode: int
     settings: CpuSettings
+    actuators: tuple[str, ...] = ("quota",)
 
 
 class Originals(msgspec.Struct, frozen=True):

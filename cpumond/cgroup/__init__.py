@@ -6,7 +6,7 @@ Protocol, ``Cgroup``. A cgroup that is gone is None, not an error.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import AncestorCap, CpuSettings
@@ -25,6 +25,7 @@ class Cgroup(Protocol):
     path: str
     directory: str
     inode: int
+    WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
 
     def read(self, at_s: float) -> CpuReading | None:
         """The counters; None when the cgroup is gone. Raises CgroupReadError."""

@@ -137,3 +137,34 @@ def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
 def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
     """The least of several caps; infinity when there are none."""
     return min(caps, key=lambda cap: cap.cores, default=AncestorCap(math.inf))
+
+
+def classify_change(believed: CpuSettings, found: CpuSettings, actuator: str) -> Literal["same", "raise", "lower"]:
+    """What somebody else did to the setting that ``actuator`` moves, compared with what was believed in force."""
+    if actuator == "weight":
+        before, after = believed.weight or 0, found.weight or 0
+        return "same" if before == after else "raise" if after > before else "lower"
+    if same_quota(believed, found):
+        return "same"
+    return "raise" if found.cores > believed.cores else "lower"
+
+
+def choose_restore(current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...]) -> CpuSettings:
+    """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
+
+    A quota that somebody raised above the one found stays: it is theirs.
+    """
+    restored = current
+    if "quota" in actuators:
+        if current.cores > original.cores and not same_quota(current, original):
+            burst_us = original.burst_us
+            if burst_us is not None and current.quota_us is not None:
+                burst_us = min(burst_us, current.quota_us)
+            restored = msgspec.structs.replace(restored, burst_us=burst_us)
+        else:
+            restored = msgspec.structs.replace(
+                restored, quota_us=original.quota_us, period_us=original.period_us, burst_us=original.burst_us
+            )
+    if "weight" in actuators:
+        restored = msgspec.structs.replace(restored, weight=original.weight)
+    return restored

@@ -92,14 +92,18 @@ class V1Cgroup:
             if error.errno in GONE_ERRNOS:
                 return None
             raise CgroupReadError(self.directory, error) from error
-        if raw_stat != self._raw_stat:
-            stat = parse_flat_keyed(raw_stat.decode("ascii"))
-            self._nr_periods = stat.get("nr_periods", 0)
-            self._nr_throttled = stat.get("nr_throttled", 0)
-            self._throttled_s = stat.get("throttled_time", 0) * 1e-9
-            self._raw_stat = raw_stat
-        # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
-        total_s = int(raw_usage) * 1e-9 if self._usage_file != "cpu.stat" else int(raw_usage.split(None, 2)[1]) * 1e-6
+        try:
+            if raw_stat != self._raw_stat:
+                stat = parse_flat_keyed(raw_stat.decode("ascii"))
+                self._nr_periods = stat.get("nr_periods", 0)
+                self._nr_throttled = stat.get("nr_throttled", 0)
+                self._throttled_s = stat.get("throttled_time", 0) * 1e-9
+                self._raw_stat = raw_stat
+            # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
+            unified = self._usage_file == "cpu.stat"
+            total_s = int(raw_usage.split(None, 2)[1]) * 1e-6 if unified else int(raw_usage) * 1e-9
+        except (ValueError, IndexError) as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
         return CpuReading(total_s, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s)
 
     def read_settings(self) -> CpuSettings | None:

@@ -69,7 +69,10 @@ class V2Cgroup:
         last = self._reading
         if raw_stat == self._raw_stat:
             return CpuReading(last.total_cpu_s, at_s, self.inode, last.nr_periods, last.nr_throttled, last.throttled_s)
-        stat = parse_flat_keyed(raw_stat.decode("ascii"))
+        try:
+            stat = parse_flat_keyed(raw_stat.decode("ascii"))
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
         self._raw_stat = raw_stat
         self._reading = CpuReading(
             stat.get("usage_usec", 0) * 1e-6,

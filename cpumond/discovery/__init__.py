@@ -53,11 +53,14 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> S
         paths, watched = SOURCES[source.kind](root, source.pattern)
         scan.watched.update(watched)
         for path in paths:
-            job = name_job(source, path)
-            if job is None:
+            if not path.isprintable():
+                scan.problems.append(f"{path!r}: its name is not readable text; left out")
+                continue
+            named = name_job(source, path)
+            if named is None:
                 scan.problems.append(f"{path}: id_regex {source.id_regex!r} does not match; left out")
             else:
-                _take(scan, taken, ids, job)
+                _take(scan, taken, ids, named)
     return scan
 
 

@@ -178,7 +178,8 @@ def start_state(
 ) -> JobState:
     """A job before its first check (1.2): the limit is what it ordered, or ``limit_cores`` when that is adopted.
 
-    The smoothed value of an adopted job starts at its limit, so that a restart of the agent is no reason to grow.
+    The smoothed value of an adopted job starts just where it does not vote to grow (``policy.smooth``): a restart of
+    the agent is no reason to change a limit that fits.
     """
     limit_cores = hard_cores if limit_cores is None else min(limit_cores, hard_cores)
     return JobState(hard_cores, limit_cores, limit_cores, started_at_s, hold_until_s=hold_until_s)

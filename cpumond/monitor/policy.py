@@ -90,9 +90,15 @@ def step(
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
-    """1.3 point 5: the first smoothed value is the job's CPU (or the first usage), later a*u + (1-a)*smoothed."""
+    """1.3 point 5: the first smoothed value is the job's CPU (or the first usage), later a*u + (1-a)*smoothed.
+
+    An adopted limit below the job's CPU is seeded with the highest value that does not vote for more.
+    """
     if state.smoothed_cores is None:
-        return state.seed_cores if s.smoothing_seed == "limit" else usage_cores
+        if s.smoothing_seed == "first_value":
+            return usage_cores
+        adopted = state.seed_cores < state.hard_cores
+        return s.relative_upper_bound * state.seed_cores if adopted else state.seed_cores
     return s.smoothing_factor * usage_cores + (1.0 - s.smoothing_factor) * state.smoothed_cores
 
 
@@ -196,3 +202,30 @@ VOTE_MODES: Final[dict[str, VoteCounter]] = {
     "ytsaurus": count_ytsaurus_votes,
 }
 """Name of ``vote_mode`` -> how a window of votes is kept and summed."""
+
+
+def move_hard(state: JobState, hard_cores: float) -> JobState:
+    """The state after the job's CPU itself changed (another quota above it, another order): the limit follows where
+    it stood at the old value, and never stays above the new one; so does the seed of a job that has no smoothed value
+    yet. The window is judged against the new limit."""
+    if hard_cores == state.hard_cores:
+        return state
+    limit, seed = (
+        hard_cores if cores >= state.hard_cores else min(cores, hard_cores)
+        for cores in (state.limit_cores, state.seed_cores)
+    )
+    return msgspec.structs.replace(state, hard_cores=hard_cores, limit_cores=limit, seed_cores=seed)
+
+
+def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
+    """A fresh window at a given limit, after somebody else or the mode moved it; the aggregates go on."""
+    return msgspec.structs.replace(
+        state,
+        limit_cores=min(limit_cores, state.hard_cores),
+        seed_cores=min(limit_cores, state.hard_cores),
+        smoothed_cores=None,
+        window=(),
+        usages=(),
+        base=None,
+        hold_until_s=max(state.hold_until_s, now_s),
+    )

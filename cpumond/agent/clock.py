@@ -1,0 +1,17 @@
+"""The clocks of the agent, as one value that tests replace."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """``monotonic_s`` for rates and periods, ``boottime_s`` to notice a suspend, ``wall_s`` for people only."""
+
+    monotonic_s = staticmethod(time.monotonic)
+    wall_s = staticmethod(time.time)
+
+    @staticmethod
+    def boottime_s() -> float:
+        """Seconds since boot with time in suspend."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,226 @@
+"""What the control socket offers: answers from the newest snapshot, and requests carried out by the tick's thread."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import msgspec
+
+from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
+from cpumond.agent.loop import Agent
+from cpumond.agent.ring import DecisionRecord
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.agent.state_file import Pin, RegisteredJob
+from cpumond.cgroup.files import read_pressure
+from cpumond.cgroup.mounts import relative_path
+from cpumond.config import parse_layer
+from cpumond.discovery import FoundJob
+from cpumond.errors import ConfigError, RefusedError, UnavailableError
+from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.policy import compute_floor
+from cpumond.units import format_duration
+
+
+def describe_job(job: JobView) -> dict[str, Any]:
+    """One job of ``cpumond status``; cores, seconds."""
+    return {
+        "job_id": job.found.job_id,
+        "operation_id": job.found.operation_id,
+        "cgroup": job.found.path,
+        "status": job.status,
+        "mode": job.mode,
+        "refused": job.refused,
+        "cpu_limit": job.ordered_cores,
+        "current_cpu_limit": job.current_cores,
+        "monitor_cpu_limit": job.state.limit_cores,
+        "usage": job.decision.usage_cores if job.decision else None,
+        "smoothed_cpu_usage": job.state.smoothed_cores,
+        "votes_sum": job.decision.votes_sum if job.decision else None,
+        "throttled_ratio": job.decision.throttled_ratio if job.decision else 0.0,
+        "last_result": job.result,
+        "last_error": job.last_error,
+        "override_left_s": job.override_left_s,
+        "pinned_cpu_limit": job.pinned_cores,
+        "fast_restores": job.restores,
+        "write_errors": job.write_errors,
+    }
+
+
+def describe_agent(snapshot: TickSnapshot) -> dict[str, Any]:
+    """The whole of ``cpumond status --json``."""
+    jobs = [describe_job(job) for job in snapshot.jobs]
+    ordered = sum(job.ordered_cores for job in snapshot.jobs)
+    current = sum(job.current_cores for job in snapshot.jobs)
+    return {
+        "node_id": snapshot.node_id,
+        "layout": snapshot.layout,
+        "tick": snapshot.tick,
+        "tick_duration_s": snapshot.duration_s,
+        "check_period_s": snapshot.check_period_s,
+        "paused": snapshot.paused,
+        "totals": {"cpu_limit": ordered, "current_cpu_limit": current, "reclaimed": max(ordered - current, 0.0)},
+        "counters": {**snapshot.counters, "foreign_writes": snapshot.foreign_writes, "decisions": snapshot.decisions},
+        "problems": list(snapshot.problems),
+        "jobs": jobs,
+    }
+
+
+def explain_job(agent: Agent, name: str) -> dict[str, Any]:
+    """Everything behind one job's limit (pain 22); in the thread of the tick. Raises UnavailableError."""
+    job = _find(agent, name)
+    s, state = job.settings, job.state
+    pressure = read_pressure(agent.hierarchies, job.found.path)
+    lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
+    return {
+        **describe_job(job.view(agent.clock.monotonic_s())),
+        "job_cpu_monitor": describe_settings(s, job.mode),
+        "bounds": {
+            "floor": compute_floor(state.hard_cores, state.usages, s),
+            "cap": state.hard_cores,
+            "lower_bound": lower,
+            "upper_bound": upper,
+            "quota_found": _cores(job.original.cores),
+            "ancestor_cap": _cores(job.ancestor.cores),
+            "ancestor": job.ancestor.path,
+        },
+        "window": {
+            "size": s.vote_window_size,
+            "values": [None if math.isinf(value) else value for value in state.window],
+            "votes": [_vote(value, lower, upper, s) for value in state.window],
+            "votes_sum": job.decision.votes_sum if job.decision else None,
+            "threshold": s.vote_decision_threshold,
+        },
+        "in_force": _settings(job.in_force),
+        "found": _settings(job.original),
+        "notes": list(job.notes),
+        "contested_losses": job.losses,
+        "pressure": None if pressure is None else msgspec.to_builtins(pressure),
+        "aggregated": {
+            "smoothed_cpu_s": state.smoothed_cpu_s,
+            "preemptible_cpu_s": state.preemptible_cpu_s,
+            "preempted_cpu_s": state.preemptible_cpu_s if job.writes else 0.0,
+            "max_cpu_s": state.max_cpu_s,
+        },
+        "decisions": [describe_record(record) for record in job.ring.records()],
+    }
+
+
+def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
+    """The resulting section ``job-cpu-monitor`` under the documents' names; durations as text with a unit."""
+    named = msgspec.to_builtins(s)
+    for field in msgspec.structs.fields(MonitorSettings):
+        if field.name.endswith("_s"):
+            named[field.encode_name] = format_duration(named[field.encode_name])
+    return {**named, "mode": mode, "enable_cpu_reclaim": mode in ("reclaim", "up-only")}
+
+
+def describe_record(record: DecisionRecord) -> dict[str, Any]:
+    """One line of the ring of decisions."""
+    described: dict[str, Any] = msgspec.to_builtins(record)
+    return {key: _cores(value) if isinstance(value, float) else value for key, value in described.items()}
+
+
+def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
+    """``cpumond job add``: on disk, then followed, then answered.
+
+    Raises ConfigError, RefusedError, UnavailableError, CreateError."""
+    path = relative_path(agent.hierarchies, str(body.get("cgroup", "")))
+    limit = body.get("cpu_limit")
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf
+    ):
+        raise ConfigError(
+            f"cpu_limit must be a number of cores > 0, or left out to take it from the cgroup, got {limit!r}"
+        )
+    job = RegisteredJob(
+        str(body.get("job_id") or path.rpartition("/")[2]),
+        path,
+        str(body.get("operation_id") or ""),
+        None if limit is None else float(limit),
+        parse_layer(body.get("job_cpu_monitor") or {}, "job"),
+    )
+    check_job(agent.config, FoundJob(job.job_id, job.operation_id, path, job.cpu_limit, None, job.job_cpu_monitor))
+    directory = os.path.join(agent.hierarchies.cpu_root, path)
+    other = agent.table.find(job.job_id)
+    if other is not None and other.found.path != path:
+        raise ConfigError(f"job {job.job_id!r} is already {other.found.path}; give this one another --id")
+    if not os.path.isdir(directory):
+        raise UnavailableError(f"cgroup {path!r}: there is none at {directory}; make it first")
+    refusal = find_refusal(agent.config, path, directory)
+    if refusal:
+        raise RefusedError(f"cgroup {path!r}: {refusal}; add it to managed_roots or name a leaf below them")
+    agent.registered.add(job)
+    agent.rescan_now()
+    tracked = agent.table.find(job.job_id)
+    if tracked is None:
+        problem = agent.table.problems.get(path, "it went away at once")
+        raise UnavailableError(f"job {job.job_id!r} is registered, but not followed yet: {problem}")
+    return describe_job(tracked.view(agent.clock.monotonic_s()))
+
+
+def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:
+    """``cpumond job remove``: forgotten, and its cgroup put back. Raises UnavailableError."""
+    if not agent.registered.remove(job_id):
+        known = ", ".join(sorted(agent.registered.content.jobs)) or "none"
+        raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")
+    agent.rescan_now()
+    return {"job_id": job_id, "removed": True}
+
+
+def list_registered(agent: Agent) -> dict[str, Any]:
+    """``cpumond job list``: what was added over the socket."""
+    return {"jobs": [msgspec.to_builtins(job) for job in agent.registered.content.jobs.values()]}
+
+
+def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """``cpumond pin``: hold a limit until unpin or for a time. Raises ConfigError, RefusedError, UnavailableError."""
+    job = _find(agent, name)
+    if not job.writes:
+        why = job.refused or f"its mode is {job.mode}"
+        raise RefusedError(f"job {job.found.job_id!r}: nothing is written to it ({why}), so there is nothing to pin")
+    cores = body.get("cpu_limit", job.state.hard_cores)
+    if isinstance(cores, bool) or not isinstance(cores, (int, float)) or not 0 < cores <= job.state.hard_cores:
+        raise ConfigError(
+            f"job {job.found.job_id!r}: a pinned limit must be in (0, {job.state.hard_cores:g}] cores, got {cores!r}"
+        )
+    ttl_s = body.get("ttl_s")
+    until = None if ttl_s is None else agent.clock.wall_s() + float(ttl_s)
+    agent.registered.pin(job.found.job_id, Pin(float(cores), until))
+    agent.rescan_now()
+    return describe_job(job.view(agent.clock.monotonic_s()))
+
+
+def unpin_job(agent: Agent, name: str) -> dict[str, Any]:
+    """``cpumond unpin``: end a pin, an override or a contest, and give the job back to the monitor."""
+    job = _find(agent, name)
+    agent.registered.pin(job.found.job_id, None)
+    agent.give_back(job)
+    agent.rescan_now()
+    return describe_job(job.view(agent.clock.monotonic_s()))
+
+
+def _find(agent: Agent, name: str) -> Tracked:
+    job = agent.table.find(name)
+    if job is None:
+        near = ", ".join(sorted(known.found.job_id for known in agent.table)[:5])
+        raise UnavailableError(
+            f"no job {name!r} here; `cpumond status` lists them" + (f" ({near}, ...)" if near else "")
+        )
+    return job
+
+
+def _vote(value: float, lower: float, upper: float, s: MonitorSettings) -> int:
+    if s.vote_mode == "ytsaurus":
+        return int(value)
+    return -1 if value < lower else 1 if value > upper else 0
+
+
+def _settings(settings: Any) -> dict[str, Any]:
+    return {**msgspec.to_builtins(settings), "cores": _cores(settings.cores)}
+
+
+def _cores(value: float) -> float | None:
+    """JSON has no infinity: no limit is null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,199 @@
+"""The agent's record of one job, and the frozen view of it that everybody else reads."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from cpumond.agent.ring import DecisionRecord, DecisionRing
+from cpumond.cgroup import Cgroup
+from cpumond.cgroup.files import is_leaf, read_cpus, read_mode_xattr
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.settings import AncestorCap, CpuSettings
+from cpumond.config import AgentConfig
+from cpumond.discovery import FoundJob
+from cpumond.errors import ConfigError
+from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
+
+
+class Tracked:
+    """One job while the agent follows it. The tick owns it; nothing else writes here.
+
+    ``original`` are the settings found before the first change, ``in_force`` the ones believed to be in the cgroup;
+    ``touched``: the agent changed this cgroup, so ``original`` is on disk. ``refused`` says why it is never written.
+    Times ``_s`` are of the monotonic clock.
+    """
+
+    __slots__ = (
+        "ancestor", "asked_mode", "cgroup", "config", "contested", "decision", "found", "in_force", "last_error",
+        "losses", "lost_at_s", "mode", "next_check_s", "notes", "original", "override_until_s", "pinned_cores",
+        "reapply_at_s", "refused", "restores", "result", "ring", "settings", "state", "touched", "watches",
+        "write_after_s", "write_errors",
+    )  # fmt: skip
+
+    def __init__(
+        self, found: FoundJob, cgroup: Cgroup, settings: MonitorSettings, original: CpuSettings, state: JobState
+    ) -> None:
+        self.found = found
+        self.cgroup = cgroup
+        self.settings = settings
+        self.original = original
+        self.in_force = original
+        self.state = state
+        self.ancestor = AncestorCap(math.inf)
+        self.mode: Mode = "shadow"
+        self.refused = ""
+        self.touched = False
+        self.decision: Decision | None = None
+        self.result = ""
+        self.notes: tuple[str, ...] = ()
+        self.last_error = ""
+        self.next_check_s = -math.inf
+        self.override_until_s: float | None = None
+        self.losses = 0
+        self.reapply_at_s: float | None = None
+        self.contested = False
+        self.pinned_cores: float | None = None
+        self.write_after_s = -math.inf
+        self.write_errors = 0
+        self.restores = 0
+        self.lost_at_s = -math.inf
+        self.config: AgentConfig | None = None
+        self.asked_mode: tuple[str, bool] | None = None
+        self.watches: list[object] = []
+        self.ring = DecisionRing()
+
+    @property
+    def writes(self) -> bool:
+        """Whether the agent moves this job's limit at all."""
+        return self.mode in ("reclaim", "up-only") and not self.refused
+
+    @property
+    def ordered_cores(self) -> float:
+        """What the job ordered: its ``cpu_limit``, or the CPU that was found."""
+        return self.state.hard_cores if self.found.cpu_limit_cores is None else self.found.cpu_limit_cores
+
+    @property
+    def current_cores(self) -> float:
+        """The limit in force in cores, as reported: what the job may use now of what it ordered."""
+        if self.override_until_s is not None or self.contested:
+            return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
+        return self.state.limit_cores if self.writes else self.state.hard_cores
+
+    def view(self, now_s: float) -> JobView:
+        """The frozen view."""
+        return JobView(
+            self.found,
+            self.mode,
+            self.refused,
+            self.settings,
+            self.state,
+            self.decision,
+            self.ordered_cores,
+            self.current_cores,
+            self.in_force,
+            self.result,
+            self.last_error,
+            self.contested,
+            None if self.override_until_s is None else self.override_until_s - now_s,
+            self.pinned_cores,
+            self.restores,
+            self.write_errors,
+        )
+
+
+class JobView(msgspec.Struct, frozen=True, gc=False):
+    """One job as metrics, status and reports see it; cores, seconds. ``override_left_s`` None when not overridden."""
+
+    found: FoundJob
+    mode: Mode
+    refused: str
+    settings: MonitorSettings
+    state: JobState
+    decision: Decision | None
+    ordered_cores: float
+    current_cores: float
+    in_force: CpuSettings
+    result: str
+    last_error: str
+    contested: bool
+    override_left_s: float | None
+    pinned_cores: float | None
+    restores: int
+    write_errors: int
+
+    @property
+    def status(self) -> str:
+        """One word for a table: what keeps the monitor from moving the limit, else the mode."""
+        if self.refused:
+            return "refused"
+        if self.contested:
+            return "contested"
+        if self.override_left_s is not None:
+            return "overridden"
+        if self.pinned_cores is not None:
+            return "pinned"
+        return self.mode
+
+
+def resolve_job(config: AgentConfig, found: FoundJob, directory: str) -> tuple[MonitorSettings, Mode]:
+    """The resulting settings and mode of a job. Raises ConfigError.
+
+    An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
+    less, so that nobody can opt in what the operator left out.
+    """
+    settings = config.resolve_settings(found.source, found.operation_id, found.layer)
+    mode = compute_mode(settings)
+    asked = read_mode_xattr(directory)
+    if asked is not None and asked[0] in MODES:
+        wanted = MODES[MODES.index(asked[0])]
+        mode = wanted if asked[1] else least_active(mode, wanted)
+    return settings, mode
+
+
+def find_refusal(config: AgentConfig, path: str, directory: str) -> str:
+    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, or not a leaf."""
+    if not path:
+        return "the root cgroup is never changed"
+    if not any(root == "" or path == root or path.startswith(root + "/") for root in config.managed_roots):
+        return "it is outside managed_roots"
+    if not is_leaf(directory):
+        return "it has child cgroups; only leaf cgroups are changed"
+    return ""
+
+
+def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
+    """The CPU a job really has in cores: what it ordered, held to the quota found and to those above it."""
+    ordered = found.cpu_limit_cores
+    if ordered is None:
+        ordered = original.cores if original.quota_us is not None else float(read_cpus(hierarchies, found.path))
+    return min(ordered, original.cores, ancestor.cores)
+
+
+def record(
+    job: Tracked, wall_s: float, kind: str, old_cores: float, new_cores: float, applied_cores: float, result: str
+) -> None:
+    """Add one line to the job's ring of decisions."""
+    decision = job.decision
+    job.ring.append(
+        DecisionRecord(
+            wall_s,
+            kind,
+            old_cores,
+            new_cores,
+            applied_cores,
+            (decision.usage_cores or 0.0) if decision else 0.0,
+            job.state.smoothed_cores or 0.0,
+            decision.throttled_ratio if decision else 0.0,
+            decision.votes_sum if decision else None,
+            result,
+        )
+    )
+
+
+def check_job(config: AgentConfig, found: FoundJob) -> None:
+    """Refuse a job that is asked for at run time and could never be managed. Raises ConfigError."""
+    if ".." in found.path.split("/") or not found.path:
+        raise ConfigError(f"cgroup {found.path!r}: must be a path below the hierarchy's root, without '..'")
+    config.resolve_settings(found.source, found.operation_id, found.layer)

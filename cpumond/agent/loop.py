@@ -1,0 +1,621 @@
+"""The agent's loop. Read ``Agent.tick`` first: one check period, six phases, values go one way.
+
+The tick owns the job records and nobody else does. Signals and requests of the control socket are carried out between
+two ticks, in this same thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import os
+import select
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal
+
+import structlog
+
+from cpumond.agent.clock import Clock
+from cpumond.agent.jobs import Tracked, compute_hard, record
+from cpumond.agent.notify import Notifier
+from cpumond.agent.registry import RegisteredJobs
+from cpumond.agent.ring import Result
+from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.agent.table import JobTable
+from cpumond.agent.watch import Watcher, existing_directories
+from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.settings import CpuSettings, classify_change
+from cpumond.config import AgentConfig
+from cpumond.discovery import list_jobs
+from cpumond.errors import CpumondError
+from cpumond.monitor.model import Decision
+from cpumond.monitor.policy import check, move_hard, rebase, reject, restart_at, settle
+from cpumond.reporters import REPORTERS, Reporter
+from cpumond.wire import Heartbeat, JobReport
+
+log = structlog.get_logger("cpumond.agent")
+
+PAUSE_FILE = "pause"
+LATE_PERIODS = 3
+MAX_STRIDE = 16
+
+Decided = tuple[Tracked, Decision]
+
+
+class Agent:
+    """One agent: its jobs, what it counts, and the loop. ``snapshot`` is the newest published tick."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        hierarchies: Hierarchies,
+        reporter: Reporter,
+        notifier: Notifier | None = None,
+        clock: type[Clock] = Clock,
+    ) -> None:
+        self.config = config
+        self.hierarchies = hierarchies
+        self.reporter = reporter
+        self.notifier = notifier or Notifier({})
+        self.clock = clock
+        self.watcher = Watcher()
+        self.writer = LimitWriter(config)
+        self.table = JobTable(config, hierarchies, self.writer, self.watcher)
+        self.registered = RegisteredJobs(config.state_dir)
+        self.totals = Totals()
+        self.incarnation = uuid.uuid4().hex
+        self.capacity_cores = float(os.cpu_count() or 1)
+        self.period_s = config.node_settings().check_period_s
+        self.snapshot: TickSnapshot | None = None
+        self.reload: Callable[[], AgentConfig] | None = None
+        self.stopping = False
+        self.reloading = False
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
+            collections.deque()
+        )
+        self._sequence = 0
+        self._report_at_s = 0.0
+        self._report_due = True
+        self._rescan_at_s = 0.0
+        self._rescan_due = True
+        self._read_all_limits = False
+        self._empty_rescans = 0
+        self._discovery_problems: list[str] = []
+        self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
+        self._stride = 1
+        self._changed_limits: set[str] = set()
+        self._last_complaint = ""
+        self._cost_mark = (clock.monotonic_s(), time.process_time())
+
+    def tick(self, now_s: float, late_s: float = 0.0) -> TickSnapshot:
+        """One check period. Never raises for what a single job or file does."""
+        started_s = self.clock.monotonic_s()
+        self._discover(now_s)  # 1. which jobs are there
+        self._take_foreign_changes(now_s)
+        if self._lost_time(late_s):
+            self._rebaseline()
+        decided = self._sample_and_step(now_s)  # 2. + 3. counters in, decisions out
+        self._apply(decided, now_s)  # 4. decisions to cgroups
+        self._report(now_s)  # 5. newest state to the scheduler
+        return self._export(now_s, started_s)  # 6. one frozen snapshot for everybody else
+
+    # ---- 1. discover
+
+    def _discover(self, now_s: float) -> None:
+        children, owners, lost = self.watcher.drain()
+        self._changed_limits = owners
+        self._read_all_limits = lost
+        if not (children or lost or self._rescan_due or now_s >= self._rescan_at_s):
+            return
+        self._rescan_due = False
+        self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
+        self._read_all_limits |= self.watcher.short
+        scan = list_jobs(self.config.source, self.registered.found_jobs(), self.hierarchies.cpu_root)
+        self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
+        if self.table.refresh(scan.jobs, now_s):
+            self._report_due = True
+        self._discovery_problems = scan.problems
+        self._empty_rescans = 0 if len(self.table) or not self.config.source else self._empty_rescans + 1
+        self._apply_pins(now_s)
+        self.period_s = min(
+            [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
+        )
+
+    # ---- foreign writes (operator_pains 3, 4, 5)
+
+    def _take_foreign_changes(self, now_s: float) -> None:
+        jobs = list(self.table) if self._read_all_limits else [
+            self.table.jobs[path] for path in self._changed_limits if path in self.table.jobs
+        ]  # fmt: skip
+        for job in jobs:
+            found = read_settings_or_none(job)
+            if found is not None:
+                self._judge_foreign_change(job, found, now_s)
+
+    def _judge_foreign_change(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        change = classify_change(job.in_force, found, job.settings.actuator)
+        before = job.in_force
+        job.in_force = found
+        if not job.touched:
+            if found != before:
+                job.original = found
+                self._follow_hard(job)
+            return
+        if change == "same" or job.contested:
+            return
+        self.totals.foreign_writes[change] += 1
+        self._report_due = True
+        writes, old_cores = self.config.writes, job.state.limit_cores
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
+        if change == "raise" and writes.override_ttl_s > 0:
+            job.override_until_s = now_s + writes.override_ttl_s
+            job.reapply_at_s = None
+            if job.settings.actuator == "quota" and found.cores >= job.original.cores:
+                job.original = found
+                self.writer.keep(job)
+                self._follow_hard(job)
+            job.state = restart_at(job.state, found_cores, now_s)
+            return
+        job.losses = job.losses + 1 if now_s - job.lost_at_s < writes.override_ttl_s else 1
+        job.lost_at_s = now_s
+        if job.losses >= writes.drift_max:
+            job.contested = True
+            job.reapply_at_s = None
+            self.writer.forget(job.found.path)
+            log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
+        else:
+            job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
+
+    def _follow_hard(self, job: Tracked) -> None:
+        hard = compute_hard(self.hierarchies, job.found, job.original, job.ancestor)
+        job.state = move_hard(job.state, hard)
+
+    # ---- 2. + 3. sample, smooth, vote, decide
+
+    def _lost_time(self, late_s: float) -> bool:
+        """Whether the last interval cannot be trusted: a tick far too late, or a suspend (pain 15)."""
+        offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
+        suspended_s = offset_s - self._boot_offset_s
+        self._boot_offset_s = offset_s
+        return late_s > LATE_PERIODS * self.period_s or suspended_s > self.period_s
+
+    def _rebaseline(self) -> None:
+        self.totals.rebaselines += 1
+        for job in self.table:
+            job.state = rebase(job.state, None)
+
+    def _sample_and_step(self, now_s: float) -> list[Decided]:
+        decided: list[Decided] = []
+        gone: list[Tracked] = []
+        clock_s, counts, stride = self.clock.monotonic_s, self.totals.decisions, self._stride
+        slack_s = self.period_s / 2
+        for number, job in enumerate(self.table, self.totals.ticks):
+            if job.mode == "off" or now_s + slack_s < job.next_check_s:
+                continue
+            if stride > 1 and number % stride:
+                self.totals.shed_checks += 1
+                continue
+            job.next_check_s = now_s + job.settings.check_period_s
+            try:
+                at_s = clock_s()
+                reading = job.cgroup.read(at_s)
+                if reading is None:
+                    gone.append(job)
+                    continue
+                job.state, decision = check(job.state, reading, at_s, job.settings)
+            except CpumondError as error:
+                self._complain(job, error)
+                continue
+            job.decision = decision
+            counts[decision.kind] += 1
+            if decision.new_cores != decision.old_cores:
+                decided.append((job, decision))
+        for job in gone:
+            self.totals.jobs_gone += 1
+            self._report_due = self._rescan_due = True
+            self.table.drop(job)
+        return decided
+
+    # ---- 4. apply
+
+    def _apply(self, decided: list[Decided], now_s: float) -> None:
+        self._end_overrides(now_s)
+        paused = self._paused()
+        allowed: list[tuple[Tracked, str, Decision]] = []
+        for job, decision in decided:
+            obstacle = _find_obstacle(job, decision, paused, now_s)
+            if obstacle == "shadow":
+                continue  # the monitor's own limit moves, nothing is written (semantics 1.5)
+            if obstacle:
+                job.state, job.result = reject(job.state, decision), obstacle
+            else:
+                allowed.append((job, decision.kind, decision))
+        if not paused:
+            allowed += self._find_reapplies(now_s)
+        # Decreases first and from the leaves up, then increases from the top down (KEP-1287, pain 9).
+        allowed.sort(key=_write_order)
+        for job, kind, decision in self._secure(allowed):
+            self._apply_one(job, kind, decision, now_s)
+        try:
+            self.writer.flush()
+        except CpumondError as error:
+            self._complain(None, error)
+
+    def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
+        """Originals on disk first; where that fails nothing new is changed, what was changed before goes on."""
+        if not allowed:
+            return allowed
+        try:
+            self.writer.secure([job for job, _, _ in allowed])
+        except CpumondError as error:
+            self._complain(None, error)
+            for job, _, decision in allowed:
+                if not job.touched:
+                    job.state, job.result = reject(job.state, decision), "failed"
+            return [item for item in allowed if item[0].touched]
+        return allowed
+
+    def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
+        try:
+            applied = self.writer.write(job, decision.new_cores)
+        except (CpumondError, OSError) as error:
+            self.totals.write_errors += 1
+            job.write_errors += 1
+            job.write_after_s = now_s + self.config.writes.drift_backoff_s
+            job.state, job.result, job.last_error = reject(job.state, decision), "failed", str(error)
+            record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
+            log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
+            return
+        if applied.cores is None:
+            job.result = "gone"
+            self._rescan_due = True
+            return
+        moved = applied.cores != decision.old_cores or kind in ("reapply", "pin")
+        job.state, job.result, job.notes, job.last_error = (
+            settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
+            "applied",
+            applied.notes,
+            "",
+        )
+        if not moved:
+            return  # a bound of the kernel holds the limit where it is
+        self._report_due = True
+        if kind == "restore":
+            self.totals.restores += 1
+            job.restores += 1
+        record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, applied.cores, "applied")
+        log.info(
+            "limit_changed",
+            job_id=job.found.job_id,
+            operation_id=job.found.operation_id or None,
+            reason=kind,
+            old_cores=decision.old_cores,
+            new_cores=applied.cores,
+            usage_cores=decision.usage_cores,
+            smoothed_cores=job.state.smoothed_cores,
+            votes_sum=decision.votes_sum,
+            throttled_ratio=decision.throttled_ratio,
+        )
+
+    def _paused(self) -> bool:
+        return os.path.exists(os.path.join(self.config.runtime_dir, PAUSE_FILE))
+
+    def _end_overrides(self, now_s: float) -> None:
+        for job in self.table:
+            if job.override_until_s is not None and now_s >= job.override_until_s:
+                job.override_until_s = None
+                job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+                log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
+
+    def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
+        """Limits that somebody lowered, due to be written again."""
+        due = []
+        for job in self.table:
+            if job.reapply_at_s is not None and now_s >= job.reapply_at_s:
+                job.reapply_at_s = None
+                if job.writes and not job.contested:
+                    limit = job.state.limit_cores
+                    due.append((job, "reapply", Decision("hold", limit, limit)))
+        return due
+
+    def _apply_pins(self, now_s: float) -> None:
+        """Put limits that an operator pinned in force, end the pins that are over."""
+        pins = self.registered.current_pins(self.clock.wall_s())
+        for job in self.table:
+            pin = pins.get(job.found.job_id)
+            if pin is None and job.pinned_cores is not None:
+                job.pinned_cores = None
+                job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+            elif pin is not None and job.writes and not self._paused() and job.pinned_cores != pin.cpu_limit:
+                job.pinned_cores = pin.cpu_limit
+                job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
+                old = job.state.limit_cores
+                job.state = restart_at(job.state, pin.cpu_limit, now_s)
+                decision = Decision("hold", old, job.state.limit_cores)
+                for item in self._secure([(job, "pin", decision)]):
+                    self._apply_one(*item, now_s)
+
+    def give_back(self, job: Tracked) -> None:
+        """End a pin, an override or a contest: what is in force is the monitor's again."""
+        now_s = self.clock.monotonic_s()
+        if job.contested:
+            # What the other writer left is what this cgroup is now found with.
+            job.original, job.touched = job.in_force, False
+            self._follow_hard(job)
+        job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
+        job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+
+    # ---- 5. report
+
+    def _report(self, now_s: float) -> None:
+        if not self._report_due and now_s < self._report_at_s:
+            return
+        self._report_due = False
+        self._report_at_s = now_s + self.config.report.report_period_s
+        self._sequence += 1
+        self.reporter.submit(
+            Heartbeat(
+                self.config.node_id,
+                self.incarnation,
+                self._sequence,
+                self.clock.wall_s(),
+                self.capacity_cores,
+                [
+                    JobReport(
+                        job.found.job_id,
+                        job.found.operation_id,
+                        job.ordered_cores,
+                        job.current_cores,
+                        job.state.smoothed_cores,
+                        job.mode,
+                    )
+                    for job in self.table
+                ],
+            )
+        )
+
+    # ---- 6. export
+
+    def _export(self, now_s: float, started_s: float) -> TickSnapshot:
+        totals = self.totals
+        duration_s = self.clock.monotonic_s() - started_s
+        totals.add_tick(duration_s)
+        self._mind_the_cost()
+        problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
+        if self.writer.damaged:
+            problems.append(self.writer.damaged)
+        if self._empty_rescans >= self.config.discovery.empty_rescans:
+            patterns = ", ".join(source.pattern for source in self.config.source)
+            problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
+        self.snapshot = TickSnapshot(
+            totals.ticks,
+            self.clock.wall_s(),
+            now_s,
+            duration_s,
+            self.config.node_id,
+            self.hierarchies.layout,
+            self.period_s,
+            tuple([job.view(now_s) for job in self.table]),
+            dict(totals.decisions),
+            dict(totals.foreign_writes),
+            {
+                "late_ticks": totals.late_ticks,
+                "rebaselines": totals.rebaselines,
+                "restores": totals.restores,
+                "write_errors": totals.write_errors,
+                "writes": self.writer.writes_total,
+                "errors": totals.errors,
+                "jobs_gone": totals.jobs_gone,
+                "shed_checks": totals.shed_checks,
+            },
+            tuple(totals.tick_buckets),
+            totals.tick_seconds,
+            tuple(problems),
+            self._paused(),
+            self._stride,
+            self._empty_rescans,
+        )
+        return self.snapshot
+
+    def _mind_the_cost(self) -> None:
+        """Over the budget of ``[cost]``, look at each job less often; back when there is room (pain 24)."""
+        now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
+        since_s, cpu_s = self._cost_mark
+        if budget <= 0 or now_s - since_s < 10 * self.period_s:
+            return
+        used = (time.process_time() - cpu_s) / (now_s - since_s)
+        self._cost_mark = (now_s, time.process_time())
+        stride = self._stride
+        if used > budget:
+            self._stride = min(stride * 2, MAX_STRIDE)
+        elif used < budget / 3:
+            self._stride = max(stride // 2, 1)
+        if stride != self._stride:
+            log.warning("checks_shed", every=self._stride, used_cores=used, budget_cores=budget)
+
+    def _complain(self, job: Tracked | None, error: CpumondError) -> None:
+        """Count an error and log its sentence, once while it stays the same."""
+        self.totals.errors += 1
+        text = str(error)
+        if job is None:
+            if text != self._last_complaint:
+                log.error("agent_error", error=text)
+            self._last_complaint = text
+        elif text != job.last_error:
+            job.last_error = text
+            log.warning("job_error", job_id=job.found.job_id, error=text)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Read what earlier runs left, do the first tick, and put back what is a job no more.
+
+        Raises CpumondError when ``state_dir`` cannot be read.
+        """
+        self.writer.load()
+        if self.writer.damaged:
+            log.error("state_damaged", error=self.writer.damaged)
+        self.registered.load()
+        self.tick(self.clock.monotonic_s())
+        self._restore_leftovers()
+
+    def _restore_leftovers(self) -> None:
+        """Put back what an earlier run changed and no source names now."""
+        left = {path: original for path, original in self.writer.originals.items() if path not in self.table.jobs}
+        if not left:
+            return
+        report = restore_all(self.hierarchies, left)
+        for path in [*report.restored, *report.gone]:
+            self.writer.forget(path)
+        for error in report.errors:
+            log.error("restore_failed", error=error)
+        log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
+        try:
+            self.writer.flush()
+        except CpumondError as error:
+            self._complain(None, error)
+
+    def run(self) -> None:
+        """Tick at a fixed rate until ``stopping``, then put every limit back."""
+        try:
+            next_s = self.clock.monotonic_s() + self.period_s
+            while not self.stopping:
+                if self.reloading:
+                    self._reload()
+                now_s = self.clock.monotonic_s()
+                if now_s < next_s:
+                    self._wait(next_s - now_s)
+                    continue
+                late_s = now_s - next_s
+                next_s += self.period_s
+                if late_s > self.period_s:
+                    self.totals.late_ticks += 1
+                    next_s = now_s + self.period_s
+                try:
+                    self.tick(now_s, late_s)
+                except Exception:
+                    # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
+                    self.totals.errors += 1
+                    self.notifier.tick_failed()
+                    log.exception("tick_failed")
+                else:
+                    self.notifier.tick_done(self)
+        finally:
+            self.close()
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
+        timeout_s = min(timeout_s, self.notifier.ping_period_s)
+        with contextlib.suppress(InterruptedError):
+            select.select([self._wake_r], [], [], max(timeout_s, 0.0))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        self.run_requests()
+        self.notifier.ping()
+
+    def run_requests(self) -> None:
+        """Carry out what ``call`` queued."""
+        while self._requests:
+            work, future = self._requests.popleft()
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+    def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        """Run ``work`` in the thread of the tick, from any other thread; its result, or its exception raised here."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._requests.append((work, future))
+        self.wake()
+        return future.result(timeout_s)
+
+    def wake(self) -> None:
+        """End the wait between two ticks; safe in a signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"x")
+
+    def rescan_now(self) -> None:
+        """Look at all sources at once (in the thread of the tick)."""
+        self._rescan_due = True
+        self._discover(self.clock.monotonic_s())
+
+    def _reload(self) -> None:
+        self.reloading = False
+        if self.reload is None:
+            return
+        self.notifier.reloading()
+        try:
+            config = self.reload()
+            self.use_config(config)
+        except CpumondError as error:
+            log.error("reload_refused", error=str(error))
+        else:
+            log.info("reloaded", config=config.path)
+        self.notifier.ready(self)
+
+    def use_config(self, config: AgentConfig) -> None:
+        """Go on with another configuration; what cannot change while running is kept and said."""
+        for key in ("state_dir", "runtime_dir", "mountinfo", "metrics", "control", "node_id"):
+            if getattr(config, key) != getattr(self.config, key):
+                log.warning("needs_restart", key=key)
+        if config.report != self.config.report:
+            reporter = REPORTERS[config.report.kind](config.report)
+            self.reporter.close(0.0)
+            self.reporter = reporter
+        self.config = self.table.config = self.writer.config = config
+        self._rescan_due = self._report_due = True
+
+    def close(self) -> None:
+        """Put every limit back, send the last report, give everything back."""
+        self.notifier.stopping()
+        failed = 0
+        for job in list(self.table):
+            if not job.touched or job.contested:
+                continue
+            try:
+                self.writer.restore(job)
+            except CpumondError as error:
+                failed += 1
+                log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
+            else:
+                job.mode = "shadow"
+        try:
+            self.writer.flush()
+        except CpumondError as error:
+            log.error("agent_error", error=str(error))
+        self._report_due = True
+        self._report(self.clock.monotonic_s())
+        self.reporter.close(2.0)
+        self.table.close()
+        self.watcher.close()
+        log.info("stopped", restore_failures=failed)
+
+
+def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
+    job, _, decision = item
+    raises, depth = decision.new_cores > decision.old_cores, job.found.path.count("/")
+    return raises, depth if raises else -depth
+
+
+def _find_obstacle(job: Tracked, decision: Decision, paused: bool, now_s: float) -> Result | Literal[""]:
+    """Why a decision is not written now, "" when it is."""
+    if not job.writes:
+        return "shadow"
+    shrinks = decision.new_cores < decision.old_cores
+    waiting = shrinks and (job.reapply_at_s is not None or now_s < job.write_after_s)
+    obstacles: tuple[tuple[bool, Result], ...] = (
+        (job.contested, "contested"),
+        (job.override_until_s is not None, "overridden"),
+        (job.pinned_cores is not None, "pinned"),
+        (paused, "paused"),
+        (job.mode == "up-only" and shrinks, "up-only"),
+        (waiting, "failed"),
+    )
+    return next((word for holds, word in obstacles if holds), "")

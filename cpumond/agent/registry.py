@@ -1,0 +1,63 @@
+"""Jobs and pins that were given over the control socket: on disk before they are acknowledged."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import structlog
+
+from cpumond.agent.state_file import REGISTRY_FILE, Pin, RegisteredJob, Registry, load, put_aside, save
+from cpumond.discovery import FoundJob
+from cpumond.errors import StateFileError
+
+log = structlog.get_logger("cpumond.agent")
+
+
+class RegisteredJobs:
+    """The registry and its file. Every change is on disk when the method returns, or raised and not made."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.path = os.path.join(state_dir, REGISTRY_FILE)
+        self.content = Registry()
+
+    def load(self) -> None:
+        """Read what was registered; a damaged file is put aside and said in the log."""
+        try:
+            self.content = load(self.path, Registry) or Registry()
+        except StateFileError as error:
+            log.error("registry_damaged", error=str(error), kept_as=put_aside(self.path))
+
+    def found_jobs(self) -> list[FoundJob]:
+        """The registered jobs as a source gives them."""
+        return [
+            FoundJob(job.job_id, job.operation_id, job.path, job.cpu_limit, None, job.job_cpu_monitor)
+            for job in self.content.jobs.values()
+        ]
+
+    def current_pins(self, wall_s: float) -> dict[str, Pin]:
+        """Pins that are not over yet."""
+        return {name: pin for name, pin in self.content.pins.items() if pin.until is None or pin.until > wall_s}
+
+    def add(self, job: RegisteredJob) -> None:
+        """Register a job, or replace the one with its id. Raises CreateError or AccessError."""
+        self._save(msgspec.structs.replace(self.content, jobs={**self.content.jobs, job.job_id: job}))
+
+    def remove(self, job_id: str) -> bool:
+        """Forget a job; False when there is none with this id. Raises CreateError or AccessError."""
+        if job_id not in self.content.jobs:
+            return False
+        jobs = {name: job for name, job in self.content.jobs.items() if name != job_id}
+        self._save(msgspec.structs.replace(self.content, jobs=jobs))
+        return True
+
+    def pin(self, job_id: str, pin: Pin | None) -> None:
+        """Set or end (None) a job's pin. Raises CreateError or AccessError."""
+        pins = {name: known for name, known in self.content.pins.items() if name != job_id}
+        if pin is not None:
+            pins[job_id] = pin
+        self._save(msgspec.structs.replace(self.content, pins=pins))
+
+    def _save(self, content: Registry) -> None:
+        save(self.path, content)
+        self.content = content

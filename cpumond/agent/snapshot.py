@@ -1,0 +1,61 @@
+"""What one tick publishes; metrics, status and reports read only this, never the live records."""
+
+from __future__ import annotations
+
+import bisect
+
+import msgspec
+
+from cpumond.agent.jobs import JobView
+
+TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Totals:
+    """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
+
+    __slots__ = (
+        "decisions", "errors", "foreign_writes", "jobs_gone", "late_ticks", "rebaselines", "restores", "shed_checks",
+        "tick_buckets", "tick_seconds", "ticks", "write_errors",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
+        self.foreign_writes = {"raise": 0, "lower": 0}
+        self.write_errors = self.errors = self.restores = self.jobs_gone = 0
+        self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
+        self.tick_seconds = 0.0
+        self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
+
+    def add_tick(self, duration_s: float) -> None:
+        """Count one tick of ``duration_s``."""
+        self.ticks += 1
+        self.tick_seconds += duration_s
+        self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1
+
+
+class TickSnapshot(msgspec.Struct, frozen=True):
+    """The agent after one tick.
+
+    ``at`` seconds since 1970, ``at_s`` monotonic; ``counters`` name or (name, label) -> count since the start;
+    ``problems`` sentences about jobs or files that need an operator; ``stride``: every so many ticks a job is looked
+    at (1 unless the agent is over its budget).
+    """
+
+    tick: int
+    at: float
+    at_s: float
+    duration_s: float
+    node_id: str
+    layout: str
+    check_period_s: float
+    jobs: tuple[JobView, ...]
+    decisions: dict[str, int]
+    foreign_writes: dict[str, int]
+    counters: dict[str, int]
+    tick_buckets: tuple[int, ...]
+    tick_seconds: float
+    problems: tuple[str, ...]
+    paused: bool
+    stride: int
+    empty_rescans: int

@@ -1,0 +1,94 @@
+"""inotify: cgroups that come and go, and foreign writes to the limits of the ones the agent changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from asyncinotify import Inotify, Mask, Watch
+
+
+class Watcher:
+    """Watches directories for children and limit files for writes; ``drain`` says what happened since the last call.
+
+    ``short`` is set when the kernel gives no more watches: then limits are read again at each rescan instead.
+    """
+
+    def __init__(self) -> None:
+        self._inotify = Inotify()
+        self._inotify.sync_timeout = 0
+        self._directories: dict[str, Watch] = {}
+        self._owners: dict[Watch, str] = {}
+        self.short = False
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that becomes readable."""
+        return self._inotify.fd
+
+    def watch_directories(self, paths: set[str]) -> None:
+        """Watch exactly these directories for children that come and go."""
+        for path in set(self._directories) - paths:
+            self._remove(self._directories.pop(path))
+        for path in paths - set(self._directories):
+            watch = self._add(path, Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ONLYDIR)
+            if watch is not None:
+                self._directories[path] = watch
+
+    def watch_limits(self, owner: str, paths: list[str]) -> list[object]:
+        """Watch the limit files of one job; ``owner`` is what ``drain`` names. The handles go to ``unwatch``."""
+        handles: list[object] = []
+        for path in paths:
+            watch = self._add(path, Mask.MODIFY)
+            if watch is not None:
+                self._owners[watch] = owner
+                handles.append(watch)
+        return handles
+
+    def unwatch(self, handles: list[object]) -> None:
+        """End the watches of one job."""
+        for handle in handles:
+            if isinstance(handle, Watch):
+                self._owners.pop(handle, None)
+                self._remove(handle)
+
+    def _add(self, path: str, mask: Mask) -> Watch | None:
+        try:
+            return self._inotify.add_watch(path, mask)
+        except OSError as error:
+            # A path that is gone needs no watch; where watches have run out, rescans look instead.
+            self.short = self.short or error.errno in (errno.ENOSPC, errno.ENOMEM)
+            return None
+
+    def _remove(self, watch: Watch) -> None:
+        try:
+            self._inotify.rm_watch(watch)
+        except OSError:
+            # The kernel drops the watch of a removed file by itself.
+            return
+
+    def drain(self) -> tuple[bool, set[str], bool]:
+        """(children came or went, owners whose limits were written, events were lost) since the last call."""
+        children, lost = False, False
+        owners: set[str] = set()
+        while True:
+            event = self._inotify.sync_get()
+            if event is None:
+                return children, owners, lost
+            if event.mask & Mask.Q_OVERFLOW:
+                lost = True
+            elif event.watch is None or event.mask & Mask.IGNORED:
+                continue
+            elif event.watch in self._owners:
+                owners.add(self._owners[event.watch])
+            else:
+                children = True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._inotify.close()
+
+
+def existing_directories(root: str, relative: set[str]) -> set[str]:
+    """The absolute paths of those relative directories that exist."""
+    return {path for name in relative if os.path.isdir(path := os.path.join(root, name) if name else root)}

@@ -1,0 +1,109 @@
+"""The commands around a trace, the CPU use of one job over time: ``replay``."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from typing import Literal
+
+import click
+import msgspec
+
+from cpumond.config import parse_assignments
+from cpumond.errors import AccessError, UnavailableError, describe
+from cpumond.monitor.model import MonitorSettings, check_together
+from cpumond.monitor.replay import ReplayRow, parse_trace, replay_rows
+
+Format = Literal["csv", "json"]
+
+
+def check_cores(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+    """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
+    if not 0.0 < value < math.inf:
+        raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
+    return value
+
+
+@click.command("replay")
+@click.argument("file")
+@click.option(
+    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
+)
+@click.option(
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="An option of job-cpu-monitor; may be repeated. Others keep their defaults.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["csv", "json"]),
+    default="csv",
+    show_default=True,
+    help="csv: a header and one line per check; json: one object per line.",
+)
+def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], format_: Format) -> None:
+    """Run the monitor over a recorded trace and print what it decides, check by check.
+
+    FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the row before) or
+    time_s,total_cpu_s (CPU seconds used so far). A column throttled_ratio (share of throttled periods since the row
+    before, 0 to 1) lets throttle_restore_ratio act. Lines starting with # are skipped. Each row is one check, so
+    check_period plays no part; the first row is only the base of the next.
+
+    Printed are the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window is
+    full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit. Nothing is written anywhere.
+
+    \b
+    Example:
+      printf 'time_s,usage_cores\\n0,0\\n1,0.5\\n2,0.5\\n' > trace.csv
+      cpumond replay trace.csv --cpu-limit 10
+      cpumond replay trace.csv --cpu-limit 10 --set vote_window_size=7 --format json
+    """
+    settings = read_settings(assignments)
+    name = "standard input" if file == "-" else file
+    rows = parse_trace(read_lines(file), name)
+    if format_ == "csv":
+        print(",".join(ReplayRow.__struct_fields__))
+    for row in replay_rows(rows, cpu_limit, settings):
+        # A trace that is piped in may still be growing: its decisions are shown when they are made.
+        print(format_row(row, format_), flush=file == "-")
+    sys.stdout.flush()
+
+
+def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
+    """The settings of ``--set key=value`` over the defaults. Raises ConfigError."""
+    settings = msgspec.convert(parse_assignments(assignments), MonitorSettings)
+    check_together(settings, "--set")
+    return settings
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
+
+    Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
+    """
+    try:
+        if path == "-":
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+            yield from sys.stdin or ()  # None when the caller closed it
+        else:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                yield from file
+    except PermissionError as error:
+        raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
+    except OSError as error:
+        raise UnavailableError(f"{path}: cannot be read: {describe(error)}; give the path of a trace") from error
+
+
+def format_row(row: ReplayRow, format_: Format) -> str:
+    """One line of output; floats are the shortest text that reads back as the same value."""
+    if format_ == "json":
+        return json.dumps(msgspec.structs.asdict(row))
+    values = msgspec.structs.astuple(row)
+    return ",".join("" if value is None else value if isinstance(value, str) else repr(value) for value in values)

@@ -1,0 +1,157 @@
+"""A recorded trace through the monitor: lines of CSV to rows, rows to decisions (what ``cpumond replay`` prints).
+
+Pure and streaming: lines are an iterable, results are iterators, one row is held at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from cpumond.errors import ConfigError
+from cpumond.monitor.model import CpuReading, Kind, MonitorSettings, start_state
+from cpumond.monitor.policy import rebase, step
+
+TRACE_COLUMNS: Final = {
+    "time_s": (-sys.float_info.max, sys.float_info.max, "a finite number of seconds"),
+    "usage_cores": (0.0, sys.float_info.max, "a finite number of cores >= 0"),
+    "total_cpu_s": (-sys.float_info.max, sys.float_info.max, "a finite number of CPU seconds"),
+    "throttled_ratio": (0.0, 1.0, "a number in [0, 1]"),
+}
+"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, ``throttled_ratio`` if known.
+
+Column -> (least value, greatest value, both in words)."""
+
+EXPECTED_HEADER: Final = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
+
+
+class TraceRow(msgspec.Struct, frozen=True, gc=False):
+    """One row of a trace.
+
+    ``time_s`` seconds of any clock; ``usage_cores`` (>= 0) mean usage since the row before, without meaning in the
+    first row; ``throttled_ratio`` share of throttled periods since the row before, in [0, 1].
+    """
+
+    time_s: float
+    usage_cores: float
+    throttled_ratio: float = 0.0
+
+
+class ReplayRow(msgspec.Struct, frozen=True, gc=False):
+    """One check of a replay, after its decision. The fields are the columns that are printed.
+
+    ``votes_sum`` None until the window is full; ``cpu_limit_cores`` is the new limit.
+    """
+
+    time_s: float
+    usage_cores: float
+    smoothed_cores: float
+    votes_sum: int | None
+    decision: Kind
+    cpu_limit_cores: float
+
+
+def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
+    """The rows of a CSV trace with a header; blank lines and lines that start with # are skipped.
+
+    ``name`` stands for the trace in messages. The header is read at once, each row when it is asked for. From
+    ``total_cpu_s`` the usage is the difference divided by the real time between, 0 where the counter fell (1.4).
+    Raises ConfigError (trace, line, column, what is expected).
+    """
+    numbered = _split_lines(lines, name)
+    number, header = next(numbered, (0, []))
+    if number == 0:
+        raise ConfigError(f"{name}: is empty; {EXPECTED_HEADER}")
+    where = f"{name}: line {number}"
+    columns = [cell.strip().replace("-", "_") for cell in header]
+    for column in columns:
+        if column not in TRACE_COLUMNS:
+            raise ConfigError(f"{where}: unknown column {column!r}; {EXPECTED_HEADER}")
+        if columns.count(column) > 1:
+            raise ConfigError(f"{where}: column {column} is given twice; {EXPECTED_HEADER}")
+    if "time_s" not in columns:
+        raise ConfigError(f"{where}: column time_s is missing; {EXPECTED_HEADER}")
+    if ("usage_cores" in columns) == ("total_cpu_s" in columns):
+        raise ConfigError(f"{where}: one of the columns usage_cores and total_cpu_s is needed; {EXPECTED_HEADER}")
+    return _parse_rows(numbered, columns, name)
+
+
+def _split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number (from 1) and cells of each line that holds any. A line is a row: quotes never join two."""
+    for number, line in enumerate(lines, 1):
+        text = (line.removeprefix("\ufeff") if number == 1 else line).strip()
+        if text and not text.startswith("#"):
+            try:
+                yield number, next(csv.reader((text,)))
+            except csv.Error as error:
+                raise ConfigError(f"{name}: line {number}: expected comma-separated numbers: {error}") from None
+
+
+def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], name: str) -> Iterator[TraceRow]:
+    before: dict[str, float] = {}
+    for number, cells in numbered:
+        where = f"{name}: line {number}"
+        if len(cells) != len(columns):
+            raise ConfigError(f"{where}: expected {len(columns)} columns ({','.join(columns)}), got {len(cells)}")
+        row = {column: _parse_cell(cell, column, where) for column, cell in zip(columns, cells, strict=True)}
+        if before and row["time_s"] <= before["time_s"]:
+            raise ConfigError(
+                f"{where}: column time_s: expected more than {before['time_s']!r} of the row before, "
+                f"got {row['time_s']!r}"
+            )
+        yield TraceRow(row["time_s"], _compute_usage_cores(row, before, where), row.get("throttled_ratio", 0.0))
+        before = row
+
+
+def _parse_cell(text: str, column: str, where: str) -> float:
+    low, high, expected = TRACE_COLUMNS[column]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ConfigError(f"{where}: column {column}: expected {expected}, got {text.strip()!r}")
+    return value
+
+
+def _compute_usage_cores(row: dict[str, float], before: dict[str, float], where: str) -> float:
+    if "usage_cores" in row:
+        return row["usage_cores"]
+    if not before:
+        return 0.0
+    usage_cores = max(row["total_cpu_s"] - before["total_cpu_s"], 0.0) / (row["time_s"] - before["time_s"])
+    if not math.isfinite(usage_cores):
+        raise ConfigError(
+            f"{where}: column total_cpu_s: expected a usage since the row before that is finite, got {usage_cores}"
+        )
+    return usage_cores
+
+
+def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: MonitorSettings) -> Iterator[ReplayRow]:
+    """The monitor over ``rows`` of a job that ordered ``cpu_limit_cores`` (> 0): one result for each check.
+
+    The job starts with the first row. Rows before ``start_delay`` has passed are not sampled (1.3 point 1), the first
+    one after is the base; neither gives a result. The rows are the checks: ``check_period`` plays no part, nor do
+    ``mode`` and ``enable_cpu_reclaim``, since the monitor's own limit moves in each of them (1.5).
+    """
+    state = None
+    for row in rows:
+        reading = CpuReading(total_cpu_s=0.0, at_s=row.time_s)
+        if state is None:
+            state = start_state(cpu_limit_cores, row.time_s)
+        if row.time_s < state.started_at_s + settings.start_delay_s:
+            continue
+        if state.base is None:
+            state = rebase(state, reading)
+            continue
+        interval_s = row.time_s - state.base.at_s
+        state, decision = step(state, reading, row.usage_cores, interval_s, row.throttled_ratio, settings)
+        assert state.smoothed_cores is not None
+        yield ReplayRow(
+            row.time_s, row.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores
+        )

@@ -1,0 +1,123 @@
+"""``cpumond agent`` as a real process, spoken to over its real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from waiting import wait_until
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class AgentProcess:
+    """Configuration, process, log and control socket of one agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config_path = directory / "cpumond.toml"
+        self.log_path = directory / "agent.log"
+        self.socket_path = directory / "run" / "control.sock"
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def write_config(self, text: str) -> Path:
+        """The configuration: ``text`` below the directories and ports of this test."""
+        self.config_path.write_text(
+            f'node_id = "test-node"\nstate_dir = "{self.directory}/state"\nruntime_dir = "{self.directory}/run"\n'
+            + text
+            + ("" if "[metrics]" in text else f'\n[metrics]\nlisten = "127.0.0.1:{self.port}"\n')
+        )
+        return self.config_path
+
+    def start(self, text: str | None = None, wait: bool = True) -> AgentProcess:
+        """Start the agent (with a new configuration if given) and wait until it is ready."""
+        if text is not None:
+            self.write_config(text)
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cpumond", "agent", "--config", str(self.config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            wait_until(self._ready, f"the agent is ready; its log: {self.log()[-2000:]}", 30)
+        return self
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the agent ended with {self.process.returncode}: {self.log()[-2000:]}"
+        try:
+            return self.get("/readyz").get("status") == "ok"
+        except (httpx2.HTTPError, OSError):
+            return False
+
+    def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+        """One request over the control socket."""
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self.socket_path)), timeout=10.0) as client:
+            return client.request(method, f"http://agent{path}", json=body)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON answer of the control socket."""
+        answer: dict[str, Any] = self.request("GET", path).json()
+        return answer
+
+    def job(self, name: str) -> dict[str, Any]:
+        """One job of the status; fails when there is none."""
+        jobs = {job["job_id"]: job for job in self.get("/v1/status")["jobs"]}
+        found: dict[str, Any] = jobs[name]
+        return found
+
+    def metrics(self) -> str:
+        """The metrics text, over TCP."""
+        return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False).text
+
+    def log(self) -> str:
+        """What the agent wrote to stderr."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log records of one event."""
+        records = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        return [record for record in records if record.get("event") == name]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the agent."""
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        assert self.process is not None
+        self.signal(number)
+        return self.process.wait(30)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command of the command line with this configuration, for example ``run("restore")``."""
+        return subprocess.run(
+            [sys.executable, "-m", "cpumond", *arguments, "--config", str(self.config_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def close(self) -> None:
+        """End the process whatever the test left."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

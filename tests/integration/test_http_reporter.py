@@ -1,0 +1,376 @@
+"""The HTTP reporter against real servers on the loopback."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx2
+import pytest
+import structlog
+import uvicorn
+from waiting import wait_until
+
+from cpumond.cli.receiver import make_stub_app
+from cpumond.config import Report
+from cpumond.reporters.http import FIRST_RETRY_S, MAX_ANSWER_BYTES, HttpReporter
+from cpumond.wire import Heartbeat, JobReport
+
+
+class ChosenRandom(random.Random):
+    """Draws ``ratio`` of the upper bound and remembers the bounds."""
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__(0)
+        self.ratio = ratio
+        self.bounds: list[float] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.bounds.append(b)
+        return a + (b - a) * self.ratio
+
+
+def soon() -> ChosenRandom:
+    """Waits of some milliseconds."""
+    return ChosenRandom(0.001)
+
+
+def not_before_close() -> ChosenRandom:
+    """Waits of decades, which only ``close`` ends."""
+    return ChosenRandom(1e9)
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers with ``statuses`` in turn, then 200, and keeps what it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses: int, answer: bytes = b"{}", headers: dict[str, str] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), ScriptedHandler)
+        self.statuses = list(statuses)
+        self.answer = answer
+        self.headers = headers or {}
+        self.requests: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def sequences(self) -> list[int]:
+        return [request["message"]["sequence"] for request in self.requests]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that closes early is part of these tests."""
+
+
+class ScriptedHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        self.server.requests.append(
+            {
+                "path": self.path,
+                "headers": dict(self.headers),
+                "message": json.loads(body),
+                "connection": self.client_address,
+            }
+        )
+        self.send_response(status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+@contextmanager
+def scripted(*statuses: int, **options: Any) -> Iterator[Scripted]:
+    with Scripted(*statuses, **options) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def stub_app(listener: socket.socket, token: str | None = None) -> Iterator[None]:
+    """The stub scheduler's application, served on ``listener`` by a thread."""
+    config = uvicorn.Config(make_stub_app(token), log_config=None, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the stub application")
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def reporting(url: str, rng: random.Random | None = None, **options: Any) -> Iterator[HttpReporter]:
+    options = {"timeout_s": 20.0, "retry_max_s": 30.0, **options}
+    reporter = HttpReporter(Report(kind="http", url=url, **options), rng or soon())
+    try:
+        yield reporter
+    finally:
+        reporter.close(20.0)
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    """A socket with a port of its own that refuses connections until something listens on it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield listener
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def url_of(listener: socket.socket) -> str:
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
+    job = JobReport(job_id, "op-1", cpu_limit=4.0, current_cpu_limit=1.5, smoothed_cpu_usage=1.0)
+    return Heartbeat("node-1", "run-1", sequence, sent_at=1.7e9, cpu_capacity=8.0, jobs=[job])
+
+
+def get_limits(url: str) -> dict[str, Any]:
+    return httpx2.get(f"{url}/v1/limits", trust_env=False, timeout=20.0).json()
+
+
+def has_sent(reporter: HttpReporter, count: int) -> None:
+    wait_until(lambda: reporter.stats().sent_total >= count, f"{count} heartbeats sent")
+
+
+def has_failed(reporter: HttpReporter, count: int) -> None:
+    wait_until(lambda: reporter.stats().failed_total >= count, f"{count} failed attempts")
+
+
+def test_the_stub_scheduler_takes_what_the_reporter_sends(bound: socket.socket):
+    with stub_app(bound), reporting(url_of(bound)) as reporter:
+        reporter.submit(make_heartbeat(3))
+        has_sent(reporter, 1)
+        limits = get_limits(url_of(bound))
+        assert limits["totals"] == {"cpu_limit": 4.0, "current_cpu_limit": 1.5, "reclaimed": 2.5}
+        assert limits["jobs"][0]["sequence"] == 3
+        stats = reporter.stats()
+        assert (stats.failed_total, stats.dropped_total, stats.last_error) == (0, 0, "")
+        assert stats.last_success_at_s is not None
+
+
+def test_a_scheduler_that_comes_later_gets_the_newest_state(bound: socket.socket, logs: list[Any]):
+    with reporting(url_of(bound)) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_failed(reporter, 2)
+        assert "Connection refused" in reporter.stats().last_error
+        reporter.submit(make_heartbeat(2))
+        reporter.submit(make_heartbeat(3))
+        with stub_app(bound):
+            has_sent(reporter, 1)
+            assert get_limits(url_of(bound))["jobs"][0]["sequence"] == 3
+        assert reporter.stats().last_error == ""
+        assert reporter.stats().dropped_total == 2
+    assert [line["event"] for line in logs] == ["report_failed", "report_recovered"]
+
+
+def test_one_connection_is_kept(logs: list[Any]):
+    with scripted() as server, reporting(server.url) as reporter:
+        for sequence in range(1, 6):
+            reporter.submit(make_heartbeat(sequence))
+            has_sent(reporter, sequence)
+        assert server.sequences == [1, 2, 3, 4, 5]
+        assert len({request["connection"] for request in server.requests}) == 1
+        assert {request["path"] for request in server.requests} == {"/v1/heartbeat"}
+        assert server.requests[0]["headers"]["Content-Type"] == "application/json"
+        assert "Authorization" not in server.requests[0]["headers"]
+    assert logs == []
+
+
+def test_a_url_with_a_path_is_used_as_it_is():
+    with scripted() as server, reporting(f"{server.url}/api/nodes?zone=a") as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert server.requests[0]["path"] == "/api/nodes?zone=a"
+
+
+def test_a_newer_heartbeat_replaces_the_failed_one_and_does_not_cut_the_wait_short():
+    rng = not_before_close()
+    with scripted(500) as server, reporting(server.url, rng) as reporter:
+        reporter.submit(make_heartbeat(1))
+        wait_until(lambda: rng.bounds, "the wait after the failure")
+        for sequence in range(2, 50):
+            reporter.submit(make_heartbeat(sequence))
+        assert server.sequences == [1]
+        reporter.close(20.0)
+        assert server.sequences == [1, 49]
+        stats = reporter.stats()
+        assert (stats.sent_total, stats.failed_total, stats.dropped_total) == (1, 1, 48)
+        assert stats.last_error == ""
+
+
+def test_a_server_that_recovers_gets_the_newest_state():
+    with scripted(*[500] * 5) as server, reporting(server.url) as reporter:
+        for sequence in range(1, 4):
+            reporter.submit(make_heartbeat(sequence))
+        has_sent(reporter, 1)
+        assert server.sequences[-1] == 3
+        assert reporter.stats().failed_total == 5
+
+
+def test_waits_grow_to_the_cap_and_begin_anew_after_a_success():
+    rng = soon()
+    statuses = [503] * 6 + [200] + [500] * 2
+    with scripted(*statuses) as server, reporting(server.url, rng, retry_max_s=10.0) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert rng.bounds == [FIRST_RETRY_S * factor for factor in (1, 2, 4, 8)] + [10.0, 10.0]
+        reporter.submit(make_heartbeat(2))
+        has_sent(reporter, 2)
+        assert rng.bounds[6:] == [FIRST_RETRY_S, FIRST_RETRY_S * 2]
+        assert server.sequences == [1] * 7 + [2] * 3
+
+
+def test_each_status_is_logged_once_until_a_success(logs: list[Any]):
+    statuses = [404, 404, 410, 404, 409, 410, 422, 500, 404, 200, 404]
+    with scripted(*statuses) as server, reporting(server.url) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert reporter.stats().failed_total == 9
+        reporter.submit(make_heartbeat(2))
+        has_sent(reporter, 2)
+    outages = [["report_failed"] * 5, ["report_recovered"], ["report_failed"], ["report_recovered"]]
+    assert [line["event"] for line in logs] == [event for events in outages for event in events]
+    assert logs[0]["error"] == f"{server.url}/v1/heartbeat: answered 404; check the path of report.url"
+    statuses_logged = [line["error"].split("answered ")[1][:3] for line in logs if "error" in line]
+    assert statuses_logged == ["404", "410", "409", "422", "500", "404"]
+
+
+def test_a_redirect_is_not_followed():
+    with scripted(308, headers={"Location": "/elsewhere"}) as server, reporting(server.url, soon()) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert [request["path"] for request in server.requests] == ["/v1/heartbeat"] * 2
+        assert reporter.stats().failed_total == 1
+
+
+def test_a_hanging_server_blocks_neither_submit_nor_close():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reporter = HttpReporter(Report(kind="http", url=url_of(listener), timeout_s=250.0))
+        reporter.submit(make_heartbeat(0))
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1) == b"P"
+            for sequence in range(1, 1001):
+                reporter.submit(make_heartbeat(sequence))
+            assert reporter.stats().dropped_total == 999
+            reporter.close(0.01)
+            assert reporter.stats().sent_total == 0
+    wait_until(lambda: reporter.stats().failed_total == 1, "the end of the request")
+    reporter.close(20.0)
+    assert reporter.stats().dropped_total == 1001
+
+
+def test_no_answer_in_time_is_a_failure(logs: list[Any]):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with reporting(url_of(listener), not_before_close(), timeout_s=0.05) as reporter:
+            reporter.submit(make_heartbeat(1))
+            has_failed(reporter, 1)
+        assert reporter.stats().last_error == f"{url_of(listener)}/v1/heartbeat: no answer within 0.05 s"
+    assert [line["event"] for line in logs] == ["report_failed"]
+
+
+def test_close_sends_what_waits(bound: socket.socket):
+    with stub_app(bound):
+        reporter = HttpReporter(Report(kind="http", url=url_of(bound), timeout_s=20.0))
+        reporter.submit(make_heartbeat(1))
+        reporter.close(20.0)
+        assert get_limits(url_of(bound))["jobs"][0]["sequence"] == 1
+        assert reporter.stats().sent_total == 1
+        assert "cpumond-report" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_close_without_time_sends_nothing_more():
+    with scripted(500) as server:
+        rng = not_before_close()
+        reporter = HttpReporter(Report(kind="http", url=server.url, timeout_s=20.0), rng)
+        reporter.submit(make_heartbeat(1))
+        wait_until(lambda: rng.bounds, "the wait after the failure")
+        reporter.close(-1.0)
+        reporter.close(20.0)
+        assert server.sequences == [1]
+        assert reporter.stats().dropped_total == 1
+
+
+def test_the_token_is_read_anew_and_never_shown(bound: socket.socket, tmp_path, logs: list[Any]):
+    file = tmp_path / "token"
+    with stub_app(bound, "s3cret-2"), reporting(url_of(bound), token_file=str(file)) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_failed(reporter, 1)
+        assert reporter.stats().last_error == f"token file {file}: No such file or directory"
+        file.write_text("s3cret-1\n")
+        wait_until(lambda: "answered 401; check report.token_file" in reporter.stats().last_error, "a refusal")
+        file.write_text("s3cret-1\nsecond line\n")
+        wait_until(lambda: "one line of visible ASCII" in reporter.stats().last_error, "a refusal of the file")
+        file.write_text("s3cret-2\n")
+        has_sent(reporter, 1)
+    assert [line["event"] for line in logs] == [*["report_failed"] * 2, "report_recovered"]
+    assert "s3cret" not in repr(logs)
+
+
+def test_a_password_in_the_address_is_not_shown(bound: socket.socket, logs: list[Any]):
+    port = bound.getsockname()[1]
+    with reporting(f"http://agent:s3cret@127.0.0.1:{port}/?key=s3cret") as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_failed(reporter, 1)
+        assert reporter.stats().last_error.startswith(f"http://127.0.0.1:{port}/v1/heartbeat: ")
+    assert "s3cret" not in repr(logs)
+
+
+def test_proxies_of_the_environment_are_not_used(bound: socket.socket, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, url_of(bound))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with scripted() as server, reporting(server.url) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert reporter.stats().failed_total == 0
+
+
+def test_a_huge_answer_is_not_read():
+    with scripted(answer=b"x" * (MAX_ANSWER_BYTES + 1)) as server, reporting(server.url) as reporter:
+        for sequence in (1, 2):
+            reporter.submit(make_heartbeat(sequence))
+            has_sent(reporter, sequence)
+        assert len({request["connection"] for request in server.requests}) == 2
+
+
+def test_a_heartbeat_that_cannot_be_encoded_does_not_end_the_thread():
+    with scripted() as server, reporting(server.url) as reporter:
+        reporter.submit(make_heartbeat(1, job_id="\udcff"))
+        has_failed(reporter, 1)
+        reporter.submit(make_heartbeat(2))
+        has_sent(reporter, 1)
+        assert server.sequences == [2]

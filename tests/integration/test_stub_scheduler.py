@@ -1,0 +1,331 @@
+"""``cpumond stub-scheduler`` and ``cpumond schema`` as processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx2
+import pytest
+
+CPUMOND = [sys.executable, "-m", "cpumond"]
+
+
+class Stub:
+    """A running stub scheduler: its process, its address and a client for it."""
+
+    def __init__(self, process: subprocess.Popen[str], client: httpx2.Client) -> None:
+        self.process = process
+        self.client = client
+
+    def post(self, message: object, path: str = "/v1/heartbeat") -> httpx2.Response:
+        return self.client.post(path, json=message)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@contextmanager
+def running_stub(*options: str, listen: str = "127.0.0.1:0") -> Iterator[Stub]:
+    command = [*CPUMOND, "stub-scheduler", "--listen", listen, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("listening on http://"), line
+            with httpx2.Client(base_url=line.split()[-1], trust_env=False, timeout=30.0) as client:
+                yield Stub(process, client)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Stub]]:
+    with ExitStack() as stack:
+        yield lambda *options, **named: stack.enter_context(running_stub(*options, **named))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Stub]:
+    """One stub for the tests that leave nothing behind that another one looks at."""
+    with running_stub("--quiet") as stub:
+        yield stub
+
+
+def make_job(job_id: str = "job-1", **changes: object) -> dict[str, object]:
+    return {"job_id": job_id, "operation_id": "op-1", "cpu_limit": 4.0, "current_cpu_limit": 1.5, **changes}
+
+
+def make_message(**changes: object) -> dict[str, object]:
+    return {
+        "node_id": "node-1",
+        "incarnation": "run-1",
+        "sequence": 1,
+        "sent_at": 1.7e9,
+        "cpu_capacity": 8.0,
+        "jobs": [make_job()],
+        **changes,
+    }
+
+
+def run_cpumond(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CPUMOND, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("path", ["/v1/heartbeat", "/v1/heartbeats", "/"])
+def test_a_heartbeat_is_accepted_on_each_path(shared: Stub, path: str):
+    answer = shared.post(make_message(node_id=f"node of {path}", sequence=5), path)
+    assert (answer.status_code, answer.json()) == (200, {"accepted": True, "sequence": 5})
+
+
+def test_whole_numbers_are_numbers_too(shared: Stub):
+    answer = shared.post(make_message(node_id="whole", cpu_capacity=8, sequence=2.0))
+    assert answer.json() == {"accepted": True, "sequence": 2}
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (make_message(sequence=-1), "$.sequence: -1 is less than the minimum of 0"),
+        (make_message(sequence="1"), "$.sequence: '1' is not of type 'integer'"),
+        (make_message(jobs=[make_job(), make_job("")]), "$.jobs[1].job_id: '' should be non-empty"),
+        (make_message(jobs=[make_job(cpu_limit=-0.5)]), "$.jobs[0].cpu_limit: -0.5 is less than the minimum of 0.0"),
+        (make_message(version=2), "$.version: 2 is greater than the maximum of 1"),
+        (make_message(color="red"), "$: Additional properties are not allowed ('color' was unexpected)"),
+        ({}, "$: 'node_id' is a required property"),
+        ([], "$: [] is not of type 'object'"),
+    ],
+)
+def test_a_violation_of_the_schema_is_one_sentence_with_its_place(shared: Stub, message: object, sentence: str):
+    answer = shared.post(message)
+    assert (answer.status_code, answer.json()) == (422, {"error": sentence})
+
+
+def test_a_long_violation_is_quoted_shortly(shared: Stub):
+    answer = shared.post(make_message(sequence="x" * 1_000_000))
+    assert answer.status_code == 422
+    assert len(answer.json()["error"]) < 400
+    assert answer.json()["error"].startswith("$.sequence: 'xxx")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(make_message(sent_at=float("nan"))).encode(),
+        json.dumps(make_message(cpu_capacity=float("inf"))).encode(),
+        json.dumps(make_message()).replace("8.0", "1e999").encode(),
+        json.dumps(make_message()).replace("8.0", "1" * 400).encode(),
+        b"",
+        b"not json",
+        b'{"node_id": "\xff"}',
+        b"[" * 200_000,
+    ],
+    ids=["nan", "infinity", "too large", "too long", "empty", "text", "not utf-8", "nested"],
+)
+def test_a_body_that_is_no_finite_json_is_refused(shared: Stub, body: bytes):
+    answer = shared.client.post("/v1/heartbeat", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"]
+    assert shared.client.get("/healthz").status_code == 200
+
+
+def test_a_body_beyond_8_mib_is_refused(shared: Stub):
+    answer = shared.client.post("/v1/heartbeat", content=iter([b" " * 1_048_576] * 8 + [b" "]))
+    assert answer.status_code == 413
+    assert answer.json() == {"error": "the body is larger than 8388608 bytes"}
+
+
+def test_a_body_of_8_mib_is_read(shared: Stub):
+    body = json.dumps(make_message(node_id="large")).encode()
+    answer = shared.client.post("/v1/heartbeat", content=body + b" " * (8 * 1024 * 1024 - len(body)))
+    assert answer.json() == {"accepted": True, "sequence": 1}
+
+
+def test_a_repeated_or_late_heartbeat_is_not_accepted(start):
+    stub = start("--quiet")
+    assert stub.post(make_message(sequence=7)).json()["accepted"] is True
+    for sequence in (7, 6, 0):
+        answer = stub.post(make_message(sequence=sequence, jobs=[]))
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "accepted": False,
+            "reason": f"sequence {sequence} of node 'node-1' is not newer than 7",
+        }
+    assert [job["sequence"] for job in stub.client.get("/v1/limits").json()["jobs"]] == [7]
+    assert stub.post(make_message(sequence=9)).json() == {"accepted": True, "sequence": 9}
+
+
+def test_a_new_incarnation_begins_anew_and_the_former_one_is_dropped(start):
+    stub = start("--quiet")
+    for message in (make_message(sequence=7), make_message(incarnation="run-2", sequence=0)):
+        assert stub.post(message).json()["accepted"] is True
+    answer = stub.post(make_message(sequence=8))
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "accepted": False,
+        "reason": "incarnation 'run-1' of node 'node-1' was followed by another one",
+    }
+    assert [job["incarnation"] for job in stub.client.get("/v1/limits").json()["jobs"]] == ["run-2"]
+    assert stub.post(make_message(node_id="node-2", sequence=1)).json()["accepted"] is True
+
+
+def test_limits_show_the_newest_state_of_all_nodes_in_order(start):
+    stub = start("--quiet")
+    empty = {"cpu_limit": 0.0, "current_cpu_limit": 0.0, "reclaimed": 0.0}
+    assert stub.client.get("/v1/limits").json() == {"nodes": 0, "jobs": [], "totals": empty}
+    raised = make_job("b", cpu_limit=1.0, current_cpu_limit=2.0, smoothed_cpu_usage=0.25, mode="pinned")
+    stub.post(make_message(node_id="node-2", jobs=[make_job("c"), raised]))
+    stub.post(make_message(node_id="node-1", jobs=[make_job("z"), make_job("gone")]))
+    stub.post(make_message(node_id="node-1", jobs=[make_job("z")], sequence=2))
+    limits = stub.client.get("/v1/limits").json()
+    assert limits["nodes"] == 2
+    assert [(job["node_id"], job["job_id"]) for job in limits["jobs"]] == [
+        ("node-1", "z"),
+        ("node-2", "b"),
+        ("node-2", "c"),
+    ]
+    shown = limits["jobs"][1]
+    assert shown.pop("received_at") > 1.7e9
+    assert shown == {
+        "node_id": "node-2",
+        "job_id": "b",
+        "operation_id": "op-1",
+        "cpu_limit": 1.0,
+        "current_cpu_limit": 2.0,
+        "smoothed_cpu_usage": 0.25,
+        "mode": "pinned",
+        "incarnation": "run-1",
+        "sequence": 1,
+    }
+    assert limits["totals"] == {"cpu_limit": 9.0, "current_cpu_limit": 5.0, "reclaimed": 5.0}
+
+
+def test_the_token_is_asked_for(start, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    stub = start("--token-file", str(file), "--quiet")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+        for answer in (
+            stub.client.post("/v1/heartbeat", json=make_message(), headers=headers),
+            stub.client.get("/v1/limits", headers=headers),
+        ):
+            assert answer.status_code == 401
+            assert answer.json() == {"error": "the bearer token is missing or wrong"}
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+    stub.client.headers["Authorization"] = "Bearer s3cret"
+    assert stub.post(make_message()).json()["accepted"] is True
+    assert stub.client.get("/v1/limits").json()["nodes"] == 1
+
+
+def test_healthz_needs_no_token(start, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("s3cret")
+    assert start("--token-file", str(file)).client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_other_methods_and_paths_are_refused(shared: Stub):
+    assert shared.client.get("/v1/heartbeat").status_code == 405
+    assert shared.client.post("/v1/other", json={}).status_code == 404
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0_after_one_line_per_accepted_heartbeat(start, number: int):
+    stub = start()
+    stub.post(make_message())
+    stub.post(make_message())
+    stub.post(make_message(sequence=2, jobs=[], node_id="node\n1"))
+    assert stub.stop(number) == 0
+    assert stub.process.stdout.read().splitlines() == [
+        "node 'node-1' sequence 1: 1 jobs, 1.5 of 4 ordered cores",
+        "node 'node\\n1' sequence 2: 0 jobs, 0 of 0 ordered cores",
+    ]
+
+
+def test_quiet_prints_the_address_only(start):
+    stub = start("--quiet")
+    stub.post(make_message())
+    assert stub.stop() == 0
+    assert stub.process.stdout.read() == ""
+
+
+def test_it_goes_on_when_nobody_reads_its_output(start):
+    stub = start()
+    stub.process.stdout.close()
+    assert stub.post(make_message()).json()["accepted"] is True
+    assert stub.post(make_message(sequence=2)).json()["accepted"] is True
+
+
+def test_ipv6_loopback(start):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6 loopback")
+    stub = start(listen="[::1]:0")
+    assert str(stub.client.base_url).startswith("http://[::1]:")
+    assert stub.client.get("/healthz").status_code == 200
+
+
+def test_a_busy_address_is_exit_73(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_cpumond("stub-scheduler", "--listen", address)
+    assert (ended.returncode, ended.stdout) == (73, "")
+    assert ended.stderr == (f"cpumond: {address} is in use already; end what listens there or give another --listen\n")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:9758"])
+def test_beyond_loopback_needs_a_token(address: str):
+    ended = run_cpumond("stub-scheduler", "--listen", address)
+    assert (ended.returncode, ended.stdout) == (78, "")
+    assert ended.stderr == (
+        f"cpumond: --listen: {address} can be reached from other machines; give --token-file, or listen on 127.0.0.1\n"
+    )
+
+
+def test_beyond_loopback_with_a_token(start, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("s3cret")
+    stub = start("--token-file", str(file), listen="0.0.0.0:0")
+    port = stub.client.base_url.port
+    assert httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--listen", "9758"), "--listen: must be \"host:port\" with a port in [0, 65535], got '9758'"),
+        (("--token-file", "/nonexistent/token"), "token file /nonexistent/token: No such file or directory"),
+    ],
+)
+def test_a_wrong_option_is_exit_78_with_one_sentence(arguments: tuple[str, ...], sentence: str):
+    ended = run_cpumond("stub-scheduler", *arguments)
+    assert (ended.returncode, ended.stderr) == (78, f"cpumond: {sentence}\n")
+
+
+def test_schema_prints_the_schema_of_a_heartbeat():
+    ended = run_cpumond("schema", "heartbeat")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    schema = json.loads(ended.stdout)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert "jobs" in schema["$defs"]["Heartbeat"]["properties"]
+
+
+def test_schema_of_an_unknown_name_lists_the_names():
+    ended = run_cpumond("schema", "hartbeat")
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert "'hartbeat' is not" in ended.stderr
+    assert "'heartbeat'" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["schema", "stub-scheduler"])
+def test_help_carries_an_example(command: str):
+    ended = run_cpumond(command, "--help")
+    assert ended.returncode == 0
+    assert f"Example: cpumond {command}" in ended.stdout

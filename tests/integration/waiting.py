@@ -1,0 +1,22 @@
+"""Waiting for something that happens in another thread or process, with a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
+    """Ask ``condition`` every 20 ms until it is true and give its value; AssertionError after ``timeout_s``."""
+    pause = threading.Event()
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"{what} did not come true within {timeout_s:g} s"
+        pause.wait(0.02)

@@ -1,0 +1,238 @@
+"""The service in a real systemd: start, reload, crash, hang, stop, and what each leaves in a real cgroup.
+
+One boot lives the whole life (``guest/service_life.py``, about half a minute) and leaves facts; each test judges one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+NSPAWN = HERE / "nspawn.sh"
+GUEST_PYTHON = "3.11"
+"""Debian 12's; what is compiled is fetched for it, whichever Python runs the tests."""
+SOURCE_ONLY = ("cgroupspy",)
+"""Dependencies published as sources alone; they are pure Python, so a wheel made here fits there."""
+LIMIT_S = 180
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
+
+ORIGINAL = {
+    "cpu.cfs_period_us": "100000\n",
+    "cpu.cfs_quota_us": "100000\n",
+    "cpu.cfs_burst_us": "40000\n",
+    "cpu.shares": "700\n",
+}
+
+Facts = dict[str, Any]
+
+
+def skip_without_means() -> None:
+    """Skip unless this host can boot the guest."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can boot a guest")
+    for tool in ("systemd-nspawn", "mmdebstrap"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; tests/machine/nspawn.sh deps installs it")
+    for controller in ("cpu", "cpuacct"):
+        if not os.path.exists(f"/sys/fs/cgroup/{controller}/cgroup.procs"):
+            pytest.skip(f"the v1 controller {controller} is not mounted at /sys/fs/cgroup/{controller}")
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--no-input", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def install_dependencies() -> Path:
+    """The dependencies for the guest's Python in a directory, fetched once for each list of them."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = sorted(project["dependencies"])
+    key = hashlib.sha256(json.dumps([GUEST_PYTHON, wanted]).encode()).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
+    site = base / f"site-{key}"
+    if not site.is_dir():
+        part = base / f"site-{key}.part.{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        wheels = part / ".wheels"
+        pip("wheel", "--no-deps", f"--wheel-dir={wheels}", *(w for w in wanted if w.startswith(SOURCE_ONLY)))
+        guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={wheels}"]
+        pip("install", f"--target={part}", *guest, *wanted)
+        part.rename(site)
+    return site
+
+
+def install_package(target: Path, work: Path) -> None:
+    """The package, built from a copy of the sources so that nothing is left in them."""
+    source = work / "source"
+    skipped = shutil.ignore_patterns(".*", "tests", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(REPOSITORY, source, ignore=skipped)
+    pip("install", "--no-deps", f"--target={target}", str(source))
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What one boot saw, step by step."""
+    skip_without_means()
+    work = tmp_path_factory.mktemp("machine")
+    stage, out = work / "in", work / "out"
+    shutil.copytree(HERE / "guest", stage)
+    shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
+    shutil.copytree(install_dependencies(), stage / "site")
+    install_package(stage / "site", work)
+    stage.chmod(0o755)
+    command = [str(NSPAWN), "run", "-i", str(stage), "-o", str(out), "-t", str(LIMIT_S)]
+    # The script ends the guest by itself after LIMIT_S; it gets time for the first build of the guest on top.
+    with subprocess.Popen(
+        [*command, "--", "python3", "/in/service_life.py"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as guest:
+        try:
+            output, _ = guest.communicate(timeout=LIMIT_S + 400)
+        finally:
+            guest.terminate()  # it tidies up at SIGTERM
+    path = out / "facts.json"
+    assert path.exists(), f"nspawn.sh exited with {guest.returncode}:\n{output}"
+    result: Facts = json.loads(path.read_text(encoding="utf-8"))
+    assert guest.returncode == 0, f"nspawn.sh exited with {guest.returncode} after {list(result)}:\n{output}"
+    journal = out / "journal.txt"
+    print(journal.read_text(encoding="utf-8"))  # shown when the first test fails
+    return result
+
+
+def of(facts: Facts, step: str) -> Facts:
+    """The facts of one step, which must have come to its end."""
+    assert step in facts, f"not reached; the last step was {list(facts)[-1]}: {facts[list(facts)[-1]]}"
+    fact: Facts = facts[step]
+    assert "error" not in fact, fact["error"]
+    return fact
+
+
+def assert_quiet(answer: Facts) -> None:
+    """A command that succeeded and said nothing."""
+    assert answer == {"code": 0, "output": ""}
+
+
+def test_files_are_installed(facts: Facts) -> None:
+    fact = of(facts, "install")
+    assert fact["sysusers"]["code"] == fact["tmpfiles"]["code"] == 0, fact
+    assert_quiet(fact["reload"])
+    assert_quiet(fact["verify"])
+    assert fact["settings"] == ORIGINAL
+
+
+def test_service_is_ready(facts: Facts) -> None:
+    """``systemctl start`` waits for READY=1; the agent says in a line what it does."""
+    fact = of(facts, "start")
+    assert_quiet(fact["answer"])
+    assert (fact["ActiveState"], fact["SubState"]) == ("active", "running")
+    assert (fact["Type"], fact["User"]) == ("notify", "cpumond")
+    assert fact["StatusText"]
+
+
+def test_limit_goes_down(facts: Facts) -> None:
+    fact = of(facts, "lower")
+    assert fact["after_s"] is not None
+    assert 10_000 <= fact["quota_us"] < 100_000
+    assert fact["status"]["code"] == 0
+    assert "one" in fact["status"]["output"]
+
+
+def test_agent_has_one_capability(facts: Facts) -> None:
+    """CAP_DAC_OVERRIDE is bit 1; no other user's secrets, sockets or configuration are writable or readable."""
+    fact = of(facts, "sandbox")
+    assert "0" not in fact["Uid"]
+    assert fact["CapEff"] == fact["CapBnd"] == fact["CapAmb"] == ["0000000000000002"]
+    assert (fact["NoNewPrivs"], fact["Seccomp"]) == (["1"], ["2"])
+    assert set(fact["run"]) <= {"cpumond", "dbus", "systemd"}
+    assert fact["shadow"] == ""
+    assert {"/", "/etc/cpumond", "/sys", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/systemd"} <= set(fact["read_only"])
+    assert not {"/sys/fs/cgroup/cpu", "/run/cpumond", "/var/lib/cpumond"} & set(fact["read_only"])
+
+
+def test_reload_brings_new_settings(facts: Facts) -> None:
+    """In the same process; a wrong file is refused with its reason and the agent goes on."""
+    fact = of(facts, "reload")
+    assert_quiet(fact["answer"])
+    assert fact["halved_s"] is not None
+    assert fact["said_s"] is not None
+    assert fact["same_pid"]
+    assert fact["ActiveState"] == "active"
+    assert_quiet(fact["last"])
+
+
+@pytest.mark.parametrize(("step", "restarts", "within_s"), [("kill", "1", 2.0), ("hang", "2", 2.0 + 5.0 + 2.0)])
+def test_lost_agent_leaves_no_lowered_limit(facts: Facts, step: str, restarts: str, within_s: float) -> None:
+    """Killed at once, or by the watchdog: the original settings come back byte for byte, then the agent."""
+    fact = of(facts, step)
+    assert fact["lowered_s"] is not None
+    assert fact["original_s"] is not None
+    assert fact["original_s"] < within_s
+    assert fact["settings"] == ORIGINAL
+    assert fact["up_s"] is not None
+    assert fact["restarts"] == restarts
+    assert fact["lowered_again_s"] is not None
+
+
+def test_watchdog_ended_the_hanging_agent(facts: Facts) -> None:
+    assert "Watchdog timeout" in of(facts, "hang")["journal"]
+
+
+def test_pause_survives_restart(facts: Facts) -> None:
+    fact = of(facts, "pause")
+    assert_quiet(fact["restart"])
+    assert fact["after_restart"]
+    assert fact["after_stop"]
+    assert fact["settings"] == ORIGINAL
+    assert_quiet(fact["start"])
+    assert fact["lowered_s"] is not None
+
+
+def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
+    fact = of(facts, "stop")
+    assert fact["lowered_s"] is not None
+    assert_quiet(fact["answer"])
+    assert fact["took_s"] < 10.0
+    assert fact["settings"] == ORIGINAL
+    assert fact["Result"] == "success"
+    assert fact["processes"] == []
+    assert "control.sock" not in fact["run"]
+    assert not fact["cgroup"]
+
+
+def test_restore_after_stop_changes_nothing(facts: Facts) -> None:
+    fact = of(facts, "stop")
+    assert fact["restore"]["code"] == 0, fact["restore"]
+    assert fact["settings_after_restore"] == ORIGINAL
+
+
+def test_journal_has_fields_of_a_change(facts: Facts) -> None:
+    """A changed limit is one entry, to be searched by its fields: ``journalctl JOB_ID=one``."""
+    entries = of(facts, "journal")["entries"]
+    changes = [entry for entry in entries if entry.get("EVENT") == "limit_changed"]
+    assert changes, sorted({str(entry.get("EVENT")) for entry in entries})
+    first = changes[0]
+    assert first["JOB_ID"] == "one"
+    assert 0.0 < float(first["NEW_CORES"]) < float(first["OLD_CORES"]) == 1.0
+    assert first["PRIORITY"] == "6"
+
+
+def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
+    """Exit code 78, no restart, no change."""
+    fact = of(facts, "wrong_config")
+    assert fact["answer"]["code"] != 0
+    assert fact["settled_s"] is not None
+    assert (fact["ActiveState"], fact["ExecMainStatus"]) == ("failed", "78")
+    assert fact["restarts"] == "0"
+    assert fact["settings"] == ORIGINAL

@@ -1,0 +1,124 @@
+"""Settings with the documents' defaults, the rules between them, and the mode in force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cpumond.errors import ConfigError
+from cpumond.monitor.model import (
+    MODES,
+    Decision,
+    MonitorSettings,
+    check_together,
+    compute_mode,
+    least_active,
+    merge_layers,
+    start_state,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("check_period_s", 1.0),
+        ("start_delay_s", 0.0),
+        ("smoothing_factor", 0.1),
+        ("relative_upper_bound", 0.9),
+        ("relative_lower_bound", 0.6),
+        ("increase_coefficient", 1.45),
+        ("decrease_coefficient", 0.97),
+        ("vote_window_size", 5),
+        ("vote_decision_threshold", 3),
+        ("min_cpu_limit", 1.0),
+        ("vote_mode", "document"),
+        ("smoothing_seed", "limit"),
+        ("throttle_restore_ratio", 0.25),
+        ("actuator", "quota"),
+    ],
+)
+def test_defaults_are_those_of_the_documents(name, default):
+    assert getattr(MonitorSettings(), name) == default
+
+
+def test_the_defaults_pass_the_rules_between_options():
+    check_together(MonitorSettings(), "here")
+
+
+def test_lower_above_upper_is_refused_naming_both_and_what_is_allowed():
+    with pytest.raises(ConfigError) as caught:
+        check_together(MonitorSettings(relative_lower_bound=0.95), "file: monitor")
+    assert str(caught.value) == (
+        "file: monitor: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "
+        "allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
+    )
+
+
+def test_lower_equal_to_upper_is_allowed():
+    check_together(MonitorSettings(relative_lower_bound=0.9), "here")
+
+
+@pytest.mark.parametrize("threshold", [5, 6])
+def test_a_threshold_that_no_window_can_exceed_is_refused(threshold):
+    with pytest.raises(ConfigError) as caught:
+        check_together(MonitorSettings(vote_decision_threshold=threshold), "file: monitor")
+    assert str(caught.value) == (
+        f"file: monitor: vote_decision_threshold = {threshold} can never be exceeded by 5 votes; "
+        "allowed: 1 <= vote_decision_threshold < vote_window_size"
+    )
+
+
+def test_a_threshold_just_below_the_window_is_allowed():
+    check_together(MonitorSettings(vote_decision_threshold=4), "here")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_refused_under_the_option_name(value):
+    with pytest.raises(ConfigError, match=r"^here: restore_hold must be a finite number, got (nan|inf)$"):
+        check_together(MonitorSettings(restore_hold_s=value), "here")
+
+
+@pytest.mark.parametrize(
+    ("mode", "enable_cpu_reclaim", "in_force"),
+    [
+        (None, None, "shadow"),
+        (None, True, "reclaim"),
+        (None, False, "shadow"),
+        ("off", None, "off"),
+        ("off", True, "off"),
+        ("off", False, "off"),
+        ("shadow", None, "shadow"),
+        ("shadow", True, "shadow"),
+        ("shadow", False, "shadow"),
+        ("up-only", None, "up-only"),
+        ("up-only", True, "up-only"),
+        ("up-only", False, "shadow"),
+        ("reclaim", None, "reclaim"),
+        ("reclaim", True, "reclaim"),
+        ("reclaim", False, "shadow"),
+    ],
+)
+def test_enable_cpu_reclaim_false_holds_the_mode_to_at_most_shadow(mode, enable_cpu_reclaim, in_force):
+    assert compute_mode(MonitorSettings(mode=mode, enable_cpu_reclaim=enable_cpu_reclaim)) == in_force
+
+
+def test_modes_are_ordered_from_least_to_most_active():
+    for position, mode in enumerate(MODES):
+        for other in MODES[position:]:
+            assert least_active(mode, other) == least_active(other, mode) == mode
+
+
+def test_the_more_specific_layer_wins_and_keeps_what_it_does_not_name():
+    merged = merge_layers([{"a": 1, "b": 1}, {"b": 2, "c": 2}, {}, {"c": 3}])
+    assert merged == {"a": 1, "b": 2, "c": 3}
+
+
+def test_an_adopted_limit_is_held_to_the_jobs_cpu():
+    assert start_state(4.0, 0.0, limit_cores=9.0).limit_cores == 4.0
+    assert start_state(4.0, 0.0, limit_cores=3.0).limit_cores == 3.0
+
+
+def test_a_decision_changes_something_only_with_a_different_limit():
+    assert Decision("shrink", 5.0, 4.0).changes
+    assert not Decision("hold", 5.0, 5.0).changes

@@ -1,0 +1,238 @@
+"""Traces: what is read, what is refused and in which words, and what a replay gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+
+import pytest
+
+from cpumond.errors import ConfigError
+from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
+
+HEADER_HINT = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
+
+
+def parse(text: str) -> list[TraceRow]:
+    return list(parse_trace(text.splitlines(keepends=True), "t.csv"))
+
+
+def replay(text: str, cpu_limit_cores: float, **options: object) -> list[ReplayRow]:
+    return list(replay_rows(parse(text), cpu_limit_cores, MonitorSettings(**options)))
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    return str(caught.value)
+
+
+def usage_trace(usages: list[float], header: str = "time_s,usage_cores") -> str:
+    return "\n".join([header, "0,0", *(f"{number},{usage}" for number, usage in enumerate(usages, 1))])
+
+
+# reading
+
+
+def test_usage_cores_are_taken_as_they_stand():
+    assert parse("time_s,usage_cores\n0,9\n1.5,0.25\n2,1e-3\n") == [
+        TraceRow(0.0, 9.0),
+        TraceRow(1.5, 0.25),
+        TraceRow(2.0, 0.001),
+    ]
+
+
+def test_total_cpu_s_gives_delta_over_real_time_and_a_negative_delta_is_clamped_to_0():
+    rows = parse("time_s,total_cpu_s\n10,100\n12,105\n13,4\n17,6\n")
+    assert [row.usage_cores for row in rows] == [0.0, 2.5, 0.0, 0.5]
+
+
+def test_columns_stand_in_any_order():
+    rows = parse("throttled_ratio,usage_cores,time_s\n0,0,0\n0.5,2,1\n")
+    assert rows[1] == TraceRow(1.0, 2.0, 0.5)
+
+
+def test_blank_lines_comments_blanks_quotes_and_a_byte_order_mark_are_accepted():
+    text = '\ufeff# made by hand\r\n\r\n "time-s" , usage_cores\r\n# 0,5\r\n  \r\n 0 ,\t0\r\n  # end\r\n"1",2\r\n'
+    assert parse(text) == [TraceRow(0.0, 0.0), TraceRow(1.0, 2.0)]
+
+
+def test_header_alone_is_a_trace_without_rows():
+    assert parse("time_s,usage_cores\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", f"t.csv: is empty; {HEADER_HINT}"),
+        ("\n# only a comment\n", f"t.csv: is empty; {HEADER_HINT}"),
+        ("\n0,1\n", f"t.csv: line 2: unknown column '0'; {HEADER_HINT}"),
+        ("time_s,usage\n", f"t.csv: line 1: unknown column 'usage'; {HEADER_HINT}"),
+        ("usage_cores\n", f"t.csv: line 1: column time_s is missing; {HEADER_HINT}"),
+        ("time_s,usage_cores,time_s\n", f"t.csv: line 1: column time_s is given twice; {HEADER_HINT}"),
+        (
+            "time_s,throttled_ratio\n",
+            f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}",
+        ),
+        (
+            "time_s,usage_cores,total_cpu_s\n",
+            f"t.csv: line 1: one of the columns usage_cores and total_cpu_s is needed; {HEADER_HINT}",
+        ),
+    ],
+)
+def test_a_bad_header_is_refused_with_what_is_expected(text, message):
+    assert refused(text) == message
+
+
+def test_a_bad_header_is_refused_before_any_row_is_asked_for():
+    with pytest.raises(ConfigError):
+        parse_trace(["nonsense\n"], "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "time_s,usage_cores\n0,0\n\n1\n",
+            "t.csv: line 4: expected 2 columns (time_s,usage_cores), got 1",
+        ),
+        (
+            "time_s,usage_cores\n0,0,0\n",
+            "t.csv: line 2: expected 2 columns (time_s,usage_cores), got 3",
+        ),
+        (
+            "time_s,usage_cores\n0,x\n",
+            "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got 'x'",
+        ),
+        (
+            "time_s,usage_cores\n0,\n",
+            "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got ''",
+        ),
+        (
+            "time_s,usage_cores\n0,0\n1,-0.5\n",
+            "t.csv: line 3: column usage_cores: expected a finite number of cores >= 0, got '-0.5'",
+        ),
+        (
+            "time_s,usage_cores\n0,nan\n",
+            "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got 'nan'",
+        ),
+        (
+            "time_s,usage_cores\n0,1e999\n",
+            "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got '1e999'",
+        ),
+        (
+            "time_s,total_cpu_s\n0,-inf\n",
+            "t.csv: line 2: column total_cpu_s: expected a finite number of CPU seconds, got '-inf'",
+        ),
+        (
+            "time_s,total_cpu_s\n0,-1e308\n1,1e308\n",
+            "t.csv: line 3: column total_cpu_s: expected a usage since the row before that is finite, got inf",
+        ),
+        (
+            "time_s,usage_cores\ninf,0\n",
+            "t.csv: line 2: column time_s: expected a finite number of seconds, got 'inf'",
+        ),
+        (
+            "time_s,usage_cores\n0,0\n2,0\n2,0\n",
+            "t.csv: line 4: column time_s: expected more than 2.0 of the row before, got 2.0",
+        ),
+        (
+            "time_s,usage_cores\n0,0\n-1,0\n",
+            "t.csv: line 3: column time_s: expected more than 0.0 of the row before, got -1.0",
+        ),
+        (
+            "time_s,usage_cores,throttled_ratio\n0,0,1.01\n",
+            "t.csv: line 2: column throttled_ratio: expected a number in [0, 1], got '1.01'",
+        ),
+        (
+            "time_s,usage_cores,throttled_ratio\n0,0,-0.1\n",
+            "t.csv: line 2: column throttled_ratio: expected a number in [0, 1], got '-0.1'",
+        ),
+    ],
+)
+def test_a_bad_row_is_refused_naming_file_line_column_and_what_is_expected(text, message):
+    assert refused(text) == message
+
+
+def test_a_cell_too_long_for_csv_is_refused_in_one_sentence():
+    message = refused("time_s,usage_cores\n0," + "1" * 200_000 + "\n")
+    assert message.startswith("t.csv: line 2: expected comma-separated numbers: ")
+
+
+def test_rows_before_a_bad_one_are_given():
+    rows = parse_trace(["time_s,usage_cores\n", "0,1\n", "1,2\n", "x,3\n"], "t.csv")
+    assert [next(rows).usage_cores, next(rows).usage_cores] == [1.0, 2.0]
+    with pytest.raises(ConfigError, match="line 4: column time_s"):
+        next(rows)
+
+
+# replaying
+
+
+def test_there_is_one_result_for_each_check_after_the_first_row():
+    assert replay("time_s,usage_cores\n0,7\n", 10.0) == []
+    assert replay("time_s,usage_cores\n0,7\n1,4\n2,4\n", 10.0) == [
+        ReplayRow(1.0, 4.0, 10.0, None, "hold", 10.0),
+        ReplayRow(2.0, 4.0, 0.1 * 4.0 + 0.9 * 10.0, None, "hold", 10.0),
+    ]
+
+
+def test_votes_sum_is_none_until_the_window_is_full():
+    rows = replay(usage_trace([0.0] * 6), 10.0)
+    assert [row.votes_sum for row in rows] == [None, None, None, None, 1, -1]
+
+
+@pytest.mark.parametrize(("vote_mode", "step"), [("document", 1), ("ytsaurus", 5)])
+def test_an_idle_job_of_10_cores_reaches_1_after_76_changes_the_first_at_row_10(vote_mode, step):
+    rows = replay(usage_trace([0.0] * 500), 10.0, vote_mode=vote_mode)
+    changed = [number for number, row in enumerate(rows, 2) if row.decision == "shrink"]
+    assert changed == list(range(10, 10 + 76 * step, step))
+    assert rows[-1].cpu_limit_cores == 1.0
+
+
+def test_a_steady_usage_of_5_on_10_cores_ends_at_8_32972():
+    assert replay(usage_trace([5.0] * 100), 10.0)[-1].cpu_limit_cores == pytest.approx(8.32972, abs=5e-6)
+
+
+def test_the_limit_grows_back_when_usage_returns():
+    rows = replay(usage_trace([0.0] * 100 + [10.0] * 100), 10.0)
+    assert {row.decision for row in rows} == {"hold", "shrink", "grow"}
+    assert rows[-1].cpu_limit_cores == 10.0
+
+
+def test_a_throttled_row_restores_the_limit():
+    rows = [TraceRow(float(number), 0.0) for number in range(30)]
+    rows.append(TraceRow(30.0, 1.0, throttled_ratio=0.5))
+    results = list(replay_rows(rows, 10.0, MonitorSettings()))
+    assert results[-2].cpu_limit_cores < 10.0
+    assert results[-1] == ReplayRow(30.0, 1.0, 10.0, None, "restore", 10.0)
+    off = list(replay_rows(rows, 10.0, MonitorSettings(throttle_restore_ratio=0.0)))
+    assert off[-1].cpu_limit_cores < off[-2].cpu_limit_cores
+
+
+def test_rows_before_start_plus_start_delay_are_not_sampled_and_the_first_after_is_the_base():
+    text = usage_trace([1.0, 2.0, 3.0, 4.0, 5.0])
+    rows = replay(text, 10.0, start_delay_s=3.0, smoothing_seed="first_value")
+    assert [(row.time_s, row.usage_cores, row.smoothed_cores) for row in rows] == [(4.0, 4.0, 4.0), (5.0, 5.0, 4.1)]
+
+
+def test_a_counter_is_compared_with_the_base_after_start_delay():
+    rows = replay("time_s,total_cpu_s\n100,0\n101,50\n102,52\n", 10.0, start_delay_s=1.0)
+    assert [(row.time_s, row.usage_cores) for row in rows] == [(102.0, 2.0)]
+
+
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"enable_cpu_reclaim": False}, {"check_period_s": 60.0}])
+def test_mode_enable_cpu_reclaim_and_check_period_do_not_matter(options):
+    text = usage_trace([0.0] * 50)
+    assert replay(text, 10.0, **options) == replay(text, 10.0)
+
+
+def test_one_row_at_a_time_is_held_so_that_an_endless_trace_can_be_replayed():
+    def endless() -> Iterator[str]:
+        yield "time_s,total_cpu_s\n"
+        for number in count():
+            yield f"{number},{number * 2}\n"
+
+    results = replay_rows(parse_trace(endless(), "t.csv"), 10.0, MonitorSettings())
+    assert [row.time_s for row in islice(results, 3)] == [1.0, 2.0, 3.0]

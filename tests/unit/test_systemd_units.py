@@ -1,0 +1,179 @@
+"""The files of ``systemd/``: systemd's own checks accept them, and they say what the program relies on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cpumond.cli import COMMANDS
+from cpumond.config import DEFAULT_CONFIG_PATH, AgentConfig
+from cpumond.errors import EXIT_CONFIG, EXIT_USAGE
+
+FOLDER = Path(__file__).resolve().parents[2] / "systemd"
+SERVICE = FOLDER / "cpumond.service"
+SLICE = FOLDER / "cpumond-jobs.slice"
+SYSUSERS = FOLDER / "cpumond.sysusers.conf"
+TMPFILES = FOLDER / "cpumond.tmpfiles.conf"
+
+PROGRAM = "/usr/bin/cpumond"
+MAX_EXPOSURE = 2.3
+"""Of 10. What remains is mostly the network (0.5) and the writable cgroup tree, which the agent is for."""
+BAD_LINE_EXIT = 65
+"""EX_DATAERR: what systemd-tmpfiles answers to a line it does not understand; 73 is about missing rights."""
+
+
+def need(tool: str) -> str:
+    """Path of a program of systemd, else the test is skipped."""
+    path = shutil.which(tool)
+    if path is None:
+        pytest.skip(f"{tool} is missing; Debian's package systemd has it")
+    return path
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """The command with its output as text, in the language of the messages below."""
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+
+
+def read_unit(path: Path) -> dict[str, list[str]]:
+    """Setting -> its values in their order. Each name occurs in one section only in our files."""
+    settings: dict[str, list[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "#;[":
+            name, _, value = line.partition("=")
+            settings.setdefault(name, []).append(value)
+    return settings
+
+
+@pytest.fixture(scope="module")
+def service() -> dict[str, list[str]]:
+    return read_unit(SERVICE)
+
+
+def seconds(text: str) -> float:
+    """A time span as the units write it: "10s" or "5min"."""
+    number, unit = re.fullmatch(r"(\d+)(s|min)", text).groups()  # type: ignore[union-attr]
+    return float(number) * {"s": 1.0, "min": 60.0}[unit]
+
+
+@pytest.mark.parametrize("path", [SERVICE, SLICE], ids=lambda path: path.name)
+def test_systemd_accepts_the_unit(path: Path, tmp_path: Path) -> None:
+    """``systemd-analyze verify`` has nothing to say, except that the program is not installed on this host."""
+    analyze = need("systemd-analyze")
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text(encoding="utf-8").replace(f"={PROGRAM} ", "=/bin/true "), encoding="utf-8")
+    answer = run(analyze, "verify", "--man=no", "--recursive-errors=no", str(copy))
+    assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
+
+
+def test_systemd_refuses_a_misspelled_setting(tmp_path: Path) -> None:
+    """The check above can fail: a misspelled name is reported."""
+    analyze = need("systemd-analyze")
+    copy = tmp_path / SLICE.name
+    copy.write_text(SLICE.read_text(encoding="utf-8") + "CPUWait=100\n", encoding="utf-8")
+    assert "CPUWait" in run(analyze, "verify", "--man=no", "--recursive-errors=no", str(copy)).stderr
+
+
+def test_exposure_is_low() -> None:
+    """``systemd-analyze security`` sums up what a taken-over agent could reach, from 0 (nothing) to 10."""
+    analyze = need("systemd-analyze")
+    answer = run(analyze, "security", "--offline=true", "--no-pager", str(SERVICE))
+    figure = re.search(r"Overall exposure level for cpumond\.service: ([\d.]+)", answer.stdout)
+    assert figure is not None, answer.stdout + answer.stderr
+    assert float(figure[1]) <= MAX_EXPOSURE, answer.stdout
+
+
+def test_sysusers_makes_the_user_of_the_service(service: dict[str, list[str]]) -> None:
+    """Dry run: user and group of the service, nothing else."""
+    answer = run(need("systemd-sysusers"), "--dry-run", "--root=/nonexistent", str(SYSUSERS))
+    assert answer.returncode == 0, answer.stderr
+    made = re.findall(r"^Creating (group|user) '([^']+)'", answer.stdout + answer.stderr, re.MULTILINE)
+    assert made == [("group", service["Group"][0]), ("user", service["User"][0])]
+
+
+def test_tmpfiles_are_understood(tmp_path: Path) -> None:
+    """The directories are made below another root; without root's rights each line is at least understood."""
+    tmpfiles = need("systemd-tmpfiles")
+    (tmp_path / "etc").mkdir()
+    for name, line in {"passwd": "cpumond:x:990:990::/:/bin/false", "group": "cpumond:x:990:"}.items():
+        (tmp_path / "etc" / name).write_text(f"root:x:0:0::/:/bin/false\n{line}\n", encoding="utf-8")
+    answer = run(tmpfiles, "--create", f"--root={tmp_path}", str(TMPFILES))
+    assert answer.returncode != BAD_LINE_EXIT, answer.stderr
+    if os.geteuid() == 0:
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert (tmp_path / "etc/cpumond/conf.d").is_dir()
+        assert (tmp_path / "run/cpumond").stat().st_uid == 990
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Type", "notify"),
+        ("NotifyAccess", "main"),
+        ("ExecStart", f"{PROGRAM} agent --config {DEFAULT_CONFIG_PATH}"),
+        ("ExecReload", "/bin/kill -HUP $MAINPID"),
+        ("ExecStopPost", f"{PROGRAM} restore --config {DEFAULT_CONFIG_PATH}"),
+        ("Restart", "on-failure"),
+        ("User", "cpumond"),
+        ("Group", "cpumond"),
+        ("AmbientCapabilities", "CAP_DAC_OVERRIDE"),
+        ("CapabilityBoundingSet", "CAP_DAC_OVERRIDE"),
+        ("NoNewPrivileges", "yes"),
+        ("ProtectSystem", "strict"),
+        ("ConfigurationDirectory", "cpumond"),
+        ("RuntimeDirectoryPreserve", "yes"),
+        ("WantedBy", "multi-user.target"),
+    ],
+)
+def test_service_says(service: dict[str, list[str]], name: str, value: str) -> None:
+    """The design depends on these; there is exactly one of each."""
+    assert service[name] == [value]
+
+
+@pytest.mark.parametrize("name", ["WatchdogSec", "TimeoutStartSec", "TimeoutStopSec", "RestartSec", "UMask"])
+def test_service_sets(service: dict[str, list[str]], name: str) -> None:
+    assert len(service[name]) == 1
+
+
+@pytest.mark.parametrize("name", ["ProtectControlGroups", "PrivateUsers", "ProcSubset", "PrivateNetwork"])
+def test_service_leaves_off(service: dict[str, list[str]], name: str) -> None:
+    """With any of these the agent could not do its work; the reasons are in the unit."""
+    assert name not in service
+    assert f"#   {name}=" in SERVICE.read_text(encoding="utf-8")
+
+
+def test_commands_exist(service: dict[str, list[str]]) -> None:
+    for line in service["ExecStart"] + service["ExecStopPost"]:
+        assert line.split()[1] in COMMANDS
+
+
+def test_directories_are_those_of_the_configuration(service: dict[str, list[str]]) -> None:
+    """State and runtime directory have one name here and in the defaults of the configuration."""
+    config = AgentConfig()
+    assert f"/var/lib/{service['StateDirectory'][0]}" == config.state_dir
+    assert f"/run/{service['RuntimeDirectory'][0]}" == config.runtime_dir
+    assert config.runtime_dir in service["BindPaths"]
+
+
+def test_watchdog_leaves_room_for_late_ticks(service: dict[str, list[str]]) -> None:
+    """WATCHDOG=1 comes once per tick: three default periods fit, and a dead agent is found within 10 s."""
+    check_period_s = AgentConfig().node_settings().check_period_s
+    assert 3 * check_period_s <= seconds(service["WatchdogSec"][0]) <= 10.0
+
+
+def test_restart_stops_at_errors_that_stay(service: dict[str, list[str]]) -> None:
+    """Another try does not mend a wrong command line or configuration; and tries end at some time."""
+    assert service["RestartPreventExitStatus"] == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
+    burst = int(service["StartLimitBurst"][0])
+    assert burst * (seconds(service["RestartSec"][0]) + 1.0) < seconds(service["StartLimitIntervalSec"][0])
+
+
+def test_descriptors_suffice(service: dict[str, list[str]]) -> None:
+    """Two descriptors for each of ``discovery.max_jobs``, and some for the agent."""
+    assert int(service["LimitNOFILE"][0]) >= 2 * AgentConfig().discovery.max_jobs + 100
