@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-
 from waiting import wait_until
 
 

@@ -214,18 +214,19 @@ def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
 def test_restore_after_stop_changes_nothing(facts: Facts) -> None:
     fact = of(facts, "stop")
     assert fact["restore"]["code"] == 0, fact["restore"]
+    assert "nothing to restore" in fact["restore"]["output"]
     assert fact["settings_after_restore"] == ORIGINAL
 
 
 def test_journal_has_fields_of_a_change(facts: Facts) -> None:
-    """A changed limit is one entry, to be searched by its fields: ``journalctl JOB_ID=one``."""
+    """A changed limit is one entry, to be searched by its fields: ``journalctl CPUMOND_JOB_ID=one``."""
     entries = of(facts, "journal")["entries"]
-    changes = [entry for entry in entries if entry.get("EVENT") == "limit_changed"]
-    assert changes, sorted({str(entry.get("EVENT")) for entry in entries})
+    changes = [entry for entry in entries if entry.get("CPUMOND_EVENT") == "limit_changed"]
+    assert changes, sorted({str(entry.get("CPUMOND_EVENT")) for entry in entries})
     first = changes[0]
-    assert first["JOB_ID"] == "one"
-    assert 0.0 < float(first["NEW_CORES"]) < float(first["OLD_CORES"]) == 1.0
-    assert first["PRIORITY"] == "6"
+    assert (first["CPUMOND_JOB_ID"], first["CPUMOND_REASON"]) == ("one", "shrink")
+    assert 0.0 < float(first["CPUMOND_NEW_CORES"]) < float(first["CPUMOND_OLD_CORES"]) == 1.0
+    assert (first["PRIORITY"], first["SYSLOG_IDENTIFIER"]) == ("6", "cpumond")
 
 
 def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
@@ -235,4 +236,13 @@ def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
     assert fact["settled_s"] is not None
     assert (fact["ActiveState"], fact["ExecMainStatus"]) == ("failed", "78")
     assert fact["restarts"] == "0"
+    assert fact["settings"] == ORIGINAL
+
+
+def test_crash_with_wrong_configuration_restores(facts: Facts) -> None:
+    """The restore after the crash works without the configuration, which is wrong just then."""
+    fact = of(facts, "crash_with_wrong_config")
+    assert_quiet(fact["start"])
+    assert fact["lowered_s"] is not None
+    assert fact["settled_s"] is not None
     assert fact["settings"] == ORIGINAL

@@ -282,8 +282,21 @@ def wrong_config() -> dict[str, Any]:
     }
 
 
+def crash_with_wrong_config() -> dict[str, Any]:
+    """The agent dies while its configuration on disk is wrong: it cannot come back, so the limit must."""
+    DROP_IN.unlink(missing_ok=True)
+    systemctl("reset-failed", UNIT)
+    result: dict[str, Any] = {"start": systemctl("start", UNIT), "lowered_s": wait(is_lowered)}
+    DROP_IN.write_text(WRONG)
+    systemctl("kill", "--signal", "KILL", UNIT)
+    result["settled_s"] = wait(lambda: show("ActiveState") == "failed")
+    result["settings"] = read_settings()
+    DROP_IN.unlink()
+    return result
+
+
 def main() -> None:
-    life = (lower, sandbox, reload, kill, hang, pause, stop, journal, wrong_config)
+    life = (lower, sandbox, reload, kill, hang, pause, stop, journal, wrong_config, crash_with_wrong_config)
     for step in (install, start, *life):
         begin_s = time.monotonic()
         try:

@@ -1,0 +1,89 @@
+"""What the laws are tried on: settings of the monitor and traces of jobs.
+
+Ratios, usages and times are thousandths: short in a failing example, and far from the smallest floats, so that a
+scaling by a power of two is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.replay import TraceRow
+
+
+def thousandths(low: float, high: float) -> st.SearchStrategy[float]:
+    """Numbers from ``low`` to ``high`` with three decimals."""
+    return st.integers(round(low * 1000), round(high * 1000)).map(lambda n: n / 1000)
+
+
+RATIOS = st.sampled_from([0.0, 1.0]) | thousandths(0, 1)
+CPU_LIMITS = st.sampled_from([1.0, 10.0, 64.0]) | thousandths(0.001, 200)
+
+
+@st.composite
+def document_settings(draw: st.DrawFn) -> MonitorSettings:
+    """Settings that semantics.md 1.3, 1.4 and DESIGN.md 5 speak of; those left at their defaults are common."""
+    lower, upper = sorted(draw(st.just((0.6, 0.9)) | st.tuples(RATIOS, RATIOS)))
+    window = draw(st.just(5) | st.integers(2, 9))
+    return MonitorSettings(
+        vote_mode=draw(st.sampled_from(["document", "ytsaurus"])),
+        smoothing_seed=draw(st.sampled_from(["limit", "first_value"])),
+        smoothing_factor=draw(st.just(0.1) | RATIOS),
+        relative_lower_bound=lower,
+        relative_upper_bound=upper,
+        increase_coefficient=draw(st.just(1.45) | thousandths(1, 2)),
+        decrease_coefficient=draw(st.just(0.97) | RATIOS),
+        vote_window_size=window,
+        vote_decision_threshold=draw(st.integers(1, window - 1)),
+        min_cpu_limit=draw(st.just(1.0) | thousandths(0, 20)),
+        start_delay_s=draw(st.just(0.0) | thousandths(0, 20)),
+        throttle_restore_ratio=draw(st.just(0.25) | RATIOS),
+    )
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> MonitorSettings:
+    """Settings of every kind, also of the options that neither of the two documents knows."""
+    document = draw(document_settings())
+    return MonitorSettings(
+        **{name: getattr(document, name) for name in document.__struct_fields__}
+        | {
+            "min_limit_ratio": draw(st.just(0.0) | RATIOS),
+            "headroom_ratio": draw(st.just(0.0) | thousandths(0, 10)),
+            "direction": draw(st.sampled_from(["both", "both", "up-only", "down-only"])),
+            "actuator": draw(st.sampled_from(["quota", "quota", "weight"])),
+            "throttle_vote": draw(st.booleans()),
+            "restore_hold_s": draw(st.just(0.0) | thousandths(0, 50)),
+            "startup_boost_s": draw(st.just(0.0) | thousandths(0, 50)),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A job's CPU in cores and the rows recorded of it."""
+
+    cpu_limit_cores: float
+    rows: tuple[TraceRow, ...]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Stretches of steady usage (as a job idles, works, idles), sometimes throttled, with checks that come late."""
+    cpu_limit_cores = draw(CPU_LIMITS)
+    time_s = draw(st.just(0.0) | thousandths(-1000, 1000))
+    rows = []
+    stretch = st.tuples(
+        st.integers(1, 25),
+        st.sampled_from([0.0, 0.5, 1.0]) | thousandths(0, 1.5),
+        st.just(1.0) | thousandths(0.001, 30),
+        st.just(0.0) | st.just(0.0) | RATIOS,
+    )
+    for checks, level, interval_s, throttled_ratio in draw(st.lists(stretch, min_size=1, max_size=4)):
+        for _ in range(checks):
+            rows.append(TraceRow(time_s, level * cpu_limit_cores, throttled_ratio))
+            time_s += interval_s
+    return Trace(cpu_limit_cores, tuple(rows))

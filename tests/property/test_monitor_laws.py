@@ -1,0 +1,257 @@
+"""Laws of the job CPU monitor over any trace and any settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import Trace, any_settings, document_settings, traces
+
+from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
+from cpumond.monitor.policy import check, reject, step
+from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
+from cpumond.units import format_duration, parse_duration_s
+
+many = settings(max_examples=150, deadline=None)
+some = settings(max_examples=60, deadline=None)
+
+
+def replay(trace: Trace, s: MonitorSettings) -> list[ReplayRow]:
+    return list(replay_rows(trace.rows, trace.cpu_limit_cores, s))
+
+
+def walk(trace: Trace, s: MonitorSettings) -> Iterator[tuple[JobState, Decision, JobState]]:
+    """Each check of a trace: state before, decision, state after."""
+    first, *others = trace.rows
+    state = start_state(trace.cpu_limit_cores, first.time_s)
+    before_s = first.time_s
+    for row in others:
+        base = CpuReading(0.0, row.time_s)
+        after, decision = step(state, base, row.usage_cores, row.time_s - before_s, row.throttled_ratio, s)
+        yield state, decision, after
+        state, before_s = after, row.time_s
+
+
+def replay_by_the_text(rows: tuple[TraceRow, ...], cpu_limit: float, s: MonitorSettings) -> list[ReplayRow]:
+    """Semantics 1.3 and 1.4 written down as one straight loop, with the throttle restore of DESIGN.md 5."""
+    hard = soft = cpu_limit
+    floor = min(hard, s.min_cpu_limit)
+    size, threshold = s.vote_window_size, s.vote_decision_threshold
+    smoothed: float | None = None
+    base: float | None = None
+    values: list[float] = []  # document form: all smoothed values since the start or the last restore
+    votes: list[int] = []  # code form: all votes since the last decision or restore
+    results = []
+    for row in rows:
+        # 1. no sample before start time + start_delay
+        if row.time_s < rows[0].time_s + s.start_delay_s:
+            continue
+        # 3. the first good sample is the base
+        if base is None:
+            base = row.time_s
+            continue
+        # 4. the usage is given
+        usage = row.usage_cores
+        if s.throttle_restore_ratio > 0 and soft < hard and row.throttled_ratio > s.throttle_restore_ratio:
+            soft = smoothed = hard
+            values, votes = [], []
+            results.append(ReplayRow(row.time_s, usage, smoothed, None, "restore", soft))
+            continue
+        # 5. smoothing
+        if smoothed is not None:
+            smoothed = s.smoothing_factor * usage + (1 - s.smoothing_factor) * smoothed
+        elif s.smoothing_seed == "limit":
+            smoothed = hard
+        else:
+            smoothed = usage
+        # 6. votes and their sum
+        votes_sum: int | None = None
+        if s.vote_mode == "document":
+            values.append(smoothed)
+            if len(values) >= size:
+                below = sum(value < s.relative_lower_bound * soft for value in values[-size:])
+                above = sum(value > s.relative_upper_bound * soft for value in values[-size:])
+                votes_sum = above - below
+        else:
+            if soft == 0:
+                votes.append(0)  # 0/0 compares as neither
+            elif smoothed / soft < s.relative_lower_bound:
+                votes.append(-1)
+            elif smoothed / soft > s.relative_upper_bound:
+                votes.append(1)
+            else:
+                votes.append(0)
+            if len(votes) >= size:
+                votes_sum = sum(votes[-size:])
+        # 7. decision; a current limit of 0 is not decided about
+        candidate = soft
+        if votes_sum is not None and votes_sum > threshold:
+            candidate = min(soft * s.increase_coefficient, hard) if soft > 0 else soft
+            votes = []
+        elif votes_sum is not None and votes_sum < -threshold:
+            candidate = max(soft * s.decrease_coefficient, floor) if soft > 0 else soft
+            votes = []
+        kind = "grow" if candidate > soft else "shrink" if candidate < soft else "hold"
+        soft = candidate
+        results.append(ReplayRow(row.time_s, usage, smoothed, votes_sum, kind, soft))
+    return results
+
+
+@many
+@given(traces(), document_settings())
+def test_a_replay_follows_the_text_of_the_semantics(trace, s):
+    assert replay(trace, s) == replay_by_the_text(trace.rows, trace.cpu_limit_cores, s)
+
+
+@some
+@given(traces(), document_settings())
+def test_checks_of_growing_counters_and_a_replay_of_their_csv_decide_the_same(trace, s):
+    total, readings = 0.0, []
+    for row in trace.rows:
+        total += row.usage_cores
+        readings.append(CpuReading(total, row.time_s))
+    state = start_state(trace.cpu_limit_cores, trace.rows[0].time_s)
+    checked = []
+    for reading in readings:
+        state, decision = check(state, reading, reading.at_s, s)
+        if decision.kind not in ("delay", "base"):
+            checked.append((decision.usage_cores, state.smoothed_cores, decision.votes_sum, state.limit_cores))
+    lines = ["time_s,total_cpu_s", *(f"{reading.at_s!r},{reading.total_cpu_s!r}" for reading in readings)]
+    replayed = replay_rows(parse_trace(lines, "trace"), trace.cpu_limit_cores, s)
+    assert checked == [(row.usage_cores, row.smoothed_cores, row.votes_sum, row.cpu_limit_cores) for row in replayed]
+
+
+@many
+@given(traces(), any_settings())
+def test_the_limit_stays_between_its_floor_and_cpu_limit(trace, s):
+    floor = min(trace.cpu_limit_cores, max(s.min_cpu_limit, s.min_limit_ratio * trace.cpu_limit_cores))
+    for _, _, after in walk(trace, s):
+        assert floor <= after.limit_cores <= trace.cpu_limit_cores
+
+
+@many
+@given(traces(), any_settings())
+def test_only_a_full_window_beyond_the_threshold_or_a_restore_changes_the_limit(trace, s):
+    checks_in_window = 0
+    for before, decision, after in walk(trace, s):
+        checks_in_window += 1
+        if decision.kind == "restore":
+            assert before.limit_cores < after.limit_cores == trace.cpu_limit_cores
+            checks_in_window = 0
+            continue
+        assert (decision.votes_sum is None) == (checks_in_window < s.vote_window_size)
+        if decision.changes:
+            assert decision.votes_sum is not None
+            assert (decision.kind, decision.votes_sum > 0) in (("grow", True), ("shrink", False))
+            assert abs(decision.votes_sum) > s.vote_decision_threshold
+        if s.vote_mode == "ytsaurus" and abs(decision.votes_sum or 0) > s.vote_decision_threshold:
+            checks_in_window = 0
+
+
+@many
+@given(traces(), any_settings())
+def test_a_change_is_one_coefficient_wide_at_most(trace, s):
+    for before, decision, after in walk(trace, s):
+        if decision.kind == "grow":
+            assert after.limit_cores <= before.limit_cores * s.increase_coefficient
+        elif decision.kind == "shrink":
+            assert after.limit_cores >= before.limit_cores * s.decrease_coefficient
+
+
+@some
+@given(traces(), any_settings())
+def test_the_same_trace_gives_the_same_decisions(trace, s):
+    assert replay(trace, s) == replay(trace, s)
+
+
+@some
+@given(traces(), any_settings(), st.data())
+def test_what_comes_later_does_not_change_what_was_decided(trace, s, data):
+    length = data.draw(st.integers(1, len(trace.rows)))
+    beginning = replay(Trace(trace.cpu_limit_cores, trace.rows[:length]), s)
+    assert replay(trace, s)[: len(beginning)] == beginning
+
+
+@many
+@given(traces(), any_settings(), st.integers(1, 1000))
+def test_a_throttled_check_below_cpu_limit_restores_it_at_once(trace, s, thousandth):
+    s = msgspec.structs.replace(s, actuator="quota", throttle_restore_ratio=min(s.throttle_restore_ratio, 0.999))
+    assume(s.throttle_restore_ratio > 0)
+    throttled_ratio = max(thousandth / 1000, math.nextafter(s.throttle_restore_ratio, 1.0))
+    for _, _, state in walk(trace, s):
+        restored, decision = step(state, CpuReading(0.0, 1e6), 0.0, 1.0, throttled_ratio, s)
+        if state.limit_cores < trace.cpu_limit_cores:
+            assert decision.kind == "restore"
+            assert (restored.limit_cores, restored.smoothed_cores) == (trace.cpu_limit_cores, trace.cpu_limit_cores)
+            assert restored.window == ()
+        else:
+            assert decision.kind != "restore"
+
+
+@some
+@given(traces(), any_settings())
+def test_without_a_throttled_check_there_is_no_restore(trace, s):
+    quiet = Trace(trace.cpu_limit_cores, tuple(TraceRow(row.time_s, row.usage_cores) for row in trace.rows))
+    assert all(row.decision != "restore" for row in replay(quiet, s))
+
+
+@many
+@given(traces(), any_settings())
+def test_aggregates_are_the_sums_over_the_checks_and_preemptible_lies_between_0_and_max(trace, s):
+    smoothed = preemptible = maximum = 0.0
+    for _, decision, after in walk(trace, s):
+        smoothed += after.smoothed_cores * decision.interval_s
+        preemptible += (trace.cpu_limit_cores - after.limit_cores) * decision.interval_s
+        maximum += trace.cpu_limit_cores * decision.interval_s
+        assert (after.smoothed_cpu_s, after.preemptible_cpu_s, after.max_cpu_s) == (smoothed, preemptible, maximum)
+        assert 0.0 <= preemptible <= maximum
+
+
+@some
+@given(traces(), any_settings())
+def test_a_rejected_change_counts_as_if_the_limit_had_stayed(trace, s):
+    for before, decision, after in walk(trace, s):
+        kept = reject(after, decision)
+        assert kept.limit_cores == before.limit_cores
+        stayed = before.preemptible_cpu_s + (before.hard_cores - before.limit_cores) * decision.interval_s
+        assert math.isclose(kept.preemptible_cpu_s, stayed, rel_tol=1e-9, abs_tol=1e-9 * after.max_cpu_s)
+
+
+@many
+@given(traces(), any_settings(), st.integers(-12, 12))
+def test_scaling_all_cores_by_a_power_of_two_scales_all_results(trace, s, exponent):
+    factor = 2.0**exponent
+    scaled = Trace(
+        trace.cpu_limit_cores * factor,
+        tuple(msgspec.structs.replace(row, usage_cores=row.usage_cores * factor) for row in trace.rows),
+    )
+    scaled_settings = msgspec.structs.replace(s, min_cpu_limit=s.min_cpu_limit * factor)
+    assert replay(scaled, scaled_settings) == [
+        msgspec.structs.replace(
+            row,
+            usage_cores=row.usage_cores * factor,
+            smoothed_cores=row.smoothed_cores * factor,
+            cpu_limit_cores=row.cpu_limit_cores * factor,
+        )
+        for row in replay(trace, s)
+    ]
+
+
+@many
+@given(st.floats(min_value=0.0, allow_infinity=False, allow_nan=False) | st.integers(0, 10**9).map(lambda n: n / 1e6))
+def test_a_duration_reads_back_from_its_text(seconds):
+    assert parse_duration_s(format_duration(seconds)) == seconds
+
+
+@some
+@given(st.text("0123456789. usmhdwin-") | st.text())
+def test_any_text_is_a_finite_duration_or_refused(text):
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        assert str(error).startswith("expected a duration")
+    else:
+        assert 0.0 <= seconds < math.inf
