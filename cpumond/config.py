@@ -68,7 +68,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[discovery]``: how jobs are looked for."""
 
-    rescan_period_s: PositiveDuration = msgspec.field(name="rescan_period", default=10.0)
+    rescan_period_s: PositiveDuration = msgspec.field(name="rescan_period", default=30.0)
     empty_rescans: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 6
     max_jobs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 9000
 

@@ -137,13 +137,24 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
         return self.mode
 
 
-def resolve_job(config: AgentConfig, found: FoundJob, directory: str) -> tuple[MonitorSettings, Mode]:
-    """The resulting settings and mode of a job. Raises ConfigError.
+SettingsCache = dict[tuple[int, str], MonitorSettings]
+"""Resulting settings by source and operation, for jobs without options of their own: thousands share a few."""
+
+
+def resolve_job(
+    config: AgentConfig, found: FoundJob, directory: str, cache: SettingsCache
+) -> tuple[MonitorSettings, Mode]:
+    """The resulting settings and mode of a job. Raises ConfigError. ``cache`` holds for one look at all jobs.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
     less, so that nobody can opt in what the operator left out.
     """
-    settings = config.resolve_settings(found.source, found.operation_id, found.layer)
+    key = (id(found.source), found.operation_id)
+    settings = None if found.layer else cache.get(key)
+    if settings is None:
+        settings = config.resolve_settings(found.source, found.operation_id, found.layer)
+        if not found.layer:
+            cache[key] = settings
     mode = compute_mode(settings)
     asked = read_mode_xattr(directory)
     if asked is not None and asked[0] in MODES:

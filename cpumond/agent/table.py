@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from cpumond.agent.jobs import Tracked, compute_hard, find_refusal, record, resolve_job
+from cpumond.agent.jobs import SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -22,6 +22,9 @@ from cpumond.errors import CpumondError
 from cpumond.monitor.model import Mode, start_state
 from cpumond.monitor.policy import move_hard, restart_at
 from cpumond.units import cores_to_quota_us
+
+MANY_JOBS = 20
+"""More new jobs than this at one look are one line in the log."""
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -36,6 +39,8 @@ class JobTable:
         self.watcher = watcher
         self.jobs: dict[str, Tracked] = {}
         self.problems: dict[str, str] = {}
+        self._settings: SettingsCache = {}
+        self._many = False
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.jobs.values())
@@ -61,6 +66,9 @@ class JobTable:
             self.release(self.jobs[path])
             changed = True
         caps: dict[str, AncestorCap] = {}
+        self._settings = {}
+        self._many = len(named) - len(self.jobs) > MANY_JOBS
+        before = len(self.jobs)
         for path, job in named.items():
             tracked = self.jobs.get(path)
             if tracked is not None and not self._is_same(tracked):
@@ -71,6 +79,8 @@ class JobTable:
                 changed |= self._open(job, now_s, caps)
             else:
                 self._look_again(tracked, job, now_s, caps)
+        if self._many:
+            log.info("jobs_found", count=len(self.jobs) - before)
         return changed
 
     def _is_same(self, job: Tracked) -> bool:
@@ -91,7 +101,7 @@ class JobTable:
                 if in_force is None:
                     cgroup.close()
                     return False
-                settings, mode = resolve_job(self.config, found, cgroup.directory)
+                settings, mode = resolve_job(self.config, found, cgroup.directory, self._settings)
                 known = self.writer.find_original(cgroup)
                 original = known.settings if known is not None else self._guess_original(found, in_force)
                 ancestor = _cached_cap(cgroup, caps)
@@ -113,8 +123,9 @@ class JobTable:
             return False
         job.watches = self.watcher.watch_limits(found.path, cgroup.watch_paths())
         self.jobs[found.path] = job
-        log.info("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
-                 cpu_limit_cores=job.ordered_cores)  # fmt: skip
+        say = log.debug if self._many else log.info
+        say("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
+            cpu_limit_cores=job.ordered_cores)  # fmt: skip
         return True
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
@@ -147,7 +158,7 @@ class JobTable:
         asked = read_mode_xattr(job.cgroup.directory)
         if found != job.found or job.config is not self.config or asked != job.asked_mode:
             try:
-                settings, mode = resolve_job(self.config, found, job.cgroup.directory)
+                settings, mode = resolve_job(self.config, found, job.cgroup.directory, self._settings)
             except CpumondError as error:
                 self._complain(found.path, str(error))
                 return

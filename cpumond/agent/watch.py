@@ -27,11 +27,11 @@ class Watcher:
         return self._inotify.fd
 
     def watch_directories(self, paths: set[str]) -> None:
-        """Watch exactly these directories for children that come and go."""
+        """Watch exactly these directories for children that come and go, or get another xattr."""
         for path in set(self._directories) - paths:
             self._remove(self._directories.pop(path))
         for path in paths - set(self._directories):
-            watch = self._add(path, Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ONLYDIR)
+            watch = self._add(path, Mask.CREATE | Mask.DELETE | Mask.ATTRIB | Mask.ONLYDIR)
             if watch is not None:
                 self._directories[path] = watch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import ClassVar, Self
 
@@ -15,7 +16,7 @@ from cpumond.cgroup.parse import parse_flat_keyed
 from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
 from cpumond.monitor.model import CpuReading
-from cpumond.units import DEFAULT_PERIOD_US, quota_to_cores
+from cpumond.units import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
 
 
 class V1CpuController(CpuController):  # type: ignore[misc]
@@ -38,25 +39,31 @@ class V1Cgroup:
         "_cpu_root",
         "_nr_periods",
         "_nr_throttled",
-        "_raw_stat",
+        "_period_s",
+        "_raw_periods",
+        "_seen_at_s",
+        "_seen_usage_us",
         "_stat_fd",
         "_throttled_s",
+        "_unified",
         "_usage_fd",
-        "_usage_file",
         "directory",
         "inode",
         "path",
     )
 
-    def __init__(self, hierarchies: Hierarchies, path: str, usage_fd: int, stat_fd: int, usage_file: str) -> None:
+    def __init__(self, hierarchies: Hierarchies, path: str, usage_fd: int, stat_fd: int) -> None:
         self.path = path
         self.directory = os.path.join(hierarchies.cpu_root, path)
         self.inode = os.stat(self.directory).st_ino
         self._cpu_root = hierarchies.cpu_root
         self._controller = V1CpuController(Node(self.directory))
-        self._usage_fd, self._stat_fd, self._usage_file = usage_fd, stat_fd, usage_file
-        self._raw_stat = b""
-        self._nr_periods = self._nr_throttled = 0
+        self._usage_fd, self._stat_fd = usage_fd, stat_fd
+        self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
+        self._seen_usage_us = -math.inf
+        self._seen_at_s = -math.inf
+        self._period_s = DEFAULT_PERIOD_US / 1e6
+        self._nr_periods = self._raw_periods = self._nr_throttled = 0
         self._throttled_s = 0.0
 
     @classmethod
@@ -75,7 +82,7 @@ class V1Cgroup:
             os.close(usage_fd)
             raise
         try:
-            return cls(hierarchies, path, usage_fd, stat_fd, name)
+            return cls(hierarchies, path, usage_fd, stat_fd)
         except OSError as error:
             os.close(usage_fd)
             os.close(stat_fd)
@@ -84,27 +91,37 @@ class V1Cgroup:
             raise CgroupReadError(os.path.join(hierarchies.cpu_root, path), error) from error
 
     def read(self, at_s: float) -> CpuReading | None:
-        """See ``Cgroup.read``; two preads, and cpu.stat is parsed only when it changed."""
+        """See ``Cgroup.read``; at most two preads.
+
+        A cgroup that used less CPU since the last full look than the least quota the kernel takes cannot have been
+        throttled since: then cpu.stat is not read.
+        """
         try:
             raw_usage = os.pread(self._usage_fd, 64, 0)
-            raw_stat = os.pread(self._stat_fd, 512, 0)
+            # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
+            usage_us = int(raw_usage.split(None, 2)[1]) if self._unified else int(raw_usage) * 1e-3
+            if usage_us - self._seen_usage_us >= MIN_QUOTA_US:
+                self._read_stat(at_s)
+                self._seen_usage_us = usage_us
         except OSError as error:
             if error.errno in GONE_ERRNOS:
                 return None
             raise CgroupReadError(self.directory, error) from error
-        try:
-            if raw_stat != self._raw_stat:
-                stat = parse_flat_keyed(raw_stat.decode("ascii"))
-                self._nr_periods = stat.get("nr_periods", 0)
-                self._nr_throttled = stat.get("nr_throttled", 0)
-                self._throttled_s = stat.get("throttled_time", 0) * 1e-9
-                self._raw_stat = raw_stat
-            # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
-            unified = self._usage_file == "cpu.stat"
-            total_s = int(raw_usage.split(None, 2)[1]) * 1e-6 if unified else int(raw_usage) * 1e-9
         except (ValueError, IndexError) as error:
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
-        return CpuReading(total_s, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s)
+        self._seen_at_s = at_s
+        return CpuReading(usage_us * 1e-6, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s)
+
+    def _read_stat(self, at_s: float) -> None:
+        """Read cpu.stat. The periods of looks that were left out are not counted to this interval: it cannot hold
+        more than its length allows."""
+        stat = parse_flat_keyed(os.pread(self._stat_fd, 512, 0).decode("ascii"))
+        periods = stat.get("nr_periods", 0)
+        most = (at_s - self._seen_at_s) / self._period_s + 1.0
+        self._nr_periods += int(max(min(periods - self._raw_periods, most), 0))
+        self._raw_periods = periods
+        self._nr_throttled = stat.get("nr_throttled", 0)
+        self._throttled_s = stat.get("throttled_time", 0) * 1e-9
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -117,6 +134,7 @@ class V1Cgroup:
                 return None
             raise CgroupReadError(self.directory, error) from error
         burst_us = self._controller.get_content("cfs_burst_us")
+        self._period_s = period_us / 1e6
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:

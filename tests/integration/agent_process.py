@@ -94,7 +94,7 @@ class AgentProcess:
         records = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
         return [record for record in records if record.get("event") == name]
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the agent."""
         assert self.process is not None
         os.kill(self.process.pid, number)
@@ -102,7 +102,7 @@ class AgentProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit code."""
         assert self.process is not None
-        self.signal(number)
+        self.send_signal(number)
         return self.process.wait(30)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

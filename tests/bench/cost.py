@@ -1,0 +1,118 @@
+"""What the agent costs, measured from outside, as a ratio to a C loop that reads the same counters in the same run.
+
+``python tests/bench/cost.py [--jobs 1000 5000] [--seconds 20]``; needs root, real cgroups and a C compiler.
+Prints one line of JSON per number of jobs: CPU microseconds per job and check of the agent and of the floor, their
+ratio, resident memory, and seconds from exec to the first tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from agent_process import AgentProcess
+from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.testing import CgroupTree, real_cgroups
+
+
+def measure_floor_us(files: list[str], rounds: int) -> float:
+    """CPU microseconds the C loop needs per file."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = os.path.join(directory, "floor")
+        subprocess.run(["cc", "-O2", "-o", program, str(Path(__file__).with_name("floor.c"))], check=True)
+        result = subprocess.run(
+            [program, str(rounds)], input="\n".join(files), capture_output=True, text=True, check=True
+        )
+    return float(result.stdout) / 1000.0
+
+
+def counter_files(tree: CgroupTree, names: list[str]) -> list[str]:
+    """The counters the agent reads of each job."""
+    h = tree.hierarchies
+    if h.cpu_version == 2:
+        return [tree.path(name, "cpu.stat") for name in names]
+    usage = [os.path.join(h.cpuacct_root, tree.top, name, "cpuacct.usage") for name in names]
+    return [file for name, used in zip(names, usage, strict=True) for file in (used, tree.path(name, "cpu.stat"))]
+
+
+def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[str, object]:
+    """One agent over ``jobs`` cgroups for ``seconds`` of steady state."""
+    with real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree:
+        names = [f"job{number}" for number in range(jobs)]
+        for name in names:
+            tree.make(name)
+        files = counter_files(tree, names)
+        with tempfile.TemporaryDirectory() as directory:
+            agent = AgentProcess(Path(directory))
+            agent.write_config(
+                f'managed_roots = ["{tree.top}"]\n[monitor]\nmode = "{mode}"\ncheck_period = {check_period_ms}\n'
+                f'[[source]]\nkind = "glob"\npattern = "{tree.top}/*"\ncpu_limit = 1.0\n'
+                "[cost]\ncpu_budget_ratio = 0\n"
+            )
+            started = time.time()
+            agent.start()
+            first = agent.get("/v1/status")
+            process = psutil.Process(agent.process.pid if agent.process else 0)
+            time.sleep(3 * check_period_ms / 1000)
+            before, ticks_before = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
+            time.sleep(seconds)
+            after, ticks_after = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
+            floor_us = measure_floor_us(files, 20) * len(files) / jobs
+            rss = process.memory_info().rss
+            first_tick = datetime.fromisoformat(agent.events("started")[0]["timestamp"])
+            late = first["counters"]["late_ticks"]
+            agent.stop()
+        ticks = ticks_after - ticks_before
+        agent_us = (after - before) / (ticks * jobs) * 1e6
+        return {
+            "jobs": jobs,
+            "mode": mode,
+            "check_period_ms": check_period_ms,
+            "ticks": ticks,
+            "late_ticks": late,
+            "agent_us_per_job_and_check": round(agent_us, 2),
+            "floor_us_per_job_and_check": round(floor_us, 2),
+            "ratio": round(agent_us / floor_us, 2),
+            "agent_cores": round((after - before) / seconds, 4),
+            "rss_mib": round(rss / 2**20, 1),
+            "start_to_first_tick_s": round(first_tick.timestamp() - started, 3),
+        }
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all its threads, to the nanosecond (schedstat)."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
+
+
+def main() -> None:
+    """Measure for each number of jobs and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 5000])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--check-period-ms", type=int, default=1000)
+    parser.add_argument("--mode", default="reclaim")
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for jobs in options.jobs:
+        print(json.dumps(measure(jobs, options.seconds, options.check_period_ms, options.mode)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
