@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
@@ -12,6 +16,8 @@ import structlog
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+
+_NO_FIELD_NAME = re.compile(r"[^A-Z0-9_]")
 
 
 def choose_format(wanted: str, environment: Mapping[str, str], stream: TextIO) -> str:
@@ -33,7 +39,7 @@ def _is_journal(stream_id: str, stream: TextIO) -> bool:
 
 
 def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO | None = None) -> None:
-    """Set structlog up for this process; may be called again after a reload."""
+    """Set structlog up for this process, and let libraries log through it; may be called again after a reload."""
     stream = stream or sys.stderr
     style = choose_format(wanted, os.environ, stream)
     processors: list[Any] = [
@@ -42,9 +48,11 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    factory: Any = structlog.PrintLoggerFactory(stream)
+    factory: Any = structlog.WriteLoggerFactory(_Unfailing(stream))  # type: ignore[arg-type]
     if style == "console":
-        processors += [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        # Not the default traceback: it shows the values of all variables.
+        plain = structlog.dev.plain_traceback
+        processors += [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     else:
         processors += [structlog.processors.format_exc_info]
         if style == "journald":
@@ -58,6 +66,41 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
         logger_factory=factory,
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _LibraryHandler)]
+    root.addHandler(_LibraryHandler(logging.WARNING))
+
+
+class _Unfailing:
+    """A stream for records; a full disk or a closed pipe behind it must not end the agent."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        # ValueError: the stream is closed.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+class _LibraryHandler(logging.Handler):
+    """What libraries say through the standard library's logging becomes a record like ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            structlog.get_logger("cpumond.library").log(
+                min(record.levelno // 10 * 10, logging.CRITICAL),
+                "library_message",
+                library=record.name,
+                text=record.getMessage().strip(),
+                exc_info=record.exc_info,
+            )
+        except Exception:
+            self.handleError(record)
 
 
 def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -66,7 +109,11 @@ def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapp
 
 
 def _encode(event: Any, **_: Any) -> str:
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    try:
+        return msgspec.json.encode(event, enc_hook=str).decode()
+    except (ValueError, TypeError):
+        # A text that is no valid Unicode (a path, for example), or a key that is no text.
+        return json.dumps({str(key): value for key, value in event.items()}, default=str)
 
 
 def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
@@ -77,13 +124,23 @@ def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     level = str(event.pop("level", "info"))
     name = str(event.pop("event", ""))
     words = " ".join(f"{key}={value}" for key, value in event.items() if key != "exception")
-    fields = {f"CPUMOND_{key}".upper(): str(value) for key, value in event.items()}
+    fields = {_field_name(key): _valid(value) for key, value in event.items()}
     message = f"{name} {words}".strip() + (f"\n{event['exception']}" if "exception" in event else "")
-    journal.send(
-        message=message,
-        priority=PRIORITIES.get(level, 6),
-        syslog_identifier="cpumond",
-        CPUMOND_EVENT=name,
-        **fields,
-    )
+    # A journal that is away for a moment must not end the agent.
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        journal.send(
+            message=_valid(message),
+            priority=PRIORITIES.get(level, 6),
+            syslog_identifier="cpumond",
+            CPUMOND_EVENT=name,
+            **fields,
+        )
     return ""
+
+
+def _field_name(key: object) -> str:
+    return "CPUMOND_" + _NO_FIELD_NAME.sub("_", str(key).upper())
+
+
+def _valid(value: object) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()

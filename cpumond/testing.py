@@ -116,7 +116,8 @@ class SimulatedKernel:
     def stop(self) -> None:
         """End it."""
         self._stop.set()
-        self._thread.join(5.0)
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
 
     def _run(self) -> None:
         begin_s = last_s = time.monotonic()

@@ -6,44 +6,80 @@ Handlers read the published snapshot; what needs the live records is handed to t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpumond.agent import control
-from cpumond.agent.exporter import AgentCollector, MetricsText
+from cpumond.agent.exporter import MetricsText
+from cpumond.agent.listen import close_sockets
 from cpumond.agent.loop import Agent
-from cpumond.errors import ConfigError, CpumondError
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
+
+log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
+MAX_CONNECTIONS = 64
 READY_PERIODS = 5
+KEEP_ALIVE_S = 20
+EXCHANGE_S = 40.0
+"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
+RETRY_S = 5.0
+STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-STATUS_OF = {"ConfigError": 422, "UsageError": 422, "RefusedError": 403, "AccessError": 403, "UnavailableError": 404}
+App = Starlette
 
 
-def make_app(agent: Agent, metrics: MetricsText) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """One ASGI application: the unix socket gets every route, TCP only metrics and health."""
-    public = Starlette(routes=_public_routes(agent, metrics))
-    private = Starlette(routes=[*_public_routes(agent, metrics), *_private_routes(agent)])
+class TooLargeError(ConfigError):
+    """The body of a request is larger than MAX_BODY_BYTES."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        local = scope.get("server")
-        is_unix = local is not None and local[1] is None
-        await (private if is_unix else public)(scope, receive, send)
 
+STATUS_OF: dict[type[CpumondError], int] = {
+    ConfigError: 422,
+    UsageError: 422,
+    TooLargeError: 413,
+    RefusedError: 403,
+    AccessError: 403,
+    UnavailableError: 404,
+}
+
+
+def make_public_app(agent: Agent, metrics: MetricsText) -> App:
+    """What TCP offers: metrics and health."""
+    return _make_app(_public_routes(agent, metrics))
+
+
+def make_private_app(agent: Agent, metrics: MetricsText) -> App:
+    """What the unix socket offers: everything."""
+    return _make_app([*_public_routes(agent, metrics), *_private_routes(agent)])
+
+
+def _make_app(routes: list[Route]) -> App:
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _describe_refusal})
+    app.router.redirect_slashes = False
     return app
+
+
+async def _describe_refusal(request: Request, error: Exception) -> Response:
+    """404 and 405 in the form of all other errors."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return _json({"error": text, "exit_code": 69}, error.status_code, error.headers)
 
 
 def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
@@ -57,17 +93,24 @@ def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
         snapshot = agent.snapshot
         if snapshot is None:
             return _json({"status": "starting"}, 503)
-        age_s = time.monotonic() - snapshot.at_s
+        age_s = _age_s(agent, snapshot)
         ready = age_s < max(READY_PERIODS * snapshot.check_period_s, 2.0)
         return _json({"status": "ok" if ready else "stuck", "last_tick_age_s": round(age_s, 3)}, 200 if ready else 503)
 
     return [Route("/metrics", read_metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
+def _age_s(agent: Agent, snapshot: TickSnapshot) -> float:
+    return agent.clock.monotonic_s() - snapshot.at_s
+
+
 def _private_routes(agent: Agent) -> list[Route]:
     async def status(_: Request) -> Response:
         snapshot = agent.snapshot
-        return _json(control.describe_agent(snapshot)) if snapshot else _json({"error": "the agent is starting"}, 503)
+        if snapshot is None:
+            return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
+        age_s = round(agent.clock.monotonic_s() - snapshot.at_s, 3)
+        return _json({**control.describe_agent(snapshot), "last_tick_age_s": age_s})
 
     def action(work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -76,11 +119,14 @@ def _private_routes(agent: Agent) -> list[Route]:
                 name = request.path_params.get("name", "")
                 result = await run_in_threadpool(agent.call, lambda: work(name, body))
             except CpumondError as error:
-                return _json(
-                    {"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error).__name__, 500)
-                )
+                return _json({"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error), 500))
             except TimeoutError:
                 return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception:
+                log.exception("request_failed", method=request.method, path=request.url.path)
+                return _json({"error": "the agent failed at this request; see its log", "exit_code": 69}, 500)
             return _json(result)
 
         return handle
@@ -105,7 +151,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
-            raise ConfigError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+            raise TooLargeError(f"the request is larger than {MAX_BODY_BYTES} bytes")
     if not data:
         return {}
     try:
@@ -115,27 +161,72 @@ async def _read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+class _Connection(H11Protocol):
+    """One connection. It ends when a request and its answer take too long, so that silent peers do not add up."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_exchange()
+
+    def on_response_complete(self) -> None:
+        self._begin_exchange()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _begin_exchange(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(EXCHANGE_S, self.transport.abort)
+
+
+class _Server(uvicorn.Server):
+    """A server that waits to be told to stop; the library's looks ten times a second, 0.2 % of a core when idle."""
+
+    def __init__(self, app: App, stopping: asyncio.Event) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                # Garbage from a port scanner and clients over the limit are no news.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                # The library renews the date in the loop that is left out here.
+                date_header=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._stopping = stopping
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
 
 
 class ApiServer:
-    """The thread that serves ``app`` on already bound sockets; the agent ends it with ``stop``."""
+    """The thread that serves each application on its bound sockets; the agent ends it with ``stop``.
 
-    def __init__(self, app: Any, sockets: list[socket.socket]) -> None:
-        config = uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            limit_concurrency=64,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
-        self._sockets = sockets
+    Each application has a limit of connections of its own: whatever happens on TCP, the unix socket answers.
+    """
+
+    def __init__(self, served: list[tuple[App, list[socket.socket]]]) -> None:
+        self._served = [(app, sockets) for app, sockets in served if sockets]
+        self._ending = threading.Event()
+        self._wake: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
     def start(self) -> None:
@@ -143,20 +234,47 @@ class ApiServer:
         self._thread.start()
 
     def _run(self) -> None:
-        # Not Server.run: its signal handlers belong to the tick's thread.
-        asyncio.run(self._server._serve(self._sockets))
+        while not self._ending.is_set():
+            try:
+                asyncio.run(self._serve())
+            except (Exception, SystemExit):
+                # The sockets stay bound, and the agent goes on with what it is for.
+                log.exception("api_failed", retry_s=RETRY_S)
+                self._ending.wait(RETRY_S)
+
+    async def _serve(self) -> None:
+        stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(stopping.set)
+        if self._ending.is_set():
+            return
+        with contextlib.ExitStack() as stack:
+            async with asyncio.TaskGroup() as tasks:
+                for app, sockets in self._served:
+                    # A server closes what it is given; another attempt needs the originals.
+                    own = [stack.enter_context(sock.dup()) for sock in sockets]
+                    tasks.create_task(_Server(app, stopping).serve(own))
 
     def stop(self) -> None:
         """End the thread and close the sockets."""
-        self._server.should_exit = True
-        self._thread.join(3.0)
-        for sock in self._sockets:
-            sock.close()
+        self._ending.set()
+        if self._wake is not None:
+            # A loop that has ended by itself has nothing to be told.
+            with contextlib.suppress(RuntimeError):
+                self._wake()
+        self._thread.join(STOP_S)
+        for _, sockets in self._served:
+            close_sockets(sockets)
 
 
 def serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
-    """Start to answer on bound sockets; the running server."""
-    collector = AgentCollector(lambda: agent.snapshot, lambda: agent.config.metrics, lambda: agent.reporter.stats())  # noqa: PLW0108 - a reload replaces it
-    server = ApiServer(make_app(agent, MetricsText(collector, lambda: agent.snapshot)), sockets)
+    """Start to answer on bound sockets, everything on unix ones and metrics and health on the others."""
+    metrics = MetricsText(
+        lambda: agent.snapshot,
+        lambda: agent.config.metrics,
+        lambda: agent.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
+    )
+    unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
+    tcp = [sock for sock in sockets if sock.family != socket.AF_UNIX]
+    server = ApiServer([(make_private_app(agent, metrics), unix), (make_public_app(agent, metrics), tcp)])
     server.start()
     return server

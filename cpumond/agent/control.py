@@ -72,9 +72,19 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
     job = _find(agent, name)
     s, state = job.settings, job.state
     pressure = read_pressure(agent.hierarchies, job.found.path)
+    now_s, pin = agent.clock.monotonic_s(), agent.registered.content.pins.get(job.found.job_id)
+    held_until_s = max(state.hold_until_s, state.started_at_s + s.startup_boost_s)
     lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
     return {
-        **describe_job(job.view(agent.clock.monotonic_s())),
+        **describe_job(job.view(now_s)),
+        "directory": job.cgroup.directory,
+        "source": "" if job.found.source is None else job.found.source.pattern,
+        "cpu_limit_given": job.found.cpu_limit_cores,
+        "xattr_mode": None if job.asked_mode is None else job.asked_mode[0],
+        "paused": agent.snapshot is not None and agent.snapshot.paused,
+        "pinned_until": None if pin is None else pin.until,
+        "held_s": max(held_until_s - now_s, 0.0),
+        "start_left_s": max(state.started_at_s + s.start_delay_s - now_s, 0.0),
         "job_cpu_monitor": describe_settings(s, job.mode),
         "bounds": {
             "floor": compute_floor(state.hard_cores, state.usages, s),
@@ -97,6 +107,8 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
         "notes": list(job.notes),
         "contested_losses": job.losses,
         "pressure": None if pressure is None else msgspec.to_builtins(pressure),
+        "total_cpu_s": state.base.total_cpu_s if state.base else 0.0,
+        "throttled_s": state.base.throttled_s if state.base else 0.0,
         "aggregated": {
             "smoothed_cpu_s": state.smoothed_cpu_s,
             "preemptible_cpu_s": state.preemptible_cpu_s,
@@ -186,6 +198,10 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> dict[str, Any]:
             f"job {job.found.job_id!r}: a pinned limit must be in (0, {job.state.hard_cores:g}] cores, got {cores!r}"
         )
     ttl_s = body.get("ttl_s")
+    if ttl_s is not None and (
+        isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < math.inf
+    ):
+        raise ConfigError(f"job {job.found.job_id!r}: ttl_s must be a number of seconds > 0, got {ttl_s!r}")
     until = None if ttl_s is None else agent.clock.wall_s() + float(ttl_s)
     agent.registered.pin(job.found.job_id, Pin(float(cores), until))
     agent.rescan_now()

@@ -75,6 +75,8 @@ class Agent:
         self.stopping = False
         self.reloading = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake_r, select.POLLIN)
         self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
         )
@@ -483,38 +485,34 @@ class Agent:
             self._complain(None, error)
 
     def run(self) -> None:
-        """Tick at a fixed rate until ``stopping``, then put every limit back."""
-        try:
-            next_s = self.clock.monotonic_s() + self.period_s
-            while not self.stopping:
-                if self.reloading:
-                    self._reload()
-                now_s = self.clock.monotonic_s()
-                if now_s < next_s:
-                    self._wait(next_s - now_s)
-                    continue
-                late_s = now_s - next_s
-                next_s += self.period_s
-                if late_s > self.period_s:
-                    self.totals.late_ticks += 1
-                    next_s = now_s + self.period_s
-                try:
-                    self.tick(now_s, late_s)
-                except Exception:
-                    # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
-                    self.totals.errors += 1
-                    self.notifier.tick_failed()
-                    log.exception("tick_failed")
-                else:
-                    self.notifier.tick_done(self)
-        finally:
-            self.close()
+        """Tick at a fixed rate until ``stopping``; whoever started it puts the limits back with ``close``."""
+        next_s = self.clock.monotonic_s() + self.period_s
+        while not self.stopping:
+            if self.reloading:
+                self._reload()
+            now_s = self.clock.monotonic_s()
+            if now_s < next_s:
+                self._wait(next_s - now_s)
+                continue
+            late_s = now_s - next_s
+            next_s += self.period_s
+            if late_s > self.period_s:
+                self.totals.late_ticks += 1
+                next_s = now_s + self.period_s
+            try:
+                self.tick(now_s, late_s)
+            except Exception:
+                # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
+                self.totals.errors += 1
+                self.notifier.tick_failed()
+                log.exception("tick_failed")
+            else:
+                self.notifier.tick_done(self)
 
     def _wait(self, timeout_s: float) -> None:
         """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
         timeout_s = min(timeout_s, self.notifier.ping_period_s)
-        with contextlib.suppress(InterruptedError):
-            select.select([self._wake_r], [], [], max(timeout_s, 0.0))
+        self._poll.poll(max(timeout_s, 0.0) * 1000.0)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         self.run_requests()

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -23,9 +24,12 @@ from cpumond.agent.state_file import STATE_FILE, Originals, load, make_directory
 from cpumond.agent.writer import RestoreReport, restore_all
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.config import AgentConfig, load_config
-from cpumond.errors import CpumondError, UnavailableError, from_os_error
+from cpumond.errors import UnavailableError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.reporters import REPORTERS
+
+if TYPE_CHECKING:
+    from cpumond.agent.api import ApiServer
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -83,40 +87,39 @@ def run_agent(config_path: str | None) -> int:
         agent.reload = lambda: _reload(config_path)
         _handle_signals(agent)
         sockets = open_sockets(config)
+        server: ApiServer | None = None
         try:
             agent.start()
-        except CpumondError:
-            _close_sockets(sockets, config)
-            raise
-        log.info(
-            "started",
-            version=__version__,
-            node_id=config.node_id,
-            config=config.path or None,
-            layout=hierarchies.layout,
-            cpu_root=hierarchies.cpu_root,
-            metrics=config.metrics.listen or None,
-            state=agent.writer.path,
-            jobs=len(agent.table),
-        )
-        # The server's libraries are imported after the first tick: limits first, answers a moment later.
-        from cpumond.agent.api import serve
-
-        server = serve(agent, sockets)
-        notifier.ready(agent)
-        try:
+            log.info(
+                "started",
+                version=__version__,
+                node_id=config.node_id,
+                config=config.path or None,
+                layout=hierarchies.layout,
+                cpu_root=hierarchies.cpu_root,
+                metrics=config.metrics.listen or None,
+                state=agent.writer.path,
+                jobs=len(agent.table),
+            )
+            server = _serve(agent, sockets)
+            notifier.ready(agent)
             agent.run()
         finally:
-            server.stop()
-            _close_sockets([], config)
+            agent.close()
+            if server is not None:
+                server.stop()
+            for sock in sockets:
+                sock.close()
+            with contextlib.suppress(OSError):
+                os.unlink(config.control_socket)
     return 0
 
 
-def _close_sockets(sockets: list[socket.socket], config: AgentConfig) -> None:
-    for sock in sockets:
-        sock.close()
-    with contextlib.suppress(OSError):
-        os.unlink(config.control_socket)
+def _serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
+    """The server's libraries are imported after the first tick: limits first, answers a moment later."""
+    from cpumond.agent.api import serve
+
+    return serve(agent, sockets)
 
 
 def _reload(config_path: str | None) -> AgentConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -22,16 +23,14 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
         self.ping_period_s = math.inf
-        self._good = False
+        self._good: bool | None = None
         self._status_at_s = -math.inf
         self._pinged_at_s = -math.inf
         if environment.get("NOTIFY_SOCKET"):
             from cysystemd import daemon
 
             self._send = daemon.sd_notify  # type: ignore[attr-defined]
-            watchdog_us = environment.get("WATCHDOG_USEC", "")
-            if watchdog_us.isdigit() and int(watchdog_us) > 0:
-                self.ping_period_s = int(watchdog_us) / 1e6 / 3
+            self.ping_period_s = read_watchdog_s(environment) / 3
 
     def notify(self, text: str) -> None:
         """Send one message; a manager that does not listen must not stop the agent."""
@@ -44,6 +43,9 @@ class Notifier:
 
     def ready(self, agent: Agent) -> None:
         """The first tick is done and the sockets answer, or a reload is over."""
+        if self._good is None:
+            # The manager counts from READY, and the next tick may be further away than its patience.
+            self._good = True
         self.notify(f"READY=1\nSTATUS={describe_status(agent)}")
 
     def reloading(self) -> None:
@@ -77,6 +79,14 @@ class Notifier:
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
             self.notify("WATCHDOG=1")
+
+
+def read_watchdog_s(environment: Mapping[str, str]) -> float:
+    """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
+    watchdog_us = environment.get("WATCHDOG_USEC", "")
+    if not watchdog_us.isdigit() or int(watchdog_us) == 0:
+        return math.inf
+    return int(watchdog_us) / 1e6 if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else math.inf
 
 
 def describe_status(agent: Agent) -> str:

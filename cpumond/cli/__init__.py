@@ -74,6 +74,8 @@ def run(arguments: list[str] | None = None) -> int:
     """The command line as a function: the exit code; errors are printed to stderr as one sentence."""
     try:
         result = cli.main(arguments, prog_name="cpumond", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.UsageError as error:
         return _fail(error.format_message() + _usage_hint(error), EXIT_USAGE)
     except click.ClickException as error:
@@ -83,14 +85,23 @@ def run(arguments: list[str] | None = None) -> int:
     except CpumondError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away (`cpumond status | head`): nothing more to say, and no late flush either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _drop_output()
+    except SystemExit as end:
+        # click turns a broken pipe into an exit with 1, whatever the mode.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _drop_output()
     except PermissionError as error:
         return _fail(f"{error.filename or 'this'}: {describe(error)}; run as root", AccessError.exit_code)
     except OSError as error:
         return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> int:
+    """The reader of our output went away (`cpumond status | head`): nothing more to say, and no late flush either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _usage_hint(error: click.UsageError) -> str:
