@@ -1,0 +1,58 @@
+"""config/cpumond.toml shows every key with its default, and says so truly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpumond.config import AgentConfig, Operation, Source, finish_config, load_config, parse_config_text
+from cpumond.monitor.model import MonitorSettings
+
+SHIPPED = Path(__file__).parents[2] / "config" / "cpumond.toml"
+WITHOUT_ONE_DEFAULT = {"node_id", "mode", "enable_cpu_reclaim", "burst_ratio", "id", "id_regex"}
+"""Their defaults depend on something else; the file says on what."""
+
+
+def uncommented() -> str:
+    """The file with each commented-out key in force."""
+    return re.sub(r"(?m)^#(?=[\[a-z])", "", SHIPPED.read_text())
+
+
+def test_the_shipped_file_as_it_is_gives_the_defaults() -> None:
+    shipped = msgspec.structs.replace(load_config(str(SHIPPED)), path="")
+    assert shipped == load_config(None)
+
+
+def test_every_key_of_the_shipped_file_is_accepted() -> None:
+    finish_config(parse_config_text(uncommented(), "cpumond.toml"), "cpumond.toml")
+
+
+SECTIONS = {
+    field.encode_name: field.type
+    for field in msgspec.structs.fields(AgentConfig)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "struct"),
+    [("", AgentConfig), ("monitor", MonitorSettings), ("source", Source), ("operation", Operation), *SECTIONS.items()],
+)
+def test_every_key_of_the_code_is_in_the_file_with_its_default(section: str, struct: type[msgspec.Struct]) -> None:
+    table = parse_config_text(uncommented(), "cpumond.toml")
+    if section == "source":
+        table = table["source"][0]
+    elif section == "operation":
+        table = table["operation"]["operation-id"]
+    elif section:
+        table = table[section]
+    for field in msgspec.structs.fields(struct):
+        if field.name == "path" and struct is AgentConfig:
+            continue
+        assert field.encode_name in table, f"{field.encode_name} is missing in [{section}] of config/cpumond.toml"
+        simple = field.default is not msgspec.NODEFAULT and not isinstance(field.default, msgspec.Struct)
+        if simple and field.name not in WITHOUT_ONE_DEFAULT:
+            assert table[field.encode_name] == field.default, field.encode_name
