@@ -23,8 +23,8 @@ from cpumond.agent.notify import Notifier
 from cpumond.agent.state_file import STATE_FILE, Originals, load, make_directory, read_boot_id, save
 from cpumond.agent.writer import RestoreReport, restore_all
 from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.config import AgentConfig, load_config
-from cpumond.errors import UnavailableError, from_os_error
+from cpumond.config import AgentConfig, finish_config, load_config
+from cpumond.errors import CpumondError, UnavailableError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.reporters import REPORTERS
 
@@ -150,12 +150,25 @@ def _raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _load_config_for_restore(config_path: str | None) -> AgentConfig:
+    """The configuration; where that is wrong just now, the directories systemd names, else the built-in ones: a bad
+    file on disk must not keep the limits of a dead agent lowered."""
+    try:
+        return load_config(config_path)
+    except CpumondError as error:
+        configure_logging()
+        places = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY"}
+        config = finish_config({key: os.environ[name] for key, name in places.items() if os.environ.get(name)}, "")
+        log.error("config_unusable", error=str(error), state_dir=config.state_dir, runtime_dir=config.runtime_dir)
+        return config
+
+
 def run_restore(config_path: str | None) -> tuple[RestoreReport, str]:
     """``cpumond restore``: put back what a dead agent left; what was done, and the path of the state file.
 
     Raises UnavailableError while an agent runs, StateFileError when the file is damaged.
     """
-    config = load_config(config_path)
+    config = _load_config_for_restore(config_path)
     path = os.path.join(config.state_dir, STATE_FILE)
     with hold_lock(config.runtime_dir, f"{config.path} (restore)"):
         content = load(path, Originals)

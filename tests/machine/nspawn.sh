@@ -102,6 +102,8 @@ root_path() {
 
 build() {
     local root; root=$(root_path)
+    if [ -d "$root" ]; then echo "$root"; return; fi
+    type mmdebstrap >/dev/null 2>&1 || fail "mmdebstrap is missing; $0 deps installs it"
     mkdir -p "$cache"
     (   # Two test runs at once build one root between them.
         flock 9
@@ -122,7 +124,9 @@ remove_cgroups() { # remove_cgroups NAME
         path=$cgroups/$hierarchy/$1
         for ((tries = 0; tries < 100; tries++)); do
             [ -d "$path" ] || break
-            while read -r pid; do kill -KILL "$pid" 2>/dev/null || true
+            while read -r pid; do
+                # 0 is a process of a foreign pid namespace; `kill 0` would hit ourselves.
+                [ "$pid" = 0 ] || kill -KILL "$pid" 2>/dev/null || true
             done < <(find "$path" -name cgroup.procs -exec cat {} + 2>/dev/null)
             find "$path" -depth -type d -exec rmdir {} + 2>/dev/null || true
             [ -d "$path" ] && sleep 0.05
@@ -144,7 +148,8 @@ sweep() {
 
 tidy_up() {
     local pid
-    trap '' INT TERM HUP
+    set +e
+    trap '' INT TERM HUP PIPE
     {   # without the shell's own words about killed jobs
         for pid in $guest_pid $timer_pid; do kill -KILL "$pid"; done
         wait
@@ -167,6 +172,7 @@ run() {
     [ "${1:-}" != -- ] || shift
     [ $# -gt 0 ] || { say "run: what command?"; exit 64; }
     [ "$(id -u)" = 0 ] || fail "only root can boot a guest"
+    type systemd-nspawn >/dev/null 2>&1 || fail "systemd-nspawn is missing; $0 deps installs it"
     for hierarchy in "${hierarchies[@]}"; do
         mountpoint -q "$cgroups/$hierarchy" || fail "$cgroups/$hierarchy is not mounted; v1 controllers are needed"
     done
@@ -179,7 +185,7 @@ run() {
     mkdir -m 700 "$work"
     trap tidy_up EXIT
     trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
+    trap 'exit 143' TERM HUP PIPE
     printf '%q ' "$@" >"$work/command"
     [ -z "$in" ] || binds+=("--bind-ro=$in:/in")
     [ -z "$out" ] || binds+=("--bind=$out:/out")
@@ -188,7 +194,7 @@ run() {
     # The launcher goes into the cgroups; the guest inherits them and sees them as its roots. It is a process of its
     # own in the background, so that a signal to this script is handled at once and not after the guest's end.
     (
-        trap - EXIT INT TERM HUP
+        trap - EXIT INT TERM HUP PIPE
         for hierarchy in "${hierarchies[@]}"; do echo "$BASHPID" >"$cgroups/$hierarchy/$name/cgroup.procs"; done
         exec systemd-nspawn --quiet --register=no --keep-unit --machine="$prefix-$$" --directory="$root" \
             --volatile=overlay --private-network --kill-signal=SIGRTMIN+3 --bind="$work:/machine" "${binds[@]}" \

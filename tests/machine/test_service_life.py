@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -145,7 +146,13 @@ def test_limit_goes_down(facts: Facts) -> None:
     fact = of(facts, "lower")
     assert fact["after_s"] is not None
     assert 10_000 <= fact["quota_us"] < 100_000
-    assert fact["status"]["code"] == 0
+
+
+def test_agent_answers(facts: Facts) -> None:
+    """Metrics over TCP, and the command line over the control socket."""
+    fact = of(facts, "lower")
+    assert re.search(r"^cpumond_\w+", fact["metrics"], re.MULTILINE)
+    assert fact["status"]["code"] == 0, fact["status"]
     assert "one" in fact["status"]["output"]
 
 

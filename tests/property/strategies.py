@@ -20,7 +20,7 @@ def thousandths(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 RATIOS = st.sampled_from([0.0, 1.0]) | thousandths(0, 1)
-CPU_LIMITS = st.sampled_from([1.0, 10.0, 64.0]) | thousandths(0.001, 200)
+CPU_LIMITS = st.sampled_from([10.0, 10.0, 64.0, 1.0]) | thousandths(0.001, 200)
 
 
 @st.composite
@@ -31,16 +31,16 @@ def document_settings(draw: st.DrawFn) -> MonitorSettings:
     return MonitorSettings(
         vote_mode=draw(st.sampled_from(["document", "ytsaurus"])),
         smoothing_seed=draw(st.sampled_from(["limit", "first_value"])),
-        smoothing_factor=draw(st.just(0.1) | RATIOS),
+        smoothing_factor=draw(st.sampled_from([0.1, 0.5]) | RATIOS),
         relative_lower_bound=lower,
         relative_upper_bound=upper,
         increase_coefficient=draw(st.just(1.45) | thousandths(1, 2)),
         decrease_coefficient=draw(st.just(0.97) | RATIOS),
         vote_window_size=window,
         vote_decision_threshold=draw(st.integers(1, window - 1)),
-        min_cpu_limit=draw(st.just(1.0) | thousandths(0, 20)),
-        start_delay_s=draw(st.just(0.0) | thousandths(0, 20)),
-        throttle_restore_ratio=draw(st.just(0.25) | RATIOS),
+        min_cpu_limit=draw(st.sampled_from([1.0, 1.0, 0.0]) | thousandths(0, 20)),
+        start_delay_s=draw(st.sampled_from([0.0, 0.0, 3.0]) | thousandths(0, 20)),
+        throttle_restore_ratio=draw(st.sampled_from([0.25, 0.25, 0.0]) | RATIOS),
     )
 
 
@@ -77,12 +77,12 @@ def traces(draw: st.DrawFn) -> Trace:
     time_s = draw(st.just(0.0) | thousandths(-1000, 1000))
     rows = []
     stretch = st.tuples(
-        st.integers(1, 25),
-        st.sampled_from([0.0, 0.5, 1.0]) | thousandths(0, 1.5),
+        st.sampled_from([10, 20, 30]) | st.integers(1, 30),
+        st.sampled_from([0.0, 0.0, 0.5, 1.0]) | thousandths(0, 1.5),
         st.just(1.0) | thousandths(0.001, 30),
-        st.just(0.0) | st.just(0.0) | RATIOS,
+        st.sampled_from([0.0, 0.0, 0.0, 0.5]) | RATIOS,
     )
-    for checks, level, interval_s, throttled_ratio in draw(st.lists(stretch, min_size=1, max_size=4)):
+    for checks, level, interval_s, throttled_ratio in draw(st.lists(stretch, min_size=1, max_size=5)):
         for _ in range(checks):
             rows.append(TraceRow(time_s, level * cpu_limit_cores, throttled_ratio))
             time_s += interval_s
