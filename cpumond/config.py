@@ -312,8 +312,9 @@ def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: st
         return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
     if isinstance(inner, inspect.DictType):
         return _normalise_dict(value, inner, file, path)
-    if isinstance(value, str) and _literals(inner):
-        value = value.replace("_", "-") if value.replace("_", "-") in _literals(inner) else value
+    if isinstance(value, str):
+        spellings = (value.replace("_", "-"), value.replace("-", "_"))
+        value = next((word for word in spellings if word in _literals(inner)), value)
     if isinstance(kind, inspect.Metadata) and kind.extra == DURATION:
         try:
             value = parse_duration_s(value)

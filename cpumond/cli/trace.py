@@ -20,9 +20,9 @@ from cpumond.monitor.replay import ReplayRow, parse_trace, replay_rows
 Format = Literal["csv", "json"]
 
 
-def check_cores(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
     """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
-    if not 0.0 < value < math.inf:
+    if value is not None and not 0.0 < value < math.inf:
         raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
     return value
 

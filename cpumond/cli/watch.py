@@ -17,9 +17,9 @@ import msgspec
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
-from cpumond.config import parse_assignments
+from cpumond.cli.trace import check_cores, read_settings
 from cpumond.errors import CpumondError, UnavailableError, UsageError, from_os_error
-from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, check_together, start_state
+from cpumond.monitor.model import CpuReading, Decision, JobState, start_state
 from cpumond.monitor.policy import check
 from cpumond.monitor.protect import compute_throttled_ratio
 from cpumond.units import format_duration, parse_duration_s
@@ -64,7 +64,14 @@ set_option = click.option(
 
 @click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")
 @cgroup_option
-@click.option("--cpu-limit", "cpu_limit_cores", type=float, help="CPU the job ordered, in cores.  [default: its quota]")
+@click.option(
+    "--cpu-limit",
+    "cpu_limit_cores",
+    metavar="CORES",
+    type=float,
+    callback=check_cores,
+    help="CPU the job ordered.  [default: the quota of the cgroup]",
+)
 @duration_option
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -75,10 +82,7 @@ def dry_run_command(
 
     Prints a line per check and a summary at the end. Needs no configuration and no running agent.
     """
-    settings = msgspec.convert(parse_assignments(assignments), MonitorSettings)
-    check_together(settings, "--set")
-    if cpu_limit_cores is not None and not 0 < cpu_limit_cores < math.inf:
-        raise UsageError(f"--cpu-limit must be a number of cores above 0, got {cpu_limit_cores}")
+    settings = read_settings(assignments)
     hierarchies = open_hierarchies()
     cgroup = _open(hierarchies, path)
     try:

@@ -132,7 +132,7 @@ def count_ytsaurus_votes(
         vote = 1
     else:
         vote = compute_vote(smoothed / limit, s)
-    window = (*window, vote)
+    window = _push(window, vote, s.vote_window_size)
     return window, int(sum(window)) if len(window) >= s.vote_window_size else None
 
 

@@ -27,6 +27,9 @@ TRACE_COLUMNS: Final = {
 
 Column -> (least value, greatest value, both in words)."""
 
+LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio"})
+"""Columns about the time since the row before; in the first row they may be empty."""
+
 EXPECTED_HEADER: Final = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
 
 
@@ -98,7 +101,12 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
         where = f"{name}: line {number}"
         if len(cells) != len(columns):
             raise ConfigError(f"{where}: expected {len(columns)} columns ({','.join(columns)}), got {len(cells)}")
-        row = {column: _parse_cell(cell, column, where) for column, cell in zip(columns, cells, strict=True)}
+        # The first row is only the base: what it says about the time before it may be left out.
+        optional = frozenset() if before else LOOKING_BACK
+        row = {
+            column: 0.0 if column in optional and not cell.strip() else _parse_cell(cell, column, where)
+            for column, cell in zip(columns, cells, strict=True)
+        }
         if before and row["time_s"] <= before["time_s"]:
             raise ConfigError(
                 f"{where}: column time_s: expected more than {before['time_s']!r} of the row before, "

@@ -569,3 +569,9 @@ def test_a_field_is_described_in_words_with_its_range():
     assert described["burst_ratio"] == "a number in [0, 1]"
     assert described["enable_cpu_reclaim"] == "true or false"
     assert described["direction"] == 'one of "both", "down-only", "up-only"'
+
+
+@pytest.mark.parametrize("spelling", ["first_value", "first-value"])
+def test_words_may_be_written_with_hyphens_or_underscores(spelling: str) -> None:
+    table = parse_config_text(f'[monitor]\nsmoothing_seed = "{spelling}"\n', "cpumond.toml")
+    assert table["monitor"] == {"smoothing_seed": "first_value"}

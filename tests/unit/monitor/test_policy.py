@@ -334,6 +334,11 @@ def test_document_window_follows_a_smaller_vote_window_size():
     assert (window, votes_sum) == ((9.0, 9.0, 1.0), -1)
 
 
+def test_ytsaurus_window_follows_a_smaller_vote_window_size():
+    window, votes_sum = count_ytsaurus_votes((-1, 0, 1, 1), 10.0, 10.0, MonitorSettings(vote_window_size=3), 0.0)
+    assert (window, votes_sum) == ((1, 1, 1), 3)
+
+
 # throttle restore (DESIGN.md 5)
 
 

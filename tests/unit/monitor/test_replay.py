@@ -106,8 +106,8 @@ def test_a_bad_header_is_refused_before_any_row_is_asked_for():
             "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got 'x'",
         ),
         (
-            "time_s,usage_cores\n0,\n",
-            "t.csv: line 2: column usage_cores: expected a finite number of cores >= 0, got ''",
+            "time_s,usage_cores\n0,0\n1,\n",
+            "t.csv: line 3: column usage_cores: expected a finite number of cores >= 0, got ''",
         ),
         (
             "time_s,usage_cores\n0,0\n1,-0.5\n",
@@ -236,3 +236,10 @@ def test_one_row_at_a_time_is_held_so_that_an_endless_trace_can_be_replayed():
 
     results = replay_rows(parse_trace(endless(), "t.csv"), 10.0, MonitorSettings())
     assert [row.time_s for row in islice(results, 3)] == [1.0, 2.0, 3.0]
+
+
+def test_the_first_row_is_only_the_base_so_its_usage_may_be_empty() -> None:
+    rows = list(parse_trace(["time_s,usage_cores,throttled_ratio", "0,,", "1,2.5,0.1"], "trace"))
+    assert [(row.time_s, row.usage_cores) for row in rows] == [(0.0, 0.0), (1.0, 2.5)]
+    with pytest.raises(ConfigError, match="line 3: column usage_cores"):
+        list(parse_trace(["time_s,usage_cores", "0,", "1,"], "trace"))
