@@ -109,8 +109,7 @@ def _private_routes(agent: Agent) -> list[Route]:
         snapshot = agent.snapshot
         if snapshot is None:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
-        age_s = round(agent.clock.monotonic_s() - snapshot.at_s, 3)
-        return _json({**control.describe_agent(snapshot), "last_tick_age_s": age_s})
+        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(_age_s(agent, snapshot), 3)})
 
     def action(work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -122,6 +121,9 @@ def _private_routes(agent: Agent) -> list[Route]:
                 return _json({"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error), 500))
             except TimeoutError:
                 return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
+            except asyncio.CancelledError:
+                # The server ends and waits for nobody; the tick carries out no more requests.
+                return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception:

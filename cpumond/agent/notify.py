@@ -45,7 +45,7 @@ class Notifier:
         """The first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
             # The manager counts from READY, and the next tick may be further away than its patience.
-            self._good = True
+            self._good, self._pinged_at_s = True, time.monotonic()
         self.notify(f"READY=1\nSTATUS={describe_status(agent)}")
 
     def reloading(self) -> None:

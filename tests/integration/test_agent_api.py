@@ -1,0 +1,362 @@
+"""The sockets of a running agent: who may do what over which, and that no client disturbs the ticks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+from agent_process import AgentProcess, free_port
+from waiting import wait_until
+
+from cpumond.testing import make_tree, make_v2_host, v2_cgroup
+
+MAX_CONNECTIONS = 64
+"""The agent's limit for each socket."""
+
+
+class Host:
+    """A fake unified hierarchy with jobs, and the agent's configuration for it."""
+
+    def __init__(self, directory: Path, jobs: int) -> None:
+        names = [f"job{number}" for number in range(jobs)]
+        files = {"jobs": {**v2_cgroup(), **{name: v2_cgroup(quota="400000 100000") for name in names}}}
+        self.root = Path(directory) / "cgroup"
+        self.config = (
+            f'mountinfo = "{make_v2_host(directory, files)}"\nmanaged_roots = ["jobs"]\n'
+            '[monitor]\nmode = "reclaim"\ncheck_period = 100\n'
+            '[[source]]\nkind = "glob"\npattern = "jobs/job*"\ncpu_limit = 4.0\noperation = "night"\n'
+        )
+
+
+class ProbedAgent(AgentProcess):
+    """An agent that is only asked once its socket takes connections: httpx2 leaks one that does not."""
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        with socket.socket(socket.AF_UNIX) as probe:
+            if self.process.poll() is None and probe.connect_ex(str(self.socket_path)):
+                return False
+        return super()._ready()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    """An agent as a process of its own; started by the test."""
+    process = ProbedAgent(tmp_path)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A host with ten jobs."""
+    return Host(tmp_path / "host", 10)
+
+
+@pytest.fixture
+def running(agent: AgentProcess, host: Host) -> AgentProcess:
+    """An agent at work on the host."""
+    return agent.start(host.config)
+
+
+def url(agent: AgentProcess, path: str) -> str:
+    return f"http://127.0.0.1:{agent.port}{path}"
+
+
+def get(agent: AgentProcess, path: str) -> httpx2.Response:
+    return httpx2.get(url(agent, path), trust_env=False, timeout=20.0)
+
+
+def read_answer(sock: socket.socket) -> bytes:
+    """Everything until the other end closes; b"" too when it resets."""
+    sock.settimeout(20.0)
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(65536):
+            answer += data
+    return answer
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """One agent for the tests that leave it as it was."""
+    directory = tmp_path_factory.mktemp("shared")
+    process = ProbedAgent(directory)
+    yield process.start(Host(directory / "host", 10).config)
+    process.close()
+
+
+# ---- which socket offers what
+
+
+def test_tcp_offers_metrics_and_health_only(shared: AgentProcess):
+    for path in ("/metrics", "/healthz", "/readyz"):
+        assert get(shared, path).status_code == 200
+    before = shared.get("/v1/status")["jobs"]
+    body = {"cgroup": "jobs/job0", "cpu_limit": 1.0}
+    with httpx2.Client(trust_env=False) as client:
+        for method, path in [
+            ("GET", "/v1/status"),
+            ("GET", "/v1/jobs/job0/explain"),
+            ("PUT", "/v1/jobs/job0/pin"),
+            ("DELETE", "/v1/jobs/job0/pin"),
+            ("GET", "/v1/registered"),
+            ("POST", "/v1/registered"),
+            ("DELETE", "/v1/registered/job0"),
+            ("GET", "/"),
+        ]:
+            answer = client.request(method, url(shared, path), json=body)
+            assert answer.status_code == 404, (method, path)
+        assert client.post(url(shared, "/metrics")).status_code == 405
+    assert shared.get("/v1/registered") == {"jobs": []}
+    assert [job["pinned_cpu_limit"] for job in shared.get("/v1/status")["jobs"]] == [None] * len(before)
+
+
+def test_the_host_header_does_not_choose_the_application(shared: AgentProcess):
+    """What a request claims about its way here changes nothing."""
+    with socket.create_connection(("127.0.0.1", shared.port)) as client:
+        path = shared.socket_path
+        client.sendall(f"GET http://{path}/v1/status HTTP/1.1\r\nHost: {path}\r\nConnection: close\r\n\r\n".encode())
+        assert read_answer(client).split(b"\r\n")[0] != b"HTTP/1.1 200 OK"
+
+
+def test_the_unix_socket_offers_everything(shared: AgentProcess):
+    assert len(shared.get("/v1/status")["jobs"]) == 10
+    assert shared.get("/v1/jobs/job3/explain")["job_id"] == "job3"
+    assert shared.request("GET", "/metrics").status_code == 200
+    assert shared.request("PUT", "/v1/jobs/job3/pin", {"cpu_limit": 1.5}).json()["pinned_cpu_limit"] == 1.5
+    assert shared.request("DELETE", "/v1/jobs/job3/pin").json()["pinned_cpu_limit"] is None
+
+
+def test_the_unix_socket_is_for_owner_and_group(shared: AgentProcess):
+    status = os.stat(shared.socket_path)
+    assert stat.S_IMODE(status.st_mode) == 0o660
+    assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to any group")
+def test_the_group_of_the_configuration_owns_the_unix_socket(agent: AgentProcess, host: Host):
+    agent.start(host.config + '[control]\ngroup = "daemon"\n')
+    status = os.stat(agent.socket_path)
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, 1, 0o660)
+
+
+# ---- requests that are wrong
+
+
+def test_wrong_requests_are_one_sentence(shared: AgentProcess):
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent") as client:
+        garbage = client.post("/v1/registered", content=os.urandom(2000))
+        assert garbage.status_code == 422
+        assert garbage.json()["error"].startswith("the request is not a JSON object: ")
+        assert client.get("/v1/jobs/absent/explain").status_code == 404
+        assert client.delete("/v1/registered/absent").status_code == 404
+    assert shared.events("request_failed") == []
+    assert "Traceback" not in shared.log()
+
+
+def test_a_large_body_is_refused_while_it_is_sent(shared: AgentProcess):
+    """A gigabyte is announced; the answer comes long before that is sent."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20.0)
+        client.connect(str(shared.socket_path))
+        client.sendall(b"POST /v1/registered HTTP/1.1\r\nHost: agent\r\nContent-Length: 1073741824\r\n\r\n")
+        sent = 0
+        while sent < 2**30 and not select.select([client], [], [], 0.0)[0]:
+            sent += client.send(b"x" * 65536)
+        assert client.recv(65536).startswith(b"HTTP/1.1 413")
+        assert sent < 2**24
+    assert shared.get("/v1/registered") == {"jobs": []}
+
+
+def test_a_client_that_leaves_in_mid_request_is_no_error(running: AgentProcess):
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(running.socket_path))
+            client.sendall(b"POST /v1/registered HTTP/1.1\r\nHost: agent\r\nContent-Length: 100\r\n\r\n{")
+    assert running.get("/v1/registered") == {"jobs": []}
+    assert running.stop() == 0
+    assert "Traceback" not in running.log()
+    assert "library_message" not in running.log()
+
+
+@pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\x00" * 1000, b"A" * 100_000])
+def test_noise_on_tcp_is_answered_and_not_logged(noise: bytes, shared: AgentProcess):
+    """TLS to a port without it, and port scanners."""
+    with socket.create_connection(("127.0.0.1", shared.port)) as client:
+        client.sendall(noise)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_WR)
+        answer = read_answer(client)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert get(shared, "/healthz").status_code == 200
+    assert "Traceback" not in shared.log()
+    assert "library_message" not in shared.log()
+
+
+# ---- many clients, slow clients
+
+
+def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
+    """800 requests by 16 clients, a third of them carried out by the tick's thread."""
+    paths = ["/v1/status", "/v1/jobs/job1/explain", "/metrics"]
+    before = shared.get("/v1/status")
+
+    def ask(number: int) -> set[int]:
+        with httpx2.Client(
+            transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent", timeout=30.0
+        ) as client:
+            return {client.get(paths[(number + step) % 3]).status_code for step in range(50)}
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set().union(*pool.map(ask, range(16))) == {200}
+    after = shared.get("/v1/status")
+    assert after["tick"] > before["tick"]
+    late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
+    assert late <= 1 + (after["tick"] - before["tick"]) // 10, "allowing for a machine with other work"
+    assert after["counters"]["errors"] == 0
+
+
+def test_scrapes_at_once_get_the_same_text_of_a_tick(agent: AgentProcess, host: Host):
+    """Two texts may differ only when a tick came in between; each is whole."""
+    agent.start(host.config.replace("check_period = 100", 'check_period = "30s"'))
+    with ThreadPoolExecutor(8) as pool:
+        texts = {answer.text for answer in pool.map(lambda _: get(agent, "/metrics"), range(32))}
+    assert len(texts) == 1
+    assert "cpumond_node_jobs 10.0\n" in texts.pop()
+
+
+@pytest.mark.parametrize("half", [b"", b"GET /metrics HTT"])
+def test_half_open_connections_stop_nobody(half: bytes, shared: AgentProcess):
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS // 2):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", shared.port)))
+            client.sendall(half)
+        assert get(shared, "/metrics").status_code == 200
+        assert shared.get("/readyz")["status"] == "ok"
+
+
+def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
+    """Whoever fills the public address cannot keep an operator from `cpumond status`."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS + 10):
+            stack.enter_context(socket.create_connection(("127.0.0.1", shared.port)))
+        wait_until(lambda: get(shared, "/metrics").status_code == 503, "the limit is reached")
+        assert len(shared.get("/v1/status")["jobs"]) == 10
+        assert shared.get("/v1/jobs/job3/explain")["job_id"] == "job3"
+    wait_until(lambda: get(shared, "/metrics").status_code == 200, "the connections are gone")
+
+
+def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path: Path):
+    """Its answers are larger than what the kernel buffers for it."""
+    host = Host(tmp_path / "many", 400)
+    agent.start(host.config)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", agent.port))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        assert get(agent, "/metrics").text.count("cpumond_job_info{") == 400
+        tick = agent.get("/v1/status")["tick"]
+        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 3, "ticks go on")
+        # It ends while they still have not read.
+        assert agent.stop() == 0
+
+
+# ---- addresses and the life of the sockets
+
+
+def test_a_busy_metrics_address_is_exit_code_73(agent: AgentProcess, host: Host):
+    with socket.create_server(("127.0.0.1", agent.port)):
+        agent.start(host.config, wait=False)
+        assert agent.process is not None
+        assert agent.process.wait(30) == 73
+    (sentence,) = [line for line in agent.log().splitlines() if not line.startswith("{")]
+    assert f"cannot listen on 127.0.0.1:{agent.port}: Address already in use; set [metrics] listen" in sentence
+    assert not agent.socket_path.exists()
+    assert (host.root / "jobs" / "job0" / "cpu.max").read_text() == "400000 100000\n"
+    agent.start()
+
+
+def test_the_socket_of_a_killed_agent_is_replaced(running: AgentProcess):
+    assert running.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert running.socket_path.is_socket()
+    running.start()
+    assert len(running.get("/v1/status")["jobs"]) == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_socket_is_gone_after_the_end(number: signal.Signals, running: AgentProcess):
+    """The thread of the API does not take the signals away from the agent."""
+    assert running.stop(number) == 0
+    assert not running.socket_path.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", running.port))
+    assert running.events("stopped") != []
+
+
+def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
+    with contextlib.ExitStack() as stack:
+        idle = stack.enter_context(httpx2.Client(trust_env=False))
+        assert idle.get(url(running, "/metrics")).status_code == 200
+        half = stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+        half.sendall(b"GET /metr")
+        assert running.stop() == 0
+    assert "Traceback" not in running.log()
+
+
+@pytest.mark.parametrize(
+    ("listen", "base"),
+    [("[::1]:{port}", "http://[::1]:{port}"), ("localhost:{port}", "http://localhost:{port}")],
+)
+def test_other_ways_to_write_an_address(listen: str, base: str, agent: AgentProcess, host: Host):
+    port = free_port()
+    agent.start(host.config + f'[metrics]\nlisten = "{listen.format(port=port)}"\n')
+    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False)
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+def test_metrics_can_be_turned_off(agent: AgentProcess, host: Host):
+    agent.start(host.config + '[metrics]\nlisten = ""\n')
+    assert agent.request("GET", "/metrics").status_code == 200
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", agent.port))
+
+
+def test_jobs_come_and_go_in_the_metrics(running: AgentProcess, host: Host):
+    """No series outlives its job."""
+    make_tree(host.root / "jobs" / "job-new", v2_cgroup(quota="200000 100000"))
+    wait_until(lambda: 'job_id="job-new"' in running.metrics(), "the new job has series")
+    for file in (host.root / "jobs" / "job-new").iterdir():
+        file.unlink()
+    (host.root / "jobs" / "job-new").rmdir()
+    wait_until(lambda: 'job_id="job-new"' not in running.metrics(), "the series are gone")
+    assert "cpumond_node_jobs 10.0\n" in running.metrics()
+
+
+def test_an_idle_api_does_not_run(running: AgentProcess):
+    """The ticks go on for a second; the thread of the API is not woken once (a server that polls would be)."""
+    assert running.process is not None
+    tasks = Path(f"/proc/{running.process.pid}/task")
+
+    def switches_of(tid: int) -> int:
+        lines = (tasks / str(tid) / "status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+    main = running.process.pid
+    (api,) = {int(path.name) for path in tasks.iterdir()} - {main}
+    ticks = switches_of(main)
+    wait_until(lambda: switches_of(main) >= ticks + 2, "the last answer is over")
+    before, ticks = switches_of(api), switches_of(main)
+    wait_until(lambda: switches_of(main) >= ticks + 10, "ten ticks")
+    assert switches_of(api) == before

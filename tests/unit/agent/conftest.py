@@ -1,0 +1,35 @@
+"""A node of fake cgroups whose agent is closed at the end of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from fake_node import FakeNode
+
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture
+def logs() -> Iterator[Records]:
+    """The records logged during the test."""
+    with structlog.testing.capture_logs() as records:
+        yield records  # type: ignore[misc]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, logs: Records) -> Iterator[Callable[..., FakeNode]]:
+    """Makes nodes under the test's directory; their agents give everything back afterwards."""
+    nodes: list[FakeNode] = []
+
+    def make(jobs: dict[str, dict[str, object]], **more: Any) -> FakeNode:
+        nodes.append(FakeNode(tmp_path / f"node{len(nodes)}", jobs, **more))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        if not node.reports.closed:
+            node.agent.close()

@@ -1,0 +1,198 @@
+"""The agent's sockets: rights, addresses, and what is left when one cannot be had."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cpumond.agent.listen import close_sockets, open_control_socket, open_metrics_sockets, open_sockets
+from cpumond.config import AgentConfig, Control, Metrics
+from cpumond.errors import AccessError, ConfigError, CreateError
+
+ABSENT_GROUP = "cpumond-no-such-group"
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., list[socket.socket]]]:
+    """Opens sockets that are closed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def keep(*sockets: socket.socket) -> list[socket.socket]:
+            return [stack.enter_context(sock) for sock in sockets]
+
+        yield keep
+
+
+def make_config(directory: Path, listen: str = "", group: str = "") -> AgentConfig:
+    return AgentConfig(runtime_dir=str(directory), metrics=Metrics(listen=listen), control=Control(group=group))
+
+
+def connect(address: tuple[object, ...], family: int = socket.AF_INET) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(10.0)
+        client.connect(address)
+
+
+# ---- control socket
+
+
+def test_the_control_socket_is_for_owner_and_group_only(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
+    opened(open_control_socket(make_config(tmp_path)))
+    status = os.stat(tmp_path / "control.sock")
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o660
+    assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+
+
+def test_the_umask_does_not_matter_and_stays(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
+    before = os.umask(0o027)
+    try:
+        opened(open_control_socket(make_config(tmp_path)))
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(tmp_path / "control.sock").st_mode) == 0o660
+
+
+def test_the_group_of_the_configuration_gets_the_socket(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
+    mine = {*os.getgroups(), os.getegid()}
+    choice = [entry for entry in grp.getgrall() if os.geteuid() == 0 or entry.gr_gid in mine]
+    group = next((entry for entry in choice if entry.gr_gid != os.getegid()), choice[0])
+    opened(open_control_socket(make_config(tmp_path, group=group.gr_name)))
+    status = os.stat(tmp_path / "control.sock")
+    assert (status.st_gid, stat.S_IMODE(status.st_mode)) == (group.gr_gid, 0o660)
+
+
+def test_an_unknown_group_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"control.group: there is no group '{ABSENT_GROUP}'"):
+        open_control_socket(make_config(tmp_path, group=ABSENT_GROUP))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_group_that_may_not_be_given_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    group = grp.getgrgid(os.getegid()).gr_name
+    with pytest.raises(AccessError, match=f"control.group: .* may not give .*control.sock to the group '{group}'"):
+        open_control_socket(make_config(tmp_path, group=group))
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_socket_file_of_a_dead_agent_is_replaced(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "control.sock"))
+    opened(open_control_socket(make_config(tmp_path)))
+    connect(str(tmp_path / "control.sock"), socket.AF_UNIX)  # type: ignore[arg-type]
+
+
+def test_a_path_that_is_too_long_is_one_sentence(tmp_path: Path):
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    with pytest.raises(CreateError, match=r"cannot make the socket .*control.sock: .*too long; fix runtime_dir"):
+        open_control_socket(make_config(deep))
+
+
+def test_a_directory_that_is_not_there_is_one_sentence(tmp_path: Path):
+    with pytest.raises(CreateError, match=r"cannot make the socket .*: No such file or directory; fix runtime_dir"):
+        open_control_socket(make_config(tmp_path / "absent"))
+
+
+# ---- metrics
+
+
+def test_no_address_is_no_socket():
+    assert open_metrics_sockets("") == []
+
+
+def test_an_ipv6_address(opened: Callable[..., list[socket.socket]]):
+    (tcp,) = opened(*open_metrics_sockets("[::1]:0"))
+    assert tcp.family == socket.AF_INET6
+    connect(tcp.getsockname(), socket.AF_INET6)
+
+
+def test_all_addresses_at_once(opened: Callable[..., list[socket.socket]]):
+    """[::] takes IPv4 too."""
+    (tcp,) = opened(*open_metrics_sockets("[::]:0"))
+    connect(("127.0.0.1", tcp.getsockname()[1]))
+    connect(("::1", tcp.getsockname()[1]), socket.AF_INET6)
+
+
+def test_a_host_name(opened: Callable[..., list[socket.socket]]):
+    """Every address of the name, all at one port: whichever of them a client tries first, it is answered."""
+    sockets = opened(*open_metrics_sockets("localhost:0"))
+    assert len({sock.getsockname()[1] for sock in sockets}) == 1
+    known = {info[4][0] for info in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    assert {sock.getsockname()[0] for sock in sockets} == known
+
+
+def test_a_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., list[socket.socket]]):
+    found = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    sockets = opened(*open_metrics_sockets("node-7:0"))
+    assert [sock.getsockname()[0] for sock in sockets] == ["::1", "127.0.0.1"]
+    assert sockets[0].getsockname()[1] == sockets[1].getsockname()[1]
+
+
+def test_an_address_the_machine_does_not_have_is_left_out_beside_one_it_has(
+    monkeypatch: pytest.MonkeyPatch, opened: Callable[..., list[socket.socket]]
+):
+    """localhost on a machine without IPv6. 192.0.2.1 is kept for documentation, so nobody has it."""
+    found = [(socket.AF_INET, 1, 6, "", ("192.0.2.1", 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (tcp,) = opened(*open_metrics_sockets("node-7:0"))
+    assert tcp.getsockname()[0] == "127.0.0.1"
+
+
+def test_an_address_the_machine_does_not_have_is_one_sentence():
+    with pytest.raises(CreateError, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address; set "):
+        open_metrics_sockets("192.0.2.1:0")
+
+
+def test_a_name_nobody_knows_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    def answer(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    with pytest.raises(CreateError, match=r"^cannot listen on node-7:9756: 'node-7': Name or service not known; set "):
+        open_metrics_sockets("node-7:9756")
+
+
+def test_a_name_that_cannot_be_one_is_one_sentence():
+    with pytest.raises(CreateError, match=r"^cannot listen on x{70}:1: 'x{70}': not a host name; set "):
+        open_metrics_sockets("x" * 70 + ":1")
+
+
+def test_a_busy_address_leaves_nothing_behind(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(CreateError, match=f"cannot listen on {listen}: Address already in use; set"):
+            open_sockets(make_config(tmp_path, listen))
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_busy_address_of_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = [(socket.AF_INET6, 1, 6, "", ("::1", port, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with pytest.raises(CreateError, match="Address already in use"):
+            open_metrics_sockets(f"node-7:{port}")
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        pass  # the first one was closed again
+
+
+def test_both_sockets_the_unix_one_first(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
+    sockets = opened(*open_sockets(make_config(tmp_path, "127.0.0.1:0")))
+    assert [sock.family for sock in sockets] == [socket.AF_UNIX, socket.AF_INET]
+    assert all(not os.get_inheritable(sock.fileno()) for sock in sockets)
+    close_sockets(sockets)
+    assert all(sock.fileno() == -1 for sock in sockets)

@@ -1,0 +1,398 @@
+"""What the agent answers, without a process: the applications of both sockets, and the thread that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fake_node import QUICK, FakeNode, source
+
+from cpumond.agent import api
+from cpumond.agent.api import ApiServer, make_private_app, make_public_app, serve
+from cpumond.agent.exporter import MetricsText
+from cpumond.agent.loop import Agent
+from cpumond.errors import UnavailableError
+
+PRIVATE_PATHS = ["/v1/status", "/v1/registered", "/v1/jobs/a/explain", "/v1/jobs/a/pin", "/v1/registered/a"]
+
+
+class Caller:
+    """Asks one of the agent's applications; each request carries out what it queued, as the tick would."""
+
+    def __init__(self, agent: Agent, make_app: Callable[[Agent, MetricsText], Any]) -> None:
+        metrics = MetricsText(lambda: agent.snapshot, lambda: agent.config.metrics, agent.reporter.stats)
+        self._app = make_app(agent, metrics)
+
+    def __call__(self, method: str, path: str, content: bytes | None = None) -> httpx2.Response:
+        return asyncio.run(self._ask(method, path, content))
+
+    async def _ask(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://agent") as client:
+            return await client.request(method, path, content=content)
+
+
+@pytest.fixture
+def node(make_node: Callable[..., FakeNode]) -> FakeNode:
+    node = make_node({"a": {}}, config=QUICK + source())
+    node.make("a", quota="400000 100000")
+    return node
+
+
+@pytest.fixture
+def ticking(node: FakeNode) -> Iterator[FakeNode]:
+    """The node after its first tick, with a thread that carries out requests."""
+    node.start()
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            node.agent._wait(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield node
+    done.set()
+    node.agent.wake()
+    thread.join(10.0)
+
+
+@pytest.fixture
+def public(node: FakeNode) -> Caller:
+    return Caller(node.agent, make_public_app)
+
+
+@pytest.fixture
+def private(node: FakeNode) -> Caller:
+    return Caller(node.agent, make_private_app)
+
+
+# ---- health
+
+
+def test_alive_but_not_ready_before_the_first_tick(public: Caller):
+    assert public("GET", "/healthz").json() == {"status": "ok"}
+    answer = public("GET", "/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
+    assert "cpumond_build_info" in public("GET", "/metrics").text
+
+
+def test_ready_while_ticks_come(node: FakeNode, public: Caller):
+    node.start()
+    node.clock.advance(1.5)
+    answer = public("GET", "/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "last_tick_age_s": 1.5})
+
+
+def test_not_ready_when_ticks_stop(node: FakeNode, public: Caller, private: Caller):
+    """Five periods without a tick; alive it is all the while, and ready again after the next tick."""
+    node.start()
+    node.clock.advance(5.0)
+    answer = public("GET", "/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "stuck", "last_tick_age_s": 5.0})
+    assert public("GET", "/healthz").status_code == 200
+    assert private("GET", "/v1/status").json()["last_tick_age_s"] == 5.0
+    node.tick()
+    assert public("GET", "/readyz").status_code == 200
+
+
+def test_a_short_period_gets_two_seconds(make_node: Callable[..., FakeNode]):
+    node = make_node({}, config=QUICK.replace("[monitor]", "[monitor]\ncheck_period = 50") + source()).start()
+    public = Caller(node.agent, make_public_app)
+    node.clock.advance(1.9)
+    assert public("GET", "/readyz").status_code == 200
+    node.clock.advance(0.1)
+    assert public("GET", "/readyz").status_code == 503
+
+
+# ---- what is where
+
+
+def test_the_public_application_has_metrics_and_health_only(node: FakeNode, public: Caller):
+    node.start()
+    before = (node.files("a"), node.agent.registered.content)
+    for path in [*PRIVATE_PATHS, "/", "/v1", "/metrics/", "/metrics/x", "/docs", "/openapi.json", "//v1/status"]:
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            answer = public(method, path, b'{"cgroup": "jobs/a"}')
+            assert answer.status_code == 404, (method, path)
+            assert list(answer.json()) == ["error", "exit_code"]
+    assert (node.files("a"), node.agent.registered.content) == before
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+def test_the_public_application_is_read_only(path: str, node: FakeNode, public: Caller):
+    node.start()
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        answer = public(method, path)
+        assert answer.status_code == 405
+        assert answer.json() == {"error": f"{method} {path}: Method Not Allowed", "exit_code": 69}
+    assert public("GET", path).status_code == 200
+    assert public("HEAD", path).content == b""
+
+
+def test_metrics_are_in_prometheus_text_format(node: FakeNode, public: Caller):
+    node.start()
+    answer = public("GET", "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'cpumond_job_cpu_limit_cores{job_id="a"} 4.0\n' in answer.text
+
+
+def test_the_private_application_has_everything(ticking: FakeNode, private: Caller):
+    for path in ("/metrics", "/healthz", "/readyz", "/v1/status", "/v1/registered", "/v1/jobs/a/explain"):
+        assert private("GET", path).status_code == 200, path
+    assert private("PUT", "/v1/jobs/a/pin", b'{"cpu_limit": 2}').json()["pinned_cpu_limit"] == 2.0
+    assert ticking.cores("a") == 2.0
+    assert private("DELETE", "/v1/jobs/a/pin").json()["pinned_cpu_limit"] is None
+
+
+def test_status_before_the_first_tick(private: Caller):
+    answer = private("GET", "/v1/status")
+    assert (answer.status_code, answer.json()["exit_code"]) == (503, 69)
+
+
+# ---- what is wrong with a request
+
+
+@pytest.mark.parametrize(
+    "body", [b"garbage", b"\xff\xfe\x00", b"[1, 2]", b'"text"', b"{", b'{"a": 1} x', b"null", b"\x00" * 100, b"7"]
+)
+def test_a_body_that_is_no_object_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
+    answer = private("POST", "/v1/registered", body)
+    assert answer.status_code == 422
+    assert answer.json()["exit_code"] == 78
+    sentence = answer.json()["error"]
+    assert sentence.startswith("the request is not a JSON object: ")
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"cgroup": "jobs/a", "cpu_limit": "much"}',
+        b'{"cgroup": "jobs/a", "cpu_limit": -1}',
+        b'{"cgroup": "jobs/a", "cpu_limit": true}',
+        b'{"cgroup": "../../etc"}',
+        b'{"cgroup": ""}',
+        b"{}",
+        b'{"cgroup": "jobs/a", "job_cpu_monitor": {"no_such_option": 1}}',
+        b'{"cgroup": "jobs/a", "job_cpu_monitor": 7}',
+    ],
+)
+def test_a_job_that_cannot_be_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
+    answer = private("POST", "/v1/registered", body)
+    assert answer.status_code == 422
+    assert answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+    assert private("GET", "/v1/registered").json() == {"jobs": []}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/jobs/absent/explain"),
+        ("PUT", "/v1/jobs/absent/pin"),
+        ("DELETE", "/v1/jobs/absent/pin"),
+        ("DELETE", "/v1/registered/absent"),
+        ("GET", "/v1/jobs/%F0%9F%98%80%20%22a%2Fb%22/explain"),
+    ],
+)
+def test_a_job_nobody_knows_is_404(method: str, path: str, ticking: FakeNode, private: Caller):
+    answer = private(method, path, b'{"cpu_limit": 1}' if method == "PUT" else None)
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("no job ")
+    assert answer.json()["exit_code"] == 69
+
+
+def test_a_large_body_is_refused_before_it_is_read(ticking: FakeNode, private: Caller):
+    answer = private("POST", "/v1/registered", b" " * (api.MAX_BODY_BYTES + 1))
+    assert (answer.status_code, answer.json()["exit_code"]) == (413, 78)
+    assert answer.json()["error"] == "the request is larger than 65536 bytes"
+    assert private("POST", "/v1/registered", b" " * api.MAX_BODY_BYTES).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (TimeoutError(), 503, "the agent's tick did not answer in 10 s; see its log"),
+        (ZeroDivisionError("x"), 500, "the agent failed at this request; see its log"),
+        (UnavailableError("it is not there"), 404, "it is not there"),
+    ],
+)
+def test_a_failure_behind_a_request(
+    error: Exception,
+    status: int,
+    sentence: str,
+    node: FakeNode,
+    private: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    logs: list[dict[str, Any]],
+):
+    """The caller gets a sentence, the log the traceback of what nobody expected."""
+    node.start()
+
+    def call(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(node.agent, "call", call)
+    answer = private("GET", "/v1/registered")
+    assert (answer.status_code, answer.json()) == (status, {"error": sentence, "exit_code": 69})
+    failures = [record for record in logs if record["event"] == "request_failed"]
+    assert [record["path"] for record in failures] == (["/v1/registered"] if status == 500 else [])
+
+
+# ---- the thread
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def read_status(address: tuple[str, int], path: str = "/healthz") -> int:
+    connection = http.client.HTTPConnection(*address, timeout=10.0)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+
+def test_the_server_leaves_signals_alone_and_ends(node: FakeNode, listener: socket.socket):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    node.start()
+    address = listener.getsockname()
+    server = serve(node.agent, [listener])
+    try:
+        assert read_status(address) == 200
+        assert [signal.getsignal(number) for number in numbers] == before
+    finally:
+        server.stop()
+    assert not server._thread.is_alive()
+    assert listener.fileno() == -1
+    with pytest.raises(ConnectionRefusedError):
+        read_status(address)
+
+
+def test_a_server_that_is_stopped_at_once_ends(node: FakeNode, listener: socket.socket):
+    server = serve(node.agent, [listener])
+    server.stop()
+    assert not server._thread.is_alive()
+
+
+def test_unix_and_tcp_get_their_own_applications(node: FakeNode, listener: socket.socket, tmp_path: Path):
+    node.start()
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(str(tmp_path / "control.sock"))
+    unix.listen(5)
+    server = serve(node.agent, [unix, listener])
+    try:
+        transport = httpx2.HTTPTransport(uds=str(tmp_path / "control.sock"))
+        with httpx2.Client(transport=transport) as client:
+            assert client.get("http://agent/v1/status").status_code == 200
+        assert read_status(listener.getsockname(), "/v1/status") == 404
+        assert read_status(listener.getsockname(), "/metrics") == 200
+    finally:
+        server.stop()
+
+
+def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: Path):
+    """The tick is over before the server, so nobody carries it out any more."""
+    node.start()
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(str(tmp_path / "control.sock"))
+    unix.listen(5)
+    queued, over = threading.Event(), threading.Event()
+    node.agent.call = lambda *_: queued.set() or over.wait(60.0)  # type: ignore[method-assign]
+    server = serve(node.agent, [unix])
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20.0)
+        client.connect(str(tmp_path / "control.sock"))
+        client.sendall(b"GET /v1/registered HTTP/1.1\r\nHost: agent\r\n\r\n")
+        assert queued.wait(20.0)
+        server.stop()
+        answer = client.recv(65536)
+    over.set()
+    assert not server._thread.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"the agent is ending" in answer
+
+
+class BrokenOnce:
+    """A socket that cannot be had at the first try."""
+
+    family = socket.AF_INET
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.tries = 0
+
+    def dup(self) -> socket.socket:
+        self.tries += 1
+        if self.tries == 1:
+            raise OSError(24, "Too many open files")
+        return self._listener.dup()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_server_that_fails_says_so_and_tries_again(
+    node: FakeNode, listener: socket.socket, logs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    """The agent never runs silently without its API: an error for each failure, and the next try."""
+    monkeypatch.setattr(api, "RETRY_S", 0.01)
+    node.start()
+    broken = BrokenOnce(listener)
+    server = serve(node.agent, [broken])  # type: ignore[list-item]
+    try:
+        assert read_status(listener.getsockname()) == 200
+    finally:
+        server.stop()
+    failures = [record for record in logs if record["event"] == "api_failed"]
+    assert [record["log_level"] for record in failures] == ["error"]
+    assert broken.tries == 2
+
+
+def test_a_server_that_waits_for_its_next_try_ends_at_once(
+    node: FakeNode, listener: socket.socket, logs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api, "RETRY_S", 3600.0)
+    server = serve(node.agent, [BrokenOnce(listener)])  # type: ignore[list-item]
+    server.stop()
+    assert not server._thread.is_alive()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_a_silent_connection_is_ended(
+    sent: bytes, node: FakeNode, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing sent, half a request, or nothing after the first answer: the connection does not stay for ever."""
+    monkeypatch.setattr(api, "EXCHANGE_S", 0.2)
+    server = serve(node.agent, [listener])
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=10.0) as client:
+            client.sendall(sent)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while data := client.recv(4096):
+                    received += data
+        assert received.startswith(b"HTTP/1.1 200 OK") == sent.endswith(b"\r\n\r\n")
+    finally:
+        server.stop()
+
+
+def test_an_empty_list_of_sockets_is_served_too():
+    """No [metrics] listen: there is nothing to do for the public application."""
+    server = ApiServer([])
+    server.start()
+    server.stop()
+    assert not server._thread.is_alive()

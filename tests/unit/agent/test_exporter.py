@@ -1,0 +1,458 @@
+"""The metrics text: what it says, what bounds it, and that odd names do not break it."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from fake_node import QUICK, FakeNode, source
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from cpumond import __version__
+from cpumond.agent.exporter import (
+    JOB_COUNTERS,
+    JOB_GAUGES,
+    OTHERS,
+    SUMS,
+    MetricsText,
+    choose_jobs,
+    choose_operations,
+    is_throttled_by_us,
+    write_series,
+)
+from cpumond.agent.jobs import JobView
+from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.cgroup.settings import CpuSettings
+from cpumond.config import Metrics
+from cpumond.discovery import FoundJob
+from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings
+from cpumond.reporters import ReporterStats
+
+BASE = CpuReading(total_cpu_s=120.5, at_s=5.0, throttled_s=2.25)
+STATE = JobState(
+    hard_cores=4.0,
+    limit_cores=1.5,
+    seed_cores=4.0,
+    started_at_s=0.0,
+    smoothed_cores=0.75,
+    base=BASE,
+    smoothed_cpu_s=11.0,
+    preemptible_cpu_s=12.0,
+    max_cpu_s=13.0,
+)
+DECISION = Decision("hold", 1.5, 1.5, usage_cores=0.5, throttled_ratio=0.1)
+
+
+def make_job(job_id: str = "job", operation_id: str = "op", **changes: object) -> JobView:
+    """A job of 4 cores held at 1.5."""
+    view = JobView(
+        FoundJob(job_id, operation_id, f"jobs/{job_id}", 4.0), "reclaim", "", MonitorSettings(), STATE, DECISION,
+        4.0, 1.5, CpuSettings(150_000, 100_000), "applied", "", False, None, None, 0, 0,
+    )  # fmt: skip
+    return msgspec.structs.replace(view, **changes)
+
+
+def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnapshot:
+    """A tick with these jobs; every counter has a value of its own."""
+    totals = Totals()
+    snapshot = TickSnapshot(
+        tick, 1.7e9, 1000.0, 0.01, "node", "v2", 1.0, jobs,
+        {kind: number for number, kind in enumerate(totals.decisions, 1)}, {"raise": 7, "lower": 8},
+        {"late_ticks": 11, "rebaselines": 12, "restores": 13, "write_errors": 14, "writes": 15, "errors": 16,
+         "jobs_gone": 17, "shed_checks": 18},
+        tuple(totals.tick_buckets), 0.0, (), False, 1, 0,
+    )  # fmt: skip
+    return msgspec.structs.replace(snapshot, **changes)
+
+
+def encode(snapshot: TickSnapshot | None, settings: Metrics | None = None, stats: ReporterStats | None = None) -> str:
+    metrics = MetricsText(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
+    return metrics.encode().decode()
+
+
+def read_families(text: str) -> dict[str, Metric]:
+    """Families by name; fails where one comes twice."""
+    families: dict[str, Metric] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.name not in families, f"{family.name} comes twice"
+        families[family.name] = family
+    return families
+
+
+def read_samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Values by name and labels; fails where one comes twice."""
+    samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in samples, f"{key} comes twice"
+            samples[key] = sample.value
+    return samples
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return read_samples(text)[name, frozenset(labels.items())]
+
+
+def labels_of(text: str, name: str, label: str) -> list[str]:
+    """The values of one label over the series of a name, in their order."""
+    return [s.labels[label] for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "cpumond_job_cpu_limit_cores": 4.0,
+        "cpumond_job_current_cpu_limit_cores": 1.5,
+        "cpumond_job_monitor_cpu_limit_cores": 1.5,
+        "cpumond_job_cpu_usage_cores": 0.5,
+        "cpumond_job_smoothed_cpu_usage_cores": 0.75,
+        "cpumond_job_throttled_ratio": 0.1,
+        "cpumond_job_cpu_seconds_total": 120.5,
+        "cpumond_job_throttled_seconds_total": 2.25,
+        "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
+        "cpumond_job_aggregated_max_cpu_seconds_total": 13.0,
+        "cpumond_job_aggregated_preemptible_cpu_seconds_total": 12.0,
+    }.items(),
+)
+def test_a_job_has_its_values(name, expected):
+    assert value(encode(make_snapshot(make_job("j1"))), name, job_id="j1") == expected
+
+
+def test_every_job_metric_has_a_test():
+    assert len({**JOB_GAUGES, **JOB_COUNTERS}) == 11
+
+
+def test_what_a_job_is_stands_on_its_info_series_alone():
+    text = encode(make_snapshot(make_job("j1", "op1", mode="up-only")))
+    said = {"job_id": "j1", "operation_id": "op1", "cgroup": "jobs/j1", "mode": "up-only", "status": "up-only"}
+    assert value(text, "cpumond_job_info", **said) == 1.0
+    for family in read_families(text).values():
+        if family.name.startswith("cpumond_job_") and family.name != "cpumond_job_info":
+            assert all(set(sample.labels) == {"job_id"} for sample in family.samples)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("cpumond_ticks_total", {}, 5),
+        ("cpumond_last_tick_timestamp_seconds", {}, 1.7e9),
+        ("cpumond_late_ticks_total", {}, 11),
+        ("cpumond_rebaselines_total", {}, 12),
+        ("cpumond_fast_restores_total", {}, 13),
+        ("cpumond_write_errors_total", {}, 14),
+        ("cpumond_cgroup_writes_total", {}, 15),
+        ("cpumond_errors_total", {}, 16),
+        ("cpumond_jobs_gone_total", {}, 17),
+        ("cpumond_shed_checks_total", {}, 18),
+        ("cpumond_decisions_total", {"kind": "grow"}, 1),
+        ("cpumond_decisions_total", {"kind": "restore"}, 3),
+        ("cpumond_foreign_writes_total", {"kind": "raise"}, 7),
+        ("cpumond_foreign_writes_total", {"kind": "lower"}, 8),
+        ("cpumond_reports_sent_total", {}, 21),
+        ("cpumond_reports_failed_total", {}, 22),
+        ("cpumond_reports_superseded_total", {}, 23),
+        ("cpumond_problems", {}, 2),
+        ("cpumond_writes_paused", {}, 1),
+        ("cpumond_empty_rescans", {}, 4),
+        ("cpumond_check_stride", {}, 8),
+    ],
+)
+def test_what_the_agent_counts(name, labels, expected):
+    snapshot = make_snapshot(tick=5, problems=("a", "b"), paused=True, empty_rescans=4, stride=8)
+    assert value(encode(snapshot, stats=ReporterStats(21, 22, 23)), name, **labels) == expected
+
+
+def test_the_histogram_of_tick_durations():
+    totals = Totals()
+    for duration_s in (0.0005, 0.001, 0.02, 9.0):
+        totals.add_tick(duration_s)
+    text = encode(make_snapshot(tick_buckets=tuple(totals.tick_buckets), tick_seconds=totals.tick_seconds))
+    name = "cpumond_tick_duration_seconds"
+    assert value(text, f"{name}_bucket", le="0.001") == 2
+    assert value(text, f"{name}_bucket", le="0.01") == 2
+    assert value(text, f"{name}_bucket", le="0.025") == 3
+    assert value(text, f"{name}_bucket", le="2.5") == 3
+    assert value(text, f"{name}_bucket", le="+Inf") == value(text, f"{name}_count") == 4
+    assert value(text, f"{name}_sum") == pytest.approx(9.0215)
+
+
+def test_own_cost_and_build_are_there_before_the_first_tick():
+    families = read_families(encode(None))
+    build = families["cpumond_build_info"].samples[0]
+    assert (build.value, build.labels["version"]) == (1.0, __version__)
+    assert families["cpumond_process_cpu_seconds"].samples[0].value > 0
+    assert families["cpumond_process_resident_memory_bytes"].samples[0].value > 2**20
+    assert families["cpumond_process_open_fds"].samples[0].value > 2
+    assert "cpumond_ticks" not in families
+
+
+def test_names_follow_the_conventions():
+    """Base units as suffix, counters with _total, a sentence of help for each family."""
+    text = encode(make_snapshot(make_job()))
+    described = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (\S+) (.*)$", text, re.MULTILINE))
+    assert set(described) == set(kinds)
+    for name, kind in kinds.items():
+        assert re.fullmatch(r"cpumond_[a-z][a-z_]*[a-z]", name)
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not re.search(r"_(ms|us|millis|micros|percent|kb|mb|minutes|count|sum|bucket)(_|$)", name), name
+        assert described[name].endswith("."), name
+        assert described[name].strip() == described[name] != "", name
+
+
+ODD_NAMES = [
+    'say "hi"',
+    r"C:\new\table",
+    "two\nlines",
+    "trailing\\",
+    "задача-1",
+    "{a=1,b}",
+    "a}b",
+    "tab\there",
+    "",
+    "😀",
+    '",x="',
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_reads_back_as_it_was(name):
+    text = encode(make_snapshot(make_job(name, name)))
+    said = {"job_id": name, "operation_id": name, "cgroup": f"jobs/{name}", "mode": "reclaim", "status": "reclaim"}
+    assert value(text, "cpumond_job_info", **said) == 1.0
+    assert value(text, "cpumond_job_cpu_limit_cores", job_id=name) == 4.0
+    assert value(text, "cpumond_operation_jobs", operation_id=name) == 1.0
+
+
+@given(st.text())
+def test_a_name_takes_one_line_whatever_it_is(name):
+    """A label ends at a quote that is not escaped, a sample at a newline; neither comes from a name."""
+    label = r'[a-z_]+="([^"\\]|\\["\\n])*"'
+    for line in write_series([make_job(name, name)], Metrics()).split("\n"):
+        if line and not line.startswith("#"):
+            assert re.fullmatch(rf"[a-z_]+\{{{label}(,{label})*\}} \S+", line), line
+
+
+def test_a_name_that_is_no_unicode_does_not_take_all_metrics_away():
+    text = encode(make_snapshot(make_job("raw\udcff"), make_job("fine")))
+    assert labels_of(text, "cpumond_job_cpu_limit_cores", "job_id") == ["raw?", "fine"]
+
+
+@given(st.floats())
+def test_a_value_reads_back_exactly(number):
+    job = make_job(state=msgspec.structs.replace(STATE, smoothed_cores=number))
+    text = write_series([job], Metrics())
+    found = value(text, "cpumond_job_smoothed_cpu_usage_cores", job_id="job")
+    assert found == number or (math.isnan(found) and math.isnan(number))
+
+
+def test_a_job_that_went_leaves_nothing_behind():
+    """Neither its gauges nor its counters nor its operation (pain 25)."""
+    jobs = [make_job("stays", "op1"), make_job("goes", "op2")]
+    snapshots = [make_snapshot(*jobs, tick=1), make_snapshot(jobs[0], tick=2)]
+    metrics = MetricsText(lambda: snapshots[0], Metrics, ReporterStats)
+    assert b"goes" in metrics.encode()
+    del snapshots[0]
+    text = metrics.encode().decode()
+    assert "goes" not in text
+    assert "op2" not in text
+    assert value(text, "cpumond_job_cpu_seconds_total", job_id="stays") == 120.5
+
+
+def test_a_value_that_is_not_known_is_left_out():
+    """A counter that would be 0 for a moment would look like a restart to Prometheus, and count everything again."""
+    state = msgspec.structs.replace(STATE, smoothed_cores=None, base=None)
+    text = encode(make_snapshot(make_job(state=state, decision=None)))
+    present = {name for name, labels in read_samples(text) if ("job_id", "job") in labels}
+    assert {**JOB_GAUGES, **JOB_COUNTERS}.keys() - present == {
+        "cpumond_job_cpu_usage_cores",
+        "cpumond_job_smoothed_cpu_usage_cores",
+        "cpumond_job_throttled_ratio",
+        "cpumond_job_cpu_seconds_total",
+        "cpumond_job_throttled_seconds_total",
+    }
+
+
+# ---- what bounds the number of series
+
+
+def test_all_jobs_have_series_up_to_the_maximum():
+    jobs = [make_job(f"j{number}") for number in range(10)]
+    assert choose_jobs(jobs, Metrics(max_jobs=3)) == jobs[:3]
+    assert choose_jobs(jobs, Metrics(max_jobs=0)) == []
+    assert choose_jobs(jobs, Metrics(max_jobs=50)) == jobs
+
+
+def test_the_top_jobs_are_those_with_most_cpu_reclaimed():
+    jobs = [make_job(f"j{limit}", current_cores=float(limit)) for limit in (3, 1, 4, 2)]
+    chosen = choose_jobs(jobs, Metrics(job_series="top", max_jobs=2))
+    assert [job.found.job_id for job in chosen] == ["j1", "j2"]
+
+
+@pytest.mark.parametrize(("series", "maximum"), [("off", 1000), ("all", 0), ("top", 2), ("all", 3)])
+def test_totals_count_every_job_whatever_has_series(series, maximum):
+    jobs = [make_job(f"j{number}", f"op{number % 2}") for number in range(8)]
+    text = encode(make_snapshot(*jobs), Metrics(job_series=series, max_jobs=maximum))
+    assert value(text, "cpumond_node_jobs") == 8
+    assert value(text, "cpumond_node_cpu_limit_cores") == 32.0
+    assert value(text, "cpumond_node_current_cpu_limit_cores") == 12.0
+    assert value(text, "cpumond_node_reclaimed_cores") == 20.0
+    assert value(text, "cpumond_node_smoothed_cpu_usage_cores") == 6.0
+    expected = 0 if series == "off" else maximum
+    assert len(labels_of(text, "cpumond_job_info", "job_id")) == expected
+    assert len(labels_of(text, "cpumond_job_cpu_seconds_total", "job_id")) == expected
+
+
+def test_sums_of_operations_add_up_to_the_totals_of_the_node():
+    jobs = [make_job(f"j{number}", f"op{number % 7}", current_cores=0.5 * number) for number in range(20)]
+    for limit in (0, 3, 100):
+        samples = read_samples(encode(make_snapshot(*jobs), Metrics(max_jobs=limit)))
+        for name in SUMS:
+            parts = [number for (found, _), number in samples.items() if found == f"cpumond_operation_{name}"]
+            assert len(parts) == min(limit + 1, 7)
+            assert sum(parts) == samples[f"cpumond_node_{name}", frozenset()]
+
+
+def test_operations_beyond_the_maximum_are_one_series():
+    jobs = [make_job(f"j{number}", name) for number, name in enumerate("abcadb")]
+    groups = choose_operations(jobs, 2)
+    assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, OTHERS: 2}
+
+
+def test_jobs_by_status_add_up():
+    jobs = [
+        make_job("a"),
+        make_job("b", contested=True),
+        make_job("c", override_left_s=5.0),
+        make_job("d", pinned_cores=1.0),
+        make_job("e", refused="outside"),
+        make_job("f", mode="shadow"),
+        make_job("g", mode="off"),
+        make_job("h", mode="up-only"),
+    ]
+    family = read_families(encode(make_snapshot(*jobs)))["cpumond_jobs_by_status"]
+    statuses = ("off", "shadow", "up-only", "reclaim", "pinned", "overridden", "contested", "refused")
+    assert {sample.labels["status"]: sample.value for sample in family.samples} == dict.fromkeys(statuses, 1.0)
+
+
+# ---- throttling caused by the agent (pain 17)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"mode": "up-only"}, True),
+        ({"pinned_cores": 1.5}, True),
+        ({"decision": None}, False),
+        ({"decision": Decision("hold", 1.5, 1.5, throttled_ratio=0.0)}, False),
+        ({"current_cores": 4.0}, False),
+        ({"mode": "shadow"}, False),
+        ({"refused": "outside managed_roots"}, False),
+        ({"contested": True}, False),
+        ({"override_left_s": 10.0}, False),
+    ],
+)
+def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
+    job = make_job(**changes)
+    assert is_throttled_by_us(job) is expected
+    text = encode(make_snapshot(job, make_job("other", "op2", decision=None)))
+    assert value(text, "cpumond_node_throttled_jobs") == expected
+    assert value(text, "cpumond_operation_throttled_jobs", operation_id="op") == expected
+
+
+def test_a_quota_above_the_job_is_not_ours():
+    """4 cores ordered, 1.5 under its parent: the parent throttles, not the agent."""
+    job = make_job(state=msgspec.structs.replace(STATE, hard_cores=1.5))
+    assert not is_throttled_by_us(job)
+
+
+# ---- once per tick
+
+
+class Counted:
+    """A snapshot that moves on when told to, and how often the metrics were made from it."""
+
+    def __init__(self) -> None:
+        self.snapshot: TickSnapshot | None = None
+        self.encodings = 0
+        self.metrics = MetricsText(lambda: self.snapshot, Metrics, self.count)
+
+    def count(self) -> ReporterStats:
+        self.encodings += 1
+        return ReporterStats()
+
+
+def test_a_tick_is_encoded_once():
+    counted = Counted()
+    counted.metrics.encode()
+    counted.metrics.encode()
+    assert counted.encodings == 2, "before the first tick nothing is kept"
+    counted.snapshot = make_snapshot(make_job("one"), tick=1)
+    first = counted.metrics.encode()
+    assert counted.metrics.encode() is first
+    assert counted.encodings == 3
+    counted.snapshot = make_snapshot(make_job("two"), tick=2)
+    assert b'job_id="two"' in counted.metrics.encode()
+    assert counted.encodings == 4
+
+
+def test_scrapes_at_the_same_moment_share_one_encoding():
+    counted = Counted()
+    counted.snapshot = make_snapshot(*(make_job(f"j{number}") for number in range(200)))
+    start = threading.Barrier(8)
+
+    def scrape() -> bytes:
+        start.wait(10.0)
+        return counted.metrics.encode()
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = [future.result() for future in [pool.submit(scrape) for _ in range(8)]]
+    assert counted.encodings == 1
+    assert all(text is texts[0] for text in texts)
+
+
+# ---- with the agent
+
+
+@pytest.fixture
+def node(make_node: Callable[..., FakeNode]) -> Iterator[FakeNode]:
+    config = QUICK + source(more='operation = "night"')
+    node = make_node({"a": {}, "b": {}}, config=config)
+    node.make("a", quota="400000 100000")
+    node.make("b", quota="400000 100000")
+    return node.start()
+
+
+def test_the_metrics_of_a_running_agent(node: FakeNode):
+    agent = node.agent
+    metrics = MetricsText(lambda: agent.snapshot, lambda: agent.config.metrics, agent.reporter.stats)
+    node.ticks(6, {"a": 0.1, "b": 3.9})
+    text = metrics.encode().decode()
+    assert value(text, "cpumond_ticks_total") == 7
+    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="a") == node.cores("a") < 4.0
+    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="b") == 4.0
+    assert value(text, "cpumond_operation_reclaimed_cores", operation_id="night") == 4.0 - node.cores("a")
+    assert value(text, "cpumond_decisions_total", kind="shrink") > 0
+    assert value(text, "cpumond_node_throttled_jobs") == 0
+    node.tick({"a": node.cores("a"), "b": 3.9}, {"a": 0.1})
+    assert value(metrics.encode().decode(), "cpumond_node_throttled_jobs") == 1
+    node.tick({"a": node.cores("a"), "b": 3.9}, {"a": 0.9})
+    text = metrics.encode().decode()
+    assert value(text, "cpumond_fast_restores_total") == 1
+    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="a") == 4.0
+    assert value(text, "cpumond_node_throttled_jobs") == 0
+    node.remove("b")
+    node.ticks(2)
+    text = metrics.encode().decode()
+    assert labels_of(text, "cpumond_job_info", "job_id") == ["a"]
+    assert value(text, "cpumond_jobs_gone_total") == 1
