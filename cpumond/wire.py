@@ -15,7 +15,9 @@ import msgspec
 
 HEARTBEAT_VERSION = 1
 
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+MAX_NAME = 4096
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0)]
 
 

@@ -158,6 +158,9 @@ def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
     other = agent.table.find(job.job_id)
     if other is not None and other.found.path != path:
         raise ConfigError(f"job {job.job_id!r} is already {other.found.path}; give this one another --id")
+    for known in agent.registered.content.jobs.values():
+        if known.path == path and known.job_id != job.job_id:
+            raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
         raise UnavailableError(f"cgroup {path!r}: there is none at {directory}; make it first")
     refusal = find_refusal(agent.config, path, directory)

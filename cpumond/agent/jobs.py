@@ -10,11 +10,12 @@ from cpumond.agent.ring import DecisionRecord, DecisionRing
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import is_leaf, read_cpus, read_mode_xattr
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.settings import AncestorCap, CpuSettings
+from cpumond.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
+from cpumond.wire import MAX_NAME
 
 
 class Tracked:
@@ -79,7 +80,11 @@ class Tracked:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
         if self.override_until_s is not None or self.contested:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
-        return self.state.limit_cores if self.writes else self.state.hard_cores
+        if not self.writes:
+            return self.state.hard_cores
+        limit, given = self.state.limit_cores, self.in_force.cores
+        # Less is in force while a write waits: after a foreign lowering, a pause, a failure.
+        return given if self.settings.actuator == "quota" and given < limit - EQUAL_CORES else limit
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""
@@ -205,6 +210,8 @@ def record(
 
 def check_job(config: AgentConfig, found: FoundJob) -> None:
     """Refuse a job that is asked for at run time and could never be managed. Raises ConfigError."""
-    if ".." in found.path.split("/") or not found.path:
+    if ".." in found.path.split("/") or not found.path or not found.path.isprintable():
         raise ConfigError(f"cgroup {found.path!r}: must be a path below the hierarchy's root, without '..'")
+    if not found.job_id.isprintable() or len(found.job_id) > MAX_NAME:
+        raise ConfigError(f"job_id: must be readable text of at most {MAX_NAME} characters")
     config.resolve_settings(found.source, found.operation_id, found.layer)

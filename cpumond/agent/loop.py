@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import math
 import os
 import select
 import time
@@ -16,10 +17,11 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
-from cpumond.agent.jobs import Tracked, compute_hard, record
+from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.ring import Result
@@ -28,12 +30,12 @@ from cpumond.agent.table import JobTable
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.settings import CpuSettings, classify_change
+from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
 from cpumond.config import AgentConfig
 from cpumond.discovery import list_jobs
-from cpumond.errors import CpumondError
+from cpumond.errors import CpumondError, UnavailableError
 from cpumond.monitor.model import Decision
-from cpumond.monitor.policy import check, move_hard, rebase, reject, restart_at, settle
+from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
 from cpumond.reporters import REPORTERS, Reporter
 from cpumond.wire import Heartbeat, JobReport
 
@@ -42,6 +44,8 @@ log = structlog.get_logger("cpumond.agent")
 PAUSE_FILE = "pause"
 LATE_PERIODS = 3
 MAX_STRIDE = 16
+CALM_S = 600.0
+"""Foreign writes at least this far apart do not add up to a contest."""
 
 Decided = tuple[Tracked, Decision]
 
@@ -80,6 +84,7 @@ class Agent:
         self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
         )
+        self._closed = False
         self._sequence = 0
         self._report_at_s = 0.0
         self._report_due = True
@@ -140,32 +145,35 @@ class Agent:
                 self._judge_foreign_change(job, found, now_s)
 
     def _judge_foreign_change(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        change = classify_change(job.in_force, found, job.settings.actuator)
+        actuator = job.settings.actuator
+        change = classify_change(job.in_force, found, actuator)
         before = job.in_force
         job.in_force = found
         if not job.touched:
             if found != before:
                 job.original = found
-                self._follow_hard(job)
+                self.table.follow_hard(job, now_s)
             return
         if change == "same" or job.contested:
             return
         self.totals.foreign_writes[change] += 1
         self._report_due = True
         writes, old_cores = self.config.writes, job.state.limit_cores
+        if is_raised_above(found, job.original, actuator):
+            job.original = raise_original(job.original, found, actuator)
+            self.writer.keep(job)
+            self.table.follow_hard(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
-        if change == "raise" and writes.override_ttl_s > 0:
+        if writes.override_ttl_s > 0 and (change == "raise" or job.override_until_s is not None):
+            # A raise is meant, and so is whatever is written after it within its time.
             job.override_until_s = now_s + writes.override_ttl_s
             job.reapply_at_s = None
-            if job.settings.actuator == "quota" and found.cores >= job.original.cores:
-                job.original = found
-                self.writer.keep(job)
-                self._follow_hard(job)
             job.state = restart_at(job.state, found_cores, now_s)
             return
-        job.losses = job.losses + 1 if now_s - job.lost_at_s < writes.override_ttl_s else 1
+        calm_s = max(CALM_S, 4 * writes.drift_backoff_s * 2**job.losses)
+        job.losses = job.losses + 1 if now_s - job.lost_at_s < calm_s else 1
         job.lost_at_s = now_s
         if job.losses >= writes.drift_max:
             job.contested = True
@@ -174,10 +182,6 @@ class Agent:
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
         else:
             job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
-
-    def _follow_hard(self, job: Tracked) -> None:
-        hard = compute_hard(self.hierarchies, job.found, job.original, job.ancestor)
-        job.state = move_hard(job.state, hard)
 
     # ---- 2. + 3. sample, smooth, vote, decide
 
@@ -220,7 +224,6 @@ class Agent:
             if decision.new_cores != decision.old_cores:
                 decided.append((job, decision))
         for job in gone:
-            self.totals.jobs_gone += 1
             self._report_due = self._rescan_due = True
             self.table.drop(job)
         return decided
@@ -258,9 +261,10 @@ class Agent:
             self.writer.secure([job for job, _, _ in allowed])
         except CpumondError as error:
             self._complain(None, error)
-            for job, _, decision in allowed:
+            for job, kind, decision in allowed:
                 if not job.touched:
                     job.state, job.result = reject(job.state, decision), "failed"
+                    job.reapply_at_s = -math.inf if kind == "reapply" else job.reapply_at_s
             return [item for item in allowed if item[0].touched]
         return allowed
 
@@ -271,6 +275,8 @@ class Agent:
             self.totals.write_errors += 1
             job.write_errors += 1
             job.write_after_s = now_s + self.config.writes.drift_backoff_s
+            if kind == "reapply":
+                job.reapply_at_s = job.write_after_s
             job.state, job.result, job.last_error = reject(job.state, decision), "failed", str(error)
             record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
             log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
@@ -313,16 +319,18 @@ class Agent:
         for job in self.table:
             if job.override_until_s is not None and now_s >= job.override_until_s:
                 job.override_until_s = None
+                if job.pinned_cores is not None:
+                    job.pinned_cores, self._rescan_due = None, True
                 job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
-        """Limits that somebody lowered, due to be written again."""
+        """Limits that somebody lowered, or that may be higher now, due to be written again."""
         due = []
         for job in self.table:
             if job.reapply_at_s is not None and now_s >= job.reapply_at_s:
                 job.reapply_at_s = None
-                if job.writes and not job.contested:
+                if job.writes and not job.contested and job.override_until_s is None:
                     limit = job.state.limit_cores
                     due.append((job, "reapply", Decision("hold", limit, limit)))
         return due
@@ -331,11 +339,11 @@ class Agent:
         """Put limits that an operator pinned in force, end the pins that are over."""
         pins = self.registered.current_pins(self.clock.wall_s())
         for job in self.table:
-            pin = pins.get(job.found.job_id)
+            pin = pins.get(job.found.job_id) if job.writes else None
             if pin is None and job.pinned_cores is not None:
                 job.pinned_cores = None
                 job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
-            elif pin is not None and job.writes and not self._paused() and job.pinned_cores != pin.cpu_limit:
+            elif pin is not None and not self._paused() and job.pinned_cores != pin.cpu_limit:
                 job.pinned_cores = pin.cpu_limit
                 job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
                 old = job.state.limit_cores
@@ -347,12 +355,11 @@ class Agent:
     def give_back(self, job: Tracked) -> None:
         """End a pin, an override or a contest: what is in force is the monitor's again."""
         now_s = self.clock.monotonic_s()
-        if job.contested:
-            # What the other writer left is what this cgroup is now found with.
-            job.original, job.touched = job.in_force, False
-            self._follow_hard(job)
-        job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
-        job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+        # Of a contested job the agent's own limit is written again, else it goes on from what is there.
+        limit = job.state.limit_cores if job.contested else read_limit_cores(job, job.in_force)
+        job.reapply_at_s = now_s if job.contested else None
+        job.override_until_s, job.contested, job.losses, job.pinned_cores = None, False, 0, None
+        job.state = restart_at(job.state, limit, now_s)
 
     # ---- 5. report
 
@@ -414,7 +421,7 @@ class Agent:
                 "write_errors": totals.write_errors,
                 "writes": self.writer.writes_total,
                 "errors": totals.errors,
-                "jobs_gone": totals.jobs_gone,
+                "jobs_gone": self.table.gone_total,
                 "shed_checks": totals.shed_checks,
             },
             tuple(totals.tick_buckets),
@@ -519,20 +526,30 @@ class Agent:
         self.notifier.ping()
 
     def run_requests(self) -> None:
-        """Carry out what ``call`` queued."""
+        """Carry out what ``call`` queued; what nobody waits for any more is left out."""
         while self._requests:
             work, future = self._requests.popleft()
-            try:
-                future.set_result(work())
-            except Exception as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:
+                    future.set_exception(error)
 
     def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-        """Run ``work`` in the thread of the tick, from any other thread; its result, or its exception raised here."""
+        """Run ``work`` in the thread of the tick, from any other thread; its result, or its exception raised here.
+
+        Raises TimeoutError when the tick does not get to it; then it is not carried out later either.
+        """
+        if self._closed:
+            raise UnavailableError("the agent is ending; ask again when it is back")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._requests.append((work, future))
         self.wake()
-        return future.result(timeout_s)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
 
     def wake(self) -> None:
         """End the wait between two ticks; safe in a signal handler."""
@@ -552,7 +569,8 @@ class Agent:
         try:
             config = self.reload()
             self.use_config(config)
-        except CpumondError as error:
+        except Exception as error:
+            # Whatever is wrong with the files: the configuration that works goes on.
             log.error("reload_refused", error=str(error))
         else:
             log.info("reloaded", config=config.path)
@@ -560,9 +578,14 @@ class Agent:
 
     def use_config(self, config: AgentConfig) -> None:
         """Go on with another configuration; what cannot change while running is kept and said."""
-        for key in ("state_dir", "runtime_dir", "mountinfo", "metrics", "control", "node_id"):
-            if getattr(config, key) != getattr(self.config, key):
+        kept = {
+            key: getattr(self.config, key) for key in ("state_dir", "runtime_dir", "mountinfo", "control", "node_id")
+        }
+        kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
+        for key, value in kept.items():
+            if getattr(config, key) != value:
                 log.warning("needs_restart", key=key)
+        config = msgspec.structs.replace(config, **kept)
         if config.report != self.config.report:
             reporter = REPORTERS[config.report.kind](config.report)
             self.reporter.close(0.0)
@@ -573,27 +596,33 @@ class Agent:
     def close(self) -> None:
         """Put every limit back, send the last report, give everything back."""
         self.notifier.stopping()
+        self._closed = True
+        self.run_requests()
         failed = 0
         for job in list(self.table):
             if not job.touched or job.contested:
                 continue
             try:
                 self.writer.restore(job)
-            except CpumondError as error:
+            except Exception as error:
+                # Whatever it is, the other jobs still get their limits back.
                 failed += 1
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
             else:
                 job.mode = "shadow"
+        self._restore_leftovers()
         try:
-            self.writer.flush()
+            self.writer.flush(tidy=True)
         except CpumondError as error:
             log.error("agent_error", error=str(error))
-        self._report_due = True
-        self._report(self.clock.monotonic_s())
+        if self.snapshot is not None:
+            # An agent that never began knows nothing about its jobs: no report is better than an empty one.
+            self._report_due = True
+            self._report(self.clock.monotonic_s())
+            log.info("stopped", restore_failures=failed)
         self.reporter.close(2.0)
         self.table.close()
         self.watcher.close()
-        log.info("stopped", restore_failures=failed)
 
 
 def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:

@@ -58,8 +58,11 @@ def hold_lock(runtime_dir: str, config_path: str) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UnavailableError(f"{path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
-        os.ftruncate(fd, 0)
-        os.write(fd, msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path)))
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path)))
+        except OSError as error:
+            raise from_os_error(error, f"write the lock {path}", "free space in runtime_dir") from error
         yield
     finally:
         os.close(fd)

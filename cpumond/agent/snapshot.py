@@ -15,14 +15,14 @@ class Totals:
     """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
 
     __slots__ = (
-        "decisions", "errors", "foreign_writes", "jobs_gone", "late_ticks", "rebaselines", "restores", "shed_checks",
+        "decisions", "errors", "foreign_writes", "late_ticks", "rebaselines", "restores", "shed_checks",
         "tick_buckets", "tick_seconds", "ticks", "write_errors",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
         self.foreign_writes = {"raise": 0, "lower": 0}
-        self.write_errors = self.errors = self.restores = self.jobs_gone = 0
+        self.write_errors = self.errors = self.restores = 0
         self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
         self.tick_seconds = 0.0
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)

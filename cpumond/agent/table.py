@@ -10,16 +10,17 @@ import msgspec
 import structlog
 
 from cpumond.agent.jobs import SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
+from cpumond.agent.state_file import Original
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_mode_xattr
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.settings import AncestorCap, CpuSettings
+from cpumond.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
 from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import CpumondError
-from cpumond.monitor.model import Mode, start_state
+from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.policy import move_hard, restart_at
 from cpumond.units import cores_to_quota_us
 
@@ -30,7 +31,11 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class JobTable:
-    """Tracked jobs by cgroup path. ``problems`` are sentences about jobs that could not be opened or resolved."""
+    """Tracked jobs by cgroup path.
+
+    ``problems`` are sentences about jobs that could not be opened or resolved; ``gone_total`` counts jobs whose cgroup
+    went away.
+    """
 
     def __init__(self, config: AgentConfig, hierarchies: Hierarchies, writer: LimitWriter, watcher: Watcher) -> None:
         self.config = config
@@ -39,8 +44,10 @@ class JobTable:
         self.watcher = watcher
         self.jobs: dict[str, Tracked] = {}
         self.problems: dict[str, str] = {}
+        self.gone_total = 0
         self._settings: SettingsCache = {}
         self._many = False
+        self._looked = False
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.jobs.values())
@@ -62,23 +69,30 @@ class JobTable:
         if len(found) > len(named):
             self._complain("", f"more than discovery.max_jobs = {len(named)} jobs; the rest is left out")
         changed = False
-        for path in [path for path in self.jobs if path not in named]:
-            self.release(self.jobs[path])
+        for job in [job for path, job in self.jobs.items() if path not in named]:
+            if self._is_same(job):
+                self.release(job)
+            else:
+                self.drop(job)
             changed = True
         caps: dict[str, AncestorCap] = {}
         self._settings = {}
         self._many = len(named) - len(self.jobs) > MANY_JOBS
         before = len(self.jobs)
-        for path, job in named.items():
+        for path, found_job in named.items():
             tracked = self.jobs.get(path)
             if tracked is not None and not self._is_same(tracked):
                 self.drop(tracked)
                 tracked = None
                 changed = True
-            if tracked is None:
-                changed |= self._open(job, now_s, caps)
-            else:
-                self._look_again(tracked, job, now_s, caps)
+            try:
+                if tracked is None:
+                    changed |= self._open(found_job, now_s, caps)
+                else:
+                    self._look_again(tracked, found_job, now_s, caps)
+            except CpumondError as error:
+                self._complain(path, str(error))
+        self._looked = True
         if self._many:
             log.info("jobs_found", count=len(self.jobs) - before)
         return changed
@@ -92,36 +106,36 @@ class JobTable:
             return False
 
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
-        try:
-            cgroup = open_cgroup(self.hierarchies, found.path)
-            if cgroup is None:
-                return False
-            try:
-                in_force = cgroup.read_settings()
-                if in_force is None:
-                    cgroup.close()
-                    return False
-                settings, mode = resolve_job(self.config, found, cgroup.directory, self._settings)
-                known = self.writer.find_original(cgroup)
-                original = known.settings if known is not None else self._guess_original(found, in_force)
-                ancestor = _cached_cap(cgroup, caps)
-                hard = compute_hard(self.hierarchies, found, original, ancestor)
-                job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
-                job.config, job.asked_mode = self.config, read_mode_xattr(cgroup.directory)
-                job.ancestor, job.in_force = ancestor, in_force
-                job.refused = find_refusal(self.config, found.path, cgroup.directory)
-                job.mode = mode
-                if known is not None:
-                    self._adopt(job, now_s)
-                elif original != in_force and job.writes:
-                    job.reapply_at_s = now_s
-            except CpumondError:
-                cgroup.close()
-                raise
-        except CpumondError as error:
-            self._complain(found.path, str(error))
+        cgroup = open_cgroup(self.hierarchies, found.path)
+        if cgroup is None:
             return False
-        job.watches = self.watcher.watch_limits(found.path, cgroup.watch_paths())
+        watches: list[object] = []
+        try:
+            settings, mode = resolve_job(self.config, found, cgroup.directory, self._settings)
+            # Before the look at the settings: whoever made the cgroup may be about to set its limit.
+            watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
+            in_force = cgroup.read_settings()
+            if in_force is None:
+                self.watcher.unwatch(watches)
+                cgroup.close()
+                return False
+            known = self.writer.find_original(cgroup)
+            original = known.settings if known is not None else self._guess_original(found, in_force)
+            ancestor = _cached_cap(cgroup, caps)
+            hard = compute_hard(self.hierarchies, found, original, ancestor)
+            job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
+            job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.directory), watches
+            job.ancestor, job.in_force = ancestor, in_force
+            job.refused = find_refusal(self.config, found.path, cgroup.directory)
+            job.mode = mode
+            if known is not None:
+                self._adopt(job, known, now_s)
+            elif original != in_force and job.writes:
+                job.reapply_at_s = now_s
+        except CpumondError:
+            self.watcher.unwatch(watches)
+            cgroup.close()
+            raise
         self.jobs[found.path] = job
         say = log.debug if self._many else log.info
         say("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
@@ -131,9 +145,10 @@ class JobTable:
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
         """What a cgroup was set to when the state file that would say it is damaged: what the job ordered.
 
-        A job whose order is only in its cgroup keeps what is there, which may be a limit of an earlier run.
+        A job whose order is only in its cgroup keeps what is there, which may be a limit of an earlier run; one that
+        was found after the first look at all jobs has none of those.
         """
-        if not self.writer.damaged or in_force.quota_us is None:
+        if self._looked or not self.writer.damaged or in_force.quota_us is None:
             return in_force
         log.warning("original_unknown", job_id=found.job_id, cgroup=found.path, quota_cores=in_force.cores,
                     cpu_limit_cores=found.cpu_limit_cores)  # fmt: skip
@@ -142,11 +157,14 @@ class JobTable:
         quota_us = cores_to_quota_us(found.cpu_limit_cores, in_force.period_us)
         return msgspec.structs.replace(in_force, quota_us=quota_us)
 
-    def _adopt(self, job: Tracked, now_s: float) -> None:
-        """Go on with a cgroup that an earlier run lowered, or put it back when its job is not to be lowered now."""
+    def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
+        """Go on with a cgroup that an earlier run lowered. It is put back and begun anew where its job is not to be
+        lowered now, another setting of it was moved, or somebody gave it more than was found while no agent ran."""
         job.touched = True
-        if not job.writes:
+        actuator = job.settings.actuator
+        if not job.writes or known.actuators != (actuator,) or is_raised_above(job.in_force, known.settings, actuator):
             self.writer.restore(job)
+            job.state = start_state(compute_hard(self.hierarchies, job.found, job.original, job.ancestor), now_s)
             return
         limit = read_limit_cores(job, job.in_force)
         job.state = start_state(job.state.hard_cores, now_s, limit)
@@ -155,34 +173,43 @@ class JobTable:
 
     def _look_again(self, job: Tracked, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> None:
         """Settings, mode, refusal and the quotas above may have changed since the last look."""
+        wrote = job.writes
         asked = read_mode_xattr(job.cgroup.directory)
         if found != job.found or job.config is not self.config or asked != job.asked_mode:
-            try:
-                settings, mode = resolve_job(self.config, found, job.cgroup.directory, self._settings)
-            except CpumondError as error:
-                self._complain(found.path, str(error))
-                return
-            job.found, job.settings, job.config, job.asked_mode = found, settings, self.config, asked
-            self.set_mode(job, mode, now_s)
+            settings, mode = resolve_job(self.config, found, job.cgroup.directory, self._settings)
+            self._use_settings(job, settings, mode)
+            job.found, job.config, job.asked_mode = found, self.config, asked
         job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.directory)
-        if job.refused and job.touched:
-            self.writer.restore(job)
+        self._put_back(job, wrote, now_s)
         job.ancestor = _cached_cap(job.cgroup, caps)
-        job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
+        self.follow_hard(job, now_s)
 
-    def set_mode(self, job: Tracked, mode: Mode, now_s: float) -> None:
-        """Change a job's mode; one that is no longer written gets its original settings back at once."""
-        if mode == job.mode:
-            return
-        before, wrote = job.mode, job.writes
-        job.mode = mode
-        if wrote and not job.writes:
-            if job.touched:
-                self.writer.restore(job)
-            job.state = restart_at(job.state, job.state.hard_cores, now_s)
-        elif job.writes and not wrote:
+    def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode) -> None:
+        if settings.actuator != job.settings.actuator:
+            self.watcher.unwatch(job.watches)
+            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
+        if mode != job.mode:
+            log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
+        job.settings, job.mode = settings, mode
+
+    def _put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
+        """A job that is not written any more, or through another actuator, gets its original settings back.
+
+        Where that fails it is tried again at each look. Raises CgroupError.
+        """
+        moved = self.writer.list_moved(job.cgroup)
+        restored = job.touched and (not job.writes or moved not in ((), (job.settings.actuator,)))
+        if restored:
+            self.writer.restore(job)
+        if restored or job.writes != wrote:
             job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
-        log.info("mode_changed", job_id=job.found.job_id, old=before, new=mode)
+
+    def follow_hard(self, job: Tracked, now_s: float) -> None:
+        """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow."""
+        before = job.state.limit_cores
+        job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
+        if job.touched and job.state.limit_cores > before:
+            job.reapply_at_s, job.pinned_cores = now_s, None
 
     def release(self, job: Tracked) -> None:
         """Stop following a job that is no longer named: its cgroup, if it lives, gets its original settings back."""
@@ -195,7 +222,14 @@ class JobTable:
         log.info("job_released", job_id=job.found.job_id, cgroup=job.found.path)
 
     def drop(self, job: Tracked) -> None:
-        """Stop following a job whose cgroup is gone."""
+        """Stop following a job whose cgroup is gone.
+
+        Where only its counters are gone (v1: one hierarchy of two) the limit is still there and is put back.
+        """
+        if self._is_same(job):
+            self.release(job)
+            return
+        self.gone_total += 1
         self.writer.forget(job.found.path, now=False)
         self._close(job)
         log.info("job_gone", job_id=job.found.job_id, cgroup=job.found.path)

@@ -55,7 +55,7 @@ class LimitWriter:
         self.originals: dict[str, Original] = {}
         self.damaged = ""
         self.writes_total = 0
-        self._stale = False
+        self._stale = self._untidy = False
 
     def load(self) -> None:
         """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``."""
@@ -72,6 +72,11 @@ class LimitWriter:
         original = self.originals.get(cgroup.path)
         return original if original is not None and original.inode == cgroup.inode else None
 
+    def list_moved(self, cgroup: Cgroup) -> tuple[str, ...]:
+        """The actuators whose original settings of this cgroup are on disk."""
+        known = self.find_original(cgroup)
+        return known.actuators if known is not None else ()
+
     def secure(self, jobs: list[Tracked]) -> None:
         """Have the originals of ``jobs`` on disk before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
@@ -81,10 +86,7 @@ class LimitWriter:
             if job.settings.actuator not in actuators:
                 added[job.cgroup.path] = Original(job.cgroup.inode, job.original, (*actuators, job.settings.actuator))
         if added:
-            originals = {**self.originals, **added}
-            save(self.path, Originals(self.boot_id, originals))
-            self.originals = originals
-            self._stale = False
+            self._save({**self.originals, **added})
         for job in jobs:
             job.touched = True
 
@@ -101,13 +103,18 @@ class LimitWriter:
         ``now`` False for a cgroup that is gone: what is on disk about it does no harm until the next save.
         """
         if self.originals.pop(path, None) is not None:
-            self._stale = self._stale or now
+            self._stale, self._untidy = self._stale or now, True
 
-    def flush(self) -> None:
-        """Store what ``keep`` and ``forget`` changed. Raises CreateError or AccessError."""
-        if self._stale:
-            save(self.path, Originals(self.boot_id, self.originals))
-            self._stale = False
+    def flush(self, tidy: bool = False) -> None:
+        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm. Raises CreateError or
+        AccessError."""
+        if self._stale or (tidy and self._untidy):
+            self._save(self.originals)
+
+    def _save(self, originals: dict[str, Original]) -> None:
+        save(self.path, Originals(self.boot_id, originals))
+        self.originals = originals
+        self._stale = self._untidy = False
 
     def write(self, job: Tracked, cores: float) -> Applied:
         """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
@@ -127,24 +134,29 @@ class LimitWriter:
             job.ancestor = job.cgroup.read_ancestor_cap()
             if current is None:
                 return Applied(None)
+            believed, job.in_force = job.in_force, current
             again = self._compute_target(job, cores)
-            if current == job.in_force and again.settings == target.settings:
+            if current == believed and again.settings == target.settings:
                 raise
-            job.in_force, target = current, again
+            target = again
             written = self._write(job, target)
         return Applied(target.cores if written else None, target.notes)
 
     def _compute_target(self, job: Tracked, cores: float) -> Target:
-        s = job.settings
+        """What to write: the setting that the actuator moves; the others stay as somebody else may have set them."""
+        s, found = job.settings, job.in_force
         if s.actuator == "weight":
-            return compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
+            target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
+            settings = msgspec.structs.replace(found, weight=target.settings.weight)
+            return msgspec.structs.replace(target, settings=settings)
         notes: tuple[str, ...] = ()
         if s.min_cores_per_thread and cores < job.state.limit_cores:
             floor = min(count_threads(job.cgroup.directory) * s.min_cores_per_thread, job.state.hard_cores)
             if cores < floor:
                 cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
         target = compute_quota_target(cores, job.original, job.ancestor, s.burst_ratio)
-        return msgspec.structs.replace(target, notes=notes + target.notes) if notes else target
+        settings = msgspec.structs.replace(target.settings, weight=found.weight)
+        return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: Target) -> bool:
         steps = plan_steps(job.in_force, target.settings)
@@ -164,18 +176,32 @@ class LimitWriter:
         if known is not None:
             current = restore_cgroup(job.cgroup, known)
             if current is not None:
-                job.in_force = current
+                job.in_force = job.original = current
             self.forget(job.cgroup.path)
         job.touched = False
 
 
 def restore_cgroup(cgroup: Cgroup, original: Original) -> CpuSettings | None:
-    """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError."""
+    """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
+
+    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise.
+    """
     current = cgroup.read_settings()
     if current is None:
         return None
     target = choose_restore(current, original.settings, original.actuators)
-    return target if cgroup.write_settings(current, target) else None
+    try:
+        return target if cgroup.write_settings(current, target) else None
+    except CgroupWriteError:
+        _give_what_is_allowed(cgroup, target)
+        raise
+
+
+def _give_what_is_allowed(cgroup: Cgroup, target: CpuSettings) -> None:
+    current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
+    if current is not None and current.cores < cap.cores < target.cores:
+        allowed = compute_quota_target(cap.cores, target, cap).settings
+        cgroup.write_settings(current, msgspec.structs.replace(allowed, weight=current.weight))
 
 
 class RestoreReport(msgspec.Struct):

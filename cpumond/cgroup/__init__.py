@@ -40,10 +40,10 @@ class Cgroup(Protocol):
         """
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """The least quota above this cgroup, and where it is set."""
+        """The least quota above this cgroup, and where it is set. Raises CgroupReadError."""
 
-    def watch_paths(self) -> list[str]:
-        """The files in which a foreign change of the limit shows."""
+    def watch_paths(self, actuator: str) -> list[str]:
+        """The files in which a foreign change of the limit that ``actuator`` moves shows."""
 
     def close(self) -> None:
         """Give the descriptors back."""

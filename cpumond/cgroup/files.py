@@ -73,7 +73,10 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
                 text = read_text(os.path.join(hierarchies.cpuset_root, place, name))
                 if text and text.strip():
-                    return parse_cpu_list(text)
+                    try:
+                        return parse_cpu_list(text)
+                    except ValueError as error:
+                        raise CgroupReadError(os.path.join(hierarchies.cpuset_root, place, name), error) from error
     return len(os.sched_getaffinity(0))
 
 

@@ -47,9 +47,10 @@ def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -
     mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
-        if "-" not in fields[5:]:
+        described = fields[fields.index("-", 5) + 1 :] if "-" in fields[5:] else []
+        if len(described) < 3:
             continue
-        kind, _, options = fields[fields.index("-", 5) + 1 :][:3]
+        kind, _, options = described[:3]
         point = _unescape(fields[4])
         if kind == "cgroup":
             mounts.append(Mount(1, point, frozenset(options.split(","))))

@@ -17,6 +17,9 @@ from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_
 EQUAL_CORES = 0.01
 """Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""
 
+ROUNDING_US = 1e-7
+"""Above the error of a float, below the least difference of two quotas with different periods, 1 us / 1000000."""
+
 V1_SHARES = (2, 262_144)
 V2_WEIGHT = (1, 10_000)
 
@@ -77,10 +80,11 @@ def compute_quota_target(
         cores = ancestor.cores
         notes.append(f"held to {ancestor.cores:g} cores, the quota of {ancestor.path or '/'}")
     period_us = original.period_us
-    quota_us = cores_to_quota_us(cores, period_us)
+    quota_us = _quota_under(cores, period_us, ancestor)
     if quota_us < MIN_QUOTA_US:
-        period_us = min(max(math.ceil(MIN_QUOTA_US / cores) if cores > 0 else MAX_PERIOD_US, period_us), MAX_PERIOD_US)
-        quota_us = max(cores_to_quota_us(cores, period_us), MIN_QUOTA_US)
+        needed_us = math.ceil(MIN_QUOTA_US / max(cores, MIN_QUOTA_US / MAX_PERIOD_US))
+        period_us = min(max(needed_us, period_us), MAX_PERIOD_US)
+        quota_us = max(_quota_under(cores, period_us, ancestor), MIN_QUOTA_US)
         if quota_us / period_us > cores * 1.001:
             notes.append(f"raised to {quota_us / period_us:g} cores, the least quota the kernel takes")
         else:
@@ -90,6 +94,14 @@ def compute_quota_target(
     if burst_us is not None:
         burst_us = min(burst_us if burst_ratio is None else int(burst_ratio * quota_us), quota_us)
     return Target(CpuSettings(quota_us, period_us, burst_us, original.weight), cores, tuple(notes))
+
+
+def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
+    """``cores`` as a quota; rounded down where the nearest microsecond would be more than the quota above allows."""
+    quota_us = cores_to_quota_us(cores, period_us)
+    if quota_us > ancestor.cores * period_us + ROUNDING_US:
+        quota_us -= 1
+    return quota_us
 
 
 def compute_weight_target(cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]) -> Target:
@@ -104,7 +116,8 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
     """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
 
     Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
-    between: that is never above the larger end, so a parent that allows both ends allows the middle.
+    between: that is never above the larger end, so a parent that allows both ends allows the middle. No quota is
+    allowed with any period and under any parent: it goes first, or is left last.
     """
     steps: list[Step] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
@@ -116,7 +129,7 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
         steps.append(quota)
     elif before.quota_us == after.quota_us:
         steps.append(period)
-    elif quota_to_cores(after.quota_us, before.period_us) <= quota_to_cores(before.quota_us, after.period_us):
+    elif _quota_goes_first(before, after):
         steps += [quota, period]
     else:
         steps += [period, quota]
@@ -125,6 +138,12 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
     if after.weight is not None and after.weight != before.weight:
         steps.append(Step("weight", after.weight))
     return tuple(steps)
+
+
+def _quota_goes_first(before: CpuSettings, after: CpuSettings) -> bool:
+    if before.quota_us is None or after.quota_us is None:
+        return after.quota_us is None
+    return after.quota_us / before.period_us <= before.quota_us / after.period_us
 
 
 def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
@@ -149,14 +168,28 @@ def classify_change(believed: CpuSettings, found: CpuSettings, actuator: str) ->
     return "raise" if found.cores > believed.cores else "lower"
 
 
+def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
+    """Whether somebody else gave more than was found: the agent never does."""
+    if actuator == "weight":
+        return (current.weight or 0) > (original.weight or 0)
+    return current.cores > original.cores and not same_quota(current, original)
+
+
+def raise_original(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
+    """What is put back in the end after somebody else raised the limit above ``original``: theirs."""
+    if actuator == "weight":
+        return msgspec.structs.replace(original, weight=found.weight)
+    return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
+
+
 def choose_restore(current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...]) -> CpuSettings:
     """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
 
-    A quota that somebody raised above the one found stays: it is theirs.
+    A limit that somebody raised above the one found stays: it is theirs.
     """
     restored = current
     if "quota" in actuators:
-        if current.cores > original.cores and not same_quota(current, original):
+        if is_raised_above(current, original, "quota"):
             burst_us = original.burst_us
             if burst_us is not None and current.quota_us is not None:
                 burst_us = min(burst_us, current.quota_us)
@@ -165,6 +198,6 @@ def choose_restore(current: CpuSettings, original: CpuSettings, actuators: tuple
             restored = msgspec.structs.replace(
                 restored, quota_us=original.quota_us, period_us=original.period_us, burst_us=original.burst_us
             )
-    if "weight" in actuators:
+    if "weight" in actuators and not is_raised_above(current, original, "weight"):
         restored = msgspec.structs.replace(restored, weight=original.weight)
     return restored

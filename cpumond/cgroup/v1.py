@@ -35,7 +35,6 @@ class V1Cgroup:
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V1_SHARES
 
     __slots__ = (
-        "_controller",
         "_cpu_root",
         "_nr_periods",
         "_nr_throttled",
@@ -57,7 +56,6 @@ class V1Cgroup:
         self.directory = os.path.join(hierarchies.cpu_root, path)
         self.inode = os.stat(self.directory).st_ino
         self._cpu_root = hierarchies.cpu_root
-        self._controller = V1CpuController(Node(self.directory))
         self._usage_fd, self._stat_fd = usage_fd, stat_fd
         self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
         self._seen_usage_us = -math.inf
@@ -89,6 +87,11 @@ class V1Cgroup:
             if error.errno in GONE_ERRNOS:
                 return None
             raise CgroupReadError(os.path.join(hierarchies.cpu_root, path), error) from error
+
+    @property
+    def _controller(self) -> V1CpuController:
+        """cgroupspy's view of the directory, made when a setting is read or written: kept, it is 1 KiB a job."""
+        return V1CpuController(Node(self.directory))
 
     def read(self, at_s: float) -> CpuReading | None:
         """See ``Cgroup.read``; at most two preads.
@@ -126,14 +129,17 @@ class V1Cgroup:
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
         try:
-            quota_us = self._controller.cfs_quota_us
-            period_us = self._controller.cfs_period_us
-            weight = self._controller.shares
+            controller = self._controller
+            quota_us = controller.cfs_quota_us
+            period_us = controller.cfs_period_us
+            weight = controller.shares
+            burst_us = controller.get_content("cfs_burst_us")  # None on kernels before 5.14
         except OSError as error:
             if error.errno in GONE_ERRNOS:
                 return None
             raise CgroupReadError(self.directory, error) from error
-        burst_us = self._controller.get_content("cfs_burst_us")
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
         self._period_s = period_us / 1e6
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
@@ -167,13 +173,17 @@ class V1Cgroup:
             directory = os.path.join(self._cpu_root, place)
             quota = read_text(os.path.join(directory, "cpu.cfs_quota_us"))
             period = read_text(os.path.join(directory, "cpu.cfs_period_us"))
-            if quota is not None and period is not None and int(quota) >= 0:
-                caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), place))
+            try:
+                if quota is not None and period is not None and int(quota) >= 0:
+                    caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), place))
+            except ValueError as error:
+                raise CgroupReadError(directory, f"its quota is not a number: {error}") from error
         return least_cap(caps)
 
-    def watch_paths(self) -> list[str]:
+    def watch_paths(self, actuator: str) -> list[str]:
         """See ``Cgroup.watch_paths``."""
-        return [os.path.join(self.directory, name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        names = ["cpu.cfs_quota_us", "cpu.cfs_period_us", *(["cpu.shares"] if actuator == "weight" else [])]
+        return [os.path.join(self.directory, name) for name in names]
 
     def close(self) -> None:
         """See ``Cgroup.close``."""

@@ -31,14 +31,13 @@ class V2Cgroup:
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V2_WEIGHT
 
-    __slots__ = ("_controller", "_cpu_root", "_raw_stat", "_reading", "_stat_fd", "directory", "inode", "path")
+    __slots__ = ("_cpu_root", "_raw_stat", "_reading", "_stat_fd", "directory", "inode", "path")
 
     def __init__(self, hierarchies: Hierarchies, path: str, stat_fd: int) -> None:
         self.path = path
         self.directory = os.path.join(hierarchies.cpu_root, path)
         self.inode = os.stat(self.directory).st_ino
         self._cpu_root = hierarchies.cpu_root
-        self._controller = V2CpuController(Node(self.directory))
         self._stat_fd = stat_fd
         self._raw_stat = b""
         self._reading = CpuReading(0.0, 0.0, self.inode)
@@ -57,6 +56,11 @@ class V2Cgroup:
             if error.errno in GONE_ERRNOS:
                 return None
             raise CgroupReadError(directory, error) from error
+
+    @property
+    def _controller(self) -> V2CpuController:
+        """cgroupspy's view of the directory, made when a setting is read or written: kept, it is 1 KiB a job."""
+        return V2CpuController(Node(self.directory))
 
     def read(self, at_s: float) -> CpuReading | None:
         """See ``Cgroup.read``; one pread, parsed only when it changed."""
@@ -87,7 +91,10 @@ class V2Cgroup:
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
         try:
-            quota_us, period_us = parse_cpu_max(self._controller.max)
+            controller = self._controller
+            quota_us, period_us = parse_cpu_max(controller.max)
+            burst_us = controller.get_content("max_burst")  # None on kernels before 5.14
+            weight = controller.get_content("weight")
         except OSError as error:
             if error.errno not in GONE_ERRNOS:
                 raise CgroupReadError(self.directory, error) from error
@@ -98,9 +105,7 @@ class V2Cgroup:
                 "there is no such file: the cpu controller is not in its parent's cgroup.subtree_control",
             ) from error
         except ValueError as error:
-            raise CgroupReadError(os.path.join(self.directory, "cpu.max"), error) from error
-        burst_us = self._controller.get_content("max_burst")
-        weight = self._controller.get_content("weight")
+            raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
@@ -132,13 +137,18 @@ class V2Cgroup:
         caps = []
         for place in ancestors(self.path):
             text = read_text(os.path.join(self._cpu_root, place, "cpu.max"))
-            if text:
-                caps.append(AncestorCap(quota_to_cores(*parse_cpu_max(text)), place))
+            try:
+                quota_us, period_us = parse_cpu_max(text) if text else (None, 0)
+            except ValueError as error:
+                raise CgroupReadError(os.path.join(self._cpu_root, place, "cpu.max"), error) from error
+            if quota_us is not None:
+                caps.append(AncestorCap(quota_to_cores(quota_us, period_us), place))
         return least_cap(caps)
 
-    def watch_paths(self) -> list[str]:
+    def watch_paths(self, actuator: str) -> list[str]:
         """See ``Cgroup.watch_paths``."""
-        return [os.path.join(self.directory, "cpu.max")]
+        names = ["cpu.max", *(["cpu.weight"] if actuator == "weight" else [])]
+        return [os.path.join(self.directory, name) for name in names]
 
     def close(self) -> None:
         """See ``Cgroup.close``."""

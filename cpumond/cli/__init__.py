@@ -5,10 +5,12 @@ Errors that a user can cause become one sentence on stderr and an exit code of `
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 
@@ -36,8 +38,37 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 """Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
 
 
+NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+"""What click raises for a group without a command; before 8.2 it prints the help itself."""
+
+
+class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
+    """The reader of our output went away (`cpumond status | head`)."""
+
+
+@contextlib.contextmanager
+def _noticing_closed_output() -> Iterator[None]:
+    """click would end the process with 1 at a broken pipe, whatever its mode."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise OutputClosed from None
+
+
 class LazyGroup(click.Group):
     """A click group that imports a command's module only when the command is called."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _noticing_closed_output():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _noticing_closed_output():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -76,6 +107,9 @@ def run(arguments: list[str] | None = None) -> int:
         result = cli.main(arguments, prog_name="cpumond", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except NO_ARGUMENTS as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USAGE
     except click.UsageError as error:
         return _fail(error.format_message() + _usage_hint(error), EXIT_USAGE)
     except click.ClickException as error:
@@ -84,24 +118,15 @@ def run(arguments: list[str] | None = None) -> int:
         return 130
     except CpumondError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        return _drop_output()
-    except SystemExit as end:
-        # click turns a broken pipe into an exit with 1, whatever the mode.
-        if not isinstance(end.__context__, BrokenPipeError):
-            raise
-        return _drop_output()
+    except (OutputClosed, BrokenPipeError):
+        # Nothing more to say, and no late flush either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except PermissionError as error:
         return _fail(f"{error.filename or 'this'}: {describe(error)}; run as root", AccessError.exit_code)
     except OSError as error:
         return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
     return result if isinstance(result, int) else 0
-
-
-def _drop_output() -> int:
-    """The reader of our output went away (`cpumond status | head`): nothing more to say, and no late flush either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _usage_hint(error: click.UsageError) -> str:

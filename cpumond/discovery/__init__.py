@@ -58,7 +58,7 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> S
                 continue
             named = name_job(source, path)
             if named is None:
-                scan.problems.append(f"{path}: id_regex {source.id_regex!r} does not match; left out")
+                scan.problems.append(f"{path}: id_regex {source.id_regex!r} gives it no id; left out")
             else:
                 _take(scan, taken, ids, named)
     return scan
@@ -79,7 +79,7 @@ def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> No
 
 
 def name_job(source: Source, path: str) -> FoundJob | None:
-    """The job at ``path`` by the source's rules; None when ``id_regex`` does not match.
+    """The job at ``path`` by the source's rules; None when ``id_regex`` does not match or names it with nothing.
 
     Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the
     job, else its first and second group, else the whole match. Without ``id_regex`` the last component is the id,
@@ -99,5 +99,7 @@ def name_job(source: Source, path: str) -> FoundJob | None:
         job_id = next((named[key] for key in ("id", "job_id", "job") if named.get(key)), first)
         second = groups[1] if len(groups) > 1 and not named else operation_id
         operation_id = next((named[key] for key in ("operation", "operation_id", "op") if named.get(key)), second)
+    if not job_id:
+        return None
     limit = None if source.cpu_limit == "from-cgroup" else float(source.cpu_limit)
     return FoundJob(job_id, operation_id, path, limit, source)

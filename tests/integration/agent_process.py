@@ -32,6 +32,8 @@ class AgentProcess:
         self.socket_path = directory / "run" / "control.sock"
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.prefix: list[str] = []
+        """A command that the agent is started through, for example in a mount namespace of its own."""
 
     def write_config(self, text: str) -> Path:
         """The configuration: ``text`` below the directories and ports of this test."""
@@ -48,7 +50,7 @@ class AgentProcess:
             self.write_config(text)
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cpumond", "agent", "--config", str(self.config_path)],
+                [*self.prefix, sys.executable, "-m", "cpumond", "agent", "--config", str(self.config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -60,6 +62,9 @@ class AgentProcess:
     def _ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"the agent ended with {self.process.returncode}: {self.log()[-2000:]}"
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(self.socket_path)):
+                return False  # httpx2 would leave its socket to the garbage collector
         try:
             return self.get("/readyz").get("status") == "ok"
         except (httpx2.HTTPError, OSError):

@@ -1,0 +1,252 @@
+"""The agent over real cgroups: it follows use, gives back at once, and leaves every file as it was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+from configs import FLOOR, QUICK, describe_agent, describe_source
+from waiting import wait_until
+
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+Settings = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def v1(cgroups: CgroupTree) -> None:
+    """The files below are those of version 1."""
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+
+
+def set_limit(cgroups: CgroupTree, name: str, quota_us: int, period_us: int = 100_000, burst_us: int = 0) -> None:
+    """As whoever made the cgroup would."""
+    cgroups.write(name, "cpu.cfs_period_us", period_us)
+    cgroups.write(name, "cpu.cfs_quota_us", quota_us)
+    cgroups.write(name, "cpu.cfs_burst_us", burst_us)
+
+
+def at_floor(cgroups: CgroupTree, *names: str, floor: float = FLOOR) -> bool:
+    """Whether the quotas of all these cgroups are down."""
+    return all(abs(cgroups.quota_cores(name) - floor) < 0.001 for name in names)
+
+
+def read_stat(cgroups: CgroupTree, name: str) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in cgroups.read(name, "cpu.stat").splitlines())}
+
+
+# ---- following
+
+
+def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, agent):
+    for name in ("light", "idle", "busy"):
+        cgroups.make(name)
+        set_limit(cgroups, name, 150_000)
+    light, busy = cgroups.start_load("light"), cgroups.start_load("busy", 4)
+    light.burn(0.02)
+    busy.burn(4.0)
+    before = cgroups.read_all("light")
+    agent.start(describe_agent(cgroups, monitor={"throttle_restore_ratio": "0.6"}))
+    wait_until(lambda: at_floor(cgroups, "light", "idle"), "both quotas are down at the floor")
+    # A job that wants more than it has keeps all of it.
+    assert cgroups.quota_cores("busy") == 1.5
+    job = wait_until(lambda: agent.job("light") if agent.job("light")["usage"] else None, "the light load is seen")
+    assert (job["cpu_limit"], job["current_cpu_limit"]) == (1.5, pytest.approx(cgroups.quota_cores("light"), abs=0.001))
+    after = cgroups.read_all("light")
+    assert {file for file in after if after[file] != before[file]} == {"cpu.cfs_quota_us"}
+    totals = agent.get("/v1/status")["totals"]
+    assert totals["reclaimed"] == pytest.approx(4.5 - 1.5 - 2 * FLOOR, abs=0.01)
+
+
+def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(cgroups, agent):
+    cgroups.make("sleeper")
+    set_limit(cgroups, "sleeper", 200_000)
+    load = cgroups.start_load("sleeper", 2)
+    agent.start(describe_agent(cgroups, check_period="1s"))
+    wait_until(lambda: at_floor(cgroups, "sleeper"), "the quota is down at the floor")
+
+    def count_checks() -> int:
+        counts = agent.get("/v1/status")["counters"]["decisions"]
+        return sum(counts.values())
+
+    throttled = read_stat(cgroups, "sleeper")["throttled_time"]
+    checks, began = count_checks(), time.time()
+    load.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("sleeper") == 2.0, "the full limit is back", 20)
+    checks = count_checks() - checks
+    explained = agent.request("GET", "/v1/jobs/sleeper/explain").json()
+    restore = next(record for record in explained["decisions"] if record["kind"] == "restore")
+    lost_s = (read_stat(cgroups, "sleeper")["throttled_time"] - throttled) / 1e9
+    # One check each second; the last one is the one that gave it back.
+    assert checks <= 2, f"{checks} checks, {restore['at'] - began:.2f} s"
+    assert lost_s <= 2.0 * 2, f"lost {lost_s:.2f} core-seconds on 2 cores"
+    assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
+    assert restore["throttled_ratio"] > 0.25
+    [change] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
+    assert (change["job_id"], change["new_cores"]) == ("sleeper", 2.0)
+
+
+def test_the_weight_actuator_moves_shares_and_never_the_quota(cgroups, agent):
+    for name, quota_us in (("limited", 150_000), ("free", -1)):
+        cgroups.make(name)
+        set_limit(cgroups, name, quota_us, burst_us=1_000 if quota_us > 0 else 0)
+    cgroups.write("free", "cpu.shares", 512)
+    found = {name: cgroups.read_all(name) for name in ("limited", "free")}
+    agent.start(
+        describe_agent(cgroups, monitor={"actuator": '"weight"'}, sources=describe_source(f"{cgroups.top}/*", 2))
+    )
+    wait_until(lambda: cgroups.read("free", "cpu.shares") == "26", "the shares are down at the floor")
+    wait_until(lambda: cgroups.read("limited", "cpu.shares") == "68", "the shares are down at the floor")
+    for name in found:
+        now = cgroups.read_all(name)
+        assert {file for file in now if now[file] != found[name][file]} == {"cpu.shares"}
+    cgroups.write("free", "cpu.cfs_quota_us", 120_000)
+    load = cgroups.start_load("free", 2)
+    load.burn(2.0)
+    wait_until(lambda: int(cgroups.read("free", "cpu.shares")) > 26, "the shares go up again")
+    assert cgroups.read("free", "cpu.cfs_quota_us") == "120000"
+    assert agent.stop() == 0
+    found["free"]["cpu.cfs_quota_us"] = "120000\n"
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+# ---- the end
+
+
+def make_odd_jobs(cgroups: CgroupTree) -> dict[str, Settings]:
+    """Cgroups with every kind of setting; what all of their files hold."""
+    kinds = {
+        "free": (-1, 100_000, 0),
+        "free-burst": (-1, 50_000, 40_000),
+        "quota": (150_000, 100_000, 0),
+        "burst": (150_000, 100_000, 150_000),
+        "odd": (50_001, 33_333, 12_345),
+        "short": (1_900, 1_000, 900),
+        "long": (1_500_001, 1_000_000, 1),
+    }
+    for name, (quota_us, period_us, burst_us) in kinds.items():
+        cgroups.make(name)
+        set_limit(cgroups, name, quota_us, period_us, burst_us)
+        cgroups.write(name, "cpu.shares", 100 + len(name))
+    return {name: cgroups.read_all(name) for name in kinds}
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "kill and restore", "kill, restart, SIGTERM"])
+def test_every_file_is_left_as_it_was_found(cgroups, agent, end):
+    found = make_odd_jobs(cgroups)
+    text = describe_agent(cgroups, monitor={"burst_ratio": "0.5"} if end == "SIGINT" else None)
+    agent.start(text)
+    wait_until(lambda: at_floor(cgroups, *found), "all quotas are down at the floor")
+    assert agent.get("/v1/status")["counters"]["write_errors"] == 0
+    # 0.1 cores of 1 ms are less than the kernel takes: the period is longer now.
+    assert (cgroups.read("short", "cpu.cfs_quota_us"), cgroups.read("short", "cpu.cfs_period_us")) == ("1000", "10000")
+    if end.startswith("SIG"):
+        assert agent.stop(getattr(signal, end)) == 0
+    else:
+        agent.stop(signal.SIGKILL)
+        assert at_floor(cgroups, *found)
+    if end == "kill and restore":
+        done = agent.run("restore")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(done.stdout.splitlines()) == sorted(f"restored {cgroups.top}/{name}" for name in found)
+    elif end == "kill, restart, SIGTERM":
+        agent.start()
+        cpus = len(os.sched_getaffinity(0))
+        ordered = {job["job_id"]: job["cpu_limit"] for job in agent.get("/v1/status")["jobs"]}
+        expected = {"free": cpus, "free-burst": cpus, "quota": 1.5, "burst": 1.5, "short": 1.9, "long": 1.500001}
+        assert ordered == pytest.approx({**expected, "odd": 50_001 / 33_333})
+        assert {record["job_id"] for record in agent.events("limit_adopted")} == set(found)
+        assert at_floor(cgroups, *found)
+        assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+def test_restore_is_harmless_and_there_is_one_agent_only(cgroups, agent, tmp_path):
+    cgroups.make("a")
+    set_limit(cgroups, "a", 150_000)
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups))
+    pid = str(agent.process.pid)
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+
+    for command in ("restore", "agent"):
+        refused = agent.run(command)
+        assert (refused.returncode, refused.stdout) == (69, "")
+        assert f"pid {pid}" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert at_floor(cgroups, "a")
+
+    agent.stop(signal.SIGKILL)
+    for expected in ("restored", "nothing to restore", "nothing to restore"):
+        done = agent.run("restore")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert expected in done.stdout
+        assert cgroups.read_all("a") == found
+    # What was put back is no agent's any more: a limit of somebody else stays.
+    cgroups.write("a", "cpu.cfs_quota_us", 70_000)
+    assert agent.run("restore").returncode == 0
+    assert cgroups.read("a", "cpu.cfs_quota_us") == "70000"
+
+
+def test_a_stopped_agent_begins_anew_when_it_goes_on(cgroups, agent):
+    cgroups.make("a")
+    load = cgroups.start_load("a")
+    load.burn(1.0)
+    sources = describe_source(f"{cgroups.top}/*", 0.5)
+    agent.start(describe_agent(cgroups, sources=sources, monitor={"throttle_restore_ratio": "0.0"}))
+
+    def counters() -> dict[str, int]:
+        found: dict[str, int] = agent.get("/v1/status")["counters"]
+        return found
+
+    def bases() -> int:
+        return int(agent.get("/v1/status")["counters"]["decisions"]["base"])
+
+    wait_until(lambda: agent.job("a")["smoothed_cpu_usage"], "the load is measured")
+    before, bases_before = counters(), bases()
+    agent.send_signal(signal.SIGSTOP)
+    # The load goes idle while the agent stands still: the mean over that time would be a vote about nothing.
+    load.burn(0.0)
+    stopped_s = time.monotonic()
+    wait_until(lambda: time.monotonic() - stopped_s > 1.5, "more than three periods pass")
+    agent.send_signal(signal.SIGCONT)
+    wait_until(lambda: counters()["rebaselines"] > before["rebaselines"], "the agent begins anew")
+    assert counters()["late_ticks"] > before["late_ticks"]
+    wait_until(lambda: bases() > bases_before, "the first reading is a base, not a vote")
+    assert agent.stop() == 0
+
+
+# ---- the log
+
+
+def test_the_log_is_one_json_record_for_each_change(cgroups, agent):
+    for name in ("a", "b"):
+        cgroups.make(name)
+        set_limit(cgroups, name, 150_000)
+    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/*", more='operation = "op"')))
+    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    with socket.socket(socket.AF_UNIX) as garbage:
+        garbage.connect(str(agent.socket_path))
+        garbage.sendall(b"\x16\x03\x01\x00 not http\r\n\r\n")
+        garbage.settimeout(10)
+        assert garbage.recv(1024).startswith(b"HTTP/1.1 400")
+    changes = agent.request("GET", "/v1/jobs/a/explain").json()["decisions"]
+    assert agent.stop() == 0
+    records = [json.loads(line) for line in agent.log().splitlines()]
+    assert all({"event", "level", "timestamp"} <= set(record) for record in records)
+    assert [record["event"] for record in records if record["level"] in ("error", "critical")] == []
+    logged = [record for record in records if record["event"] == "limit_changed" and record["job_id"] == "a"]
+    assert [record["new_cores"] for record in logged] == [change["applied_cores"] for change in changes]
+    assert [record["old_cores"] for record in logged] == [1.5, *[record["new_cores"] for record in logged[:-1]]]
+    for record in logged:
+        assert (record["operation_id"], record["reason"]) == ("op", "shrink")
+        assert record["votes_sum"] == -int(QUICK["vote_window_size"])
+        assert record["old_cores"] > record["new_cores"]
+    assert [record["event"] for record in records[-2:]] == ["heartbeat", "stopped"]

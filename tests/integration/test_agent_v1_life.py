@@ -1,0 +1,375 @@
+"""The agent on real cgroups that come and go, with jobs of the socket, without rights, without room on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_process import AgentProcess
+from configs import FLOOR, describe_agent, describe_source
+from waiting import wait_until
+
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+
+@pytest.fixture(autouse=True)
+def v1(cgroups: CgroupTree) -> None:
+    """The files below are those of version 1."""
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+
+
+def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> None:
+    for name in names:
+        cgroups.make(name)
+        cgroups.write(name, "cpu.cfs_quota_us", quota_us)
+
+
+def at_floor(cgroups: CgroupTree, *names: str) -> bool:
+    return all(abs(cgroups.quota_cores(name) - FLOOR) < 0.001 for name in names)
+
+
+def list_jobs(agent: AgentProcess) -> list[str]:
+    return [job["job_id"] for job in agent.get("/v1/status")["jobs"]]
+
+
+def no_errors(agent: AgentProcess) -> bool:
+    counters = agent.get("/v1/status")["counters"]
+    return (counters["errors"], counters["write_errors"], agent.events("tick_failed")) == (0, 0, [])
+
+
+# ---- cgroups that come and go
+
+
+def test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job(cgroups, agent):
+    make(cgroups, "a", "b")
+    # Without rescans in the time of the test: the kernel says what comes and goes.
+    agent.start(describe_agent(cgroups, more='[discovery]\nrescan_period = "1h"\n'))
+    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    cgroups.remove("a")
+    wait_until(lambda: list_jobs(agent) == ["b"], "the job is dropped")
+    # Removed and made again between two ticks, with a limit of its own that must not be taken for a lowered one.
+    agent.send_signal(signal.SIGSTOP)
+    cgroups.remove("b")
+    make(cgroups, "b", "a", quota_us=120_000)
+    agent.send_signal(signal.SIGCONT)
+    wait_until(lambda: sorted(list_jobs(agent)) == ["a", "b"] and agent.job("b")["cpu_limit"] == 1.2, "both are new")
+    assert agent.job("a")["cpu_limit"] == 1.2
+    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    assert no_errors(agent)
+    assert agent.get("/v1/status")["counters"]["jobs_gone"] >= 2
+    assert agent.stop() == 0
+    assert (cgroups.quota_cores("a"), cgroups.quota_cores("b")) == (1.2, 1.2)
+
+
+def test_a_limit_is_put_back_where_only_the_counters_of_its_cgroup_go(cgroups, agent):
+    if len(cgroups.roots) == 1:
+        pytest.skip("needs cpu and cpuacct mounted apart")
+    make(cgroups, "a")
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    counters = os.path.join(cgroups.hierarchies.cpuacct_root, cgroups.top, "a")
+    os.rmdir(counters)
+    wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the limit is back")
+    os.mkdir(counters)
+    wait_until(lambda: at_floor(cgroups, "a"), "the job is back")
+    assert agent.job("a")["cpu_limit"] == 1.5
+    assert agent.stop() == 0
+    assert cgroups.quota_cores("a") == 1.5
+
+
+def test_two_hundred_jobs_come_and_go_without_a_trace(cgroups, agent):
+    # Beside the managed root: a cgroup of the same kind that a pattern matches, and one that none matches.
+    for name in ("managed", "beside", "beside/job0"):
+        cgroups.make(name)
+    cgroups.write("beside/job0", "cpu.cfs_quota_us", 150_000)
+    beside = {name: cgroups.read_all(name) for name in ("", "managed", "beside", "beside/job0")}
+    sources = describe_source(f"{cgroups.top}/*/job*", more="id_regex = '[^/]+/[^/]+$'")
+    agent.start(describe_agent(cgroups, sources=sources, roots=f"{cgroups.top}/managed"))
+    wait_until(lambda: list_jobs(agent) == ["beside/job0"], "the job outside is seen")
+    assert "outside managed_roots" in agent.job("beside/job0")["refused"]
+    descriptors = f"/proc/{agent.process.pid}/fd"
+    before = len(os.listdir(descriptors))
+
+    names = [f"managed/job{number}" for number in range(200)]
+    for name in names:
+        cgroups.make(name)
+        cgroups.write(name, "cpu.cfs_quota_us", 150_000)
+    wait_until(lambda: len(list_jobs(agent)) == 201, "all jobs are followed", 60)
+    assert len(os.listdir(descriptors)) >= before + 200
+    wait_until(lambda: at_floor(cgroups, *names[::20]), "the quotas are down at the floor", 60)
+    for name in names[:100]:
+        cgroups.remove(name)
+    # Some are gone for a moment only.
+    for name in names[:50]:
+        cgroups.make(name)
+    for name in names[50:100]:
+        cgroups.make(name)
+        cgroups.remove(name)
+    wait_until(lambda: len(list_jobs(agent)) == 151, "the agent keeps up", 60)
+    for name in [*names[:50], *names[100:]]:
+        cgroups.remove(name)
+    wait_until(lambda: list_jobs(agent) == ["beside/job0"], "all are dropped", 60)
+    wait_until(lambda: len(os.listdir(descriptors)) <= before + 2, "all descriptors are given back")
+    assert no_errors(agent)
+    assert agent.events("job_error") == []
+    assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in beside} == beside
+    # Nothing is left to put back either.
+    assert agent.run("restore").stdout.startswith("nothing to restore")
+
+
+def test_cgroups_that_go_at_any_moment_are_no_error(cgroups, agent):
+    agent.start(describe_agent(cgroups, check_period="20ms"))
+    for number in range(120):
+        make(cgroups, f"job{number}", quota_us=-1)
+        if number >= 12:
+            cgroups.remove(f"job{number - 12}")
+    wait_until(lambda: len(list_jobs(agent)) == 12, "the last ones are followed")
+    assert no_errors(agent)
+    assert agent.stop() == 0
+    assert agent.events("restore_failed") == []
+
+
+def test_a_pattern_that_matches_everything_touches_only_what_is_managed(cgroups, agent):
+    make(cgroups, "mine", "theirs", "mine2")
+    found = {name: cgroups.read_all(name) for name in ("theirs", "mine2")}
+    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/**"), roots=f"{cgroups.top}/mine"))
+    wait_until(lambda: at_floor(cgroups, "mine"), "the managed one is down at the floor")
+    refused = {job["cgroup"]: job["refused"] for job in agent.get("/v1/status")["jobs"]}
+    assert refused.pop(f"{cgroups.top}/mine") == ""
+    assert set(refused) == {cgroups.top, f"{cgroups.top}/theirs", f"{cgroups.top}/mine2"}
+    assert all("outside managed_roots" in reason for reason in refused.values())
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+def test_without_managed_roots_nothing_is_written(cgroups, agent):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    text = describe_agent(cgroups).replace(f'managed_roots = ["{cgroups.top}"]\n', "")
+    agent.start(text)
+    wait_until(lambda: agent.job("a")["monitor_cpu_limit"] == FLOOR, "the monitor's own limit is at the floor")
+    assert agent.job("a")["status"] == "refused"
+    assert cgroups.read_all("a") == found
+
+
+# ---- jobs of the socket
+
+
+def test_jobs_of_the_socket(cgroups, agent):
+    make(cgroups, "a", "b", "group", "group/child")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups, sources=""))
+    assert list_jobs(agent) == []
+
+    def add(cgroup: str, **more: object) -> tuple[int, str]:
+        answer = agent.request("POST", "/v1/registered", {"cgroup": cgroup, **more})
+        return answer.status_code, answer.json().get("error", "")
+
+    # The path may be given as it stands in the file system.
+    assert add(cgroups.path("a"), cpu_limit=1.0, operation_id="op") == (200, "")
+    assert add(f"/{cgroups.top}/b", job_id="mine", job_cpu_monitor={"mode": "shadow"}) == (200, "")
+    for cgroup, more, status, text in (
+        ("elsewhere", {}, 404, "there is none"),
+        (f"{cgroups.top}/none", {}, 404, "there is none"),
+        (f"{cgroups.top}/group", {}, 403, "child cgroups"),
+        (f"{cgroups.top}/../{cgroups.top}/a", {}, 422, "'..'"),
+        ("", {}, 422, "path below"),
+        (f"{cgroups.top}/group/child", {"job_id": "mine"}, 422, "already"),
+        (f"{cgroups.top}/a", {"job_id": "other"}, 422, "already"),
+        (f"{cgroups.top}/group/child", {"cpu_limit": "1"}, 422, "cpu_limit"),
+    ):
+        answer = add(cgroup, **more)
+        assert answer[0] == status, answer
+        assert text in answer[1]
+    wait_until(lambda: at_floor(cgroups, "a"), "the added job is down at the floor")
+    assert (agent.job("a")["cpu_limit"], agent.job("a")["operation_id"]) == (1.0, "op")
+    assert (agent.job("mine")["mode"], cgroups.quota_cores("b")) == ("shadow", 1.5)
+
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    assert sorted(list_jobs(agent)) == ["a", "mine"]
+    assert at_floor(cgroups, "a")
+    assert agent.request("DELETE", "/v1/registered/a").status_code == 200
+    assert cgroups.read_all("a") == found
+    assert agent.request("DELETE", "/v1/registered/a").status_code == 404
+    assert list_jobs(agent) == ["mine"]
+
+
+def test_a_cgroup_outside_managed_roots_is_not_added(cgroups, agent):
+    make(cgroups, "in", "out")
+    agent.start(describe_agent(cgroups, sources="", roots=f"{cgroups.top}/in"))
+    answer = agent.request("POST", "/v1/registered", {"cgroup": f"{cgroups.top}/out"})
+    assert (answer.status_code, answer.json()["exit_code"]) == (403, 77)
+    assert "outside managed_roots" in answer.json()["error"]
+
+
+# ---- the disk
+
+
+def in_namespace(agent: AgentProcess, mounts: str) -> None:
+    """Start ``agent`` in a mount namespace of its own, after the commands ``mounts`` that nobody else sees."""
+    agent.prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+    probe = subprocess.run([*agent.prefix, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"needs a mount namespace of its own: {probe.stderr}")
+
+
+def test_on_a_full_disk_no_cgroup_is_changed_and_it_is_said(cgroups, agent, tmp_path):
+    make(cgroups, "a", "b")
+    full_disk = tmp_path / "state"
+    full_disk.mkdir()
+    ballast = f'head -c 4096 /dev/zero > "{full_disk}/ballast"'
+    in_namespace(agent, f'mount -t tmpfs -o size=4k none "{full_disk}" && {ballast}')
+    found = {name: cgroups.read_all(name) for name in ("a", "b")}
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: agent.job("a")["last_result"] == "failed", "the first change fails")
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 5, "some more ticks")
+    assert {name: cgroups.read_all(name) for name in found} == found
+    assert agent.job("a")["current_cpu_limit"] == 1.5
+    [error] = agent.events("agent_error")
+    assert "No space left on device" in error["error"]
+    assert str(full_disk) in error["error"]
+    assert "free space" in error["error"]
+    refused = agent.request("POST", "/v1/registered", {"cgroup": f"{cgroups.top}/a", "job_id": "a"})
+    assert "No space left on device" in refused.json()["error"]
+    # Room again, seen through the agent's own view of the file system.
+    os.unlink(f"/proc/{agent.process.pid}/root{full_disk}/ballast")
+    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+    assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+@pytest.mark.parametrize("key", ["state_dir", "runtime_dir"])
+def test_a_directory_that_is_a_file_is_said(cgroups, agent, tmp_path, key):
+    make(cgroups, "a")
+    agent.write_config(describe_agent(cgroups))
+    (tmp_path / {"state_dir": "state", "runtime_dir": "run"}[key]).touch()
+    done = agent.run("agent")
+    assert done.returncode == 73
+    assert key in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(cgroups, agent, tmp_path):
+    make(cgroups, "number", "free")
+    sources = describe_source(f"{cgroups.top}/number", 1.5) + describe_source(f"{cgroups.top}/free")
+    text = describe_agent(cgroups, sources=sources, monitor={"decrease_coefficient": "0.5"})
+    agent.start(text)
+    wait_until(lambda: at_floor(cgroups, "number", "free"), "both quotas are down at the floor")
+    agent.stop(signal.SIGKILL)
+    state = tmp_path / "state" / "originals.state"
+    damaged = state.read_bytes()[:-1]
+    state.write_bytes(damaged)
+    refused = agent.run("restore")
+    assert (refused.returncode, refused.stderr.count("\n")) == (69, 1)
+    assert "checksum" in refused.stderr
+
+    agent.write_config(text.replace('check_period = "100ms"', 'check_period = "5s"'))
+    agent.start()
+    # The first look already gave it back; the job whose order stood only in its cgroup keeps what is there.
+    assert cgroups.quota_cores("number") == 1.5
+    assert at_floor(cgroups, "free")
+    [error] = agent.events("state_damaged")
+    assert "checksum" in error["error"]
+    assert (tmp_path / "state" / "originals.state.damaged-0").read_bytes() == damaged
+    assert {record["job_id"] for record in agent.events("original_unknown")} == {"number", "free"}
+    assert any("damaged" in problem for problem in agent.get("/v1/status")["problems"])
+    assert agent.stop() == 0
+    assert cgroups.quota_cores("number") == 1.5
+
+
+# ---- rights
+
+# Everything is imported first: nobody may not be allowed to read the interpreter's own directory.
+AS_NOBODY = """
+import encodings.ascii, encodings.idna, encodings.latin_1, os, sys, tomllib
+import cpumond.agent.api, cpumond.agent.main, cpumond.cli.agent, cpumond.reporters.log
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+from cpumond.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def public(cgroups: CgroupTree) -> Iterator[Path]:
+    """A directory that everybody may read."""
+    place = Path(tempfile.mkdtemp(prefix="cpumond-rights-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+def write_public(public: Path, cgroups: CgroupTree, mode: int = 0o644) -> Path:
+    config = public / "cpumond.toml"
+    config.write_text(
+        f'state_dir = "{public}/state"\nruntime_dir = "{public}/run"\n{describe_agent(cgroups)}[metrics]\nlisten = ""\n'
+    )
+    config.chmod(mode)
+    return config
+
+
+def run_as_nobody(command: str, config: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, command, "--config", str(config)],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [("config", "cannot be read"), ("run", "runtime_dir"), ("lock", "agent.lock"), ("state", "state_dir"),
+     ("state file", "originals.state")],
+)  # fmt: skip
+def test_missing_rights_are_one_sentence_and_code_77(cgroups, public, missing, text):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    config = write_public(public, cgroups, 0o600 if missing == "config" else 0o644)
+    nobody = 65534
+    if missing in ("state", "state file"):
+        (public / "run").mkdir()
+        os.chown(public / "run", nobody, nobody)
+    if missing == "lock":
+        (public / "run").mkdir()
+        (public / "run" / "agent.lock").touch(0o600)
+    if missing == "state file":
+        (public / "state").mkdir(0o700)
+    # Without a configuration `restore` looks in the built-in places, without a state_dir there is nothing to restore.
+    for command in ("agent",) if missing in ("config", "state") else ("agent", "restore"):
+        done = run_as_nobody(command, config)
+        assert done.returncode == 77, (command, done.stderr)
+        assert text in done.stderr
+        assert done.stderr.startswith("cpumond: ")
+        assert done.stderr.count("\n") == 1
+    assert cgroups.read_all("a") == found
+
+
+def test_cgroups_that_cannot_be_written_are_said_now_and_then_and_reported_as_they_are(cgroups, agent):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    root = cgroups.hierarchies.cpu_root
+    in_namespace(agent, f'mount --bind "{root}" "{root}" && mount -o remount,bind,ro "{root}"')
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: agent.events("limit_write_failed"), "the write fails")
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "twenty more ticks")
+    job = agent.job("a")
+    assert (job["current_cpu_limit"], job["last_result"]) == (1.5, "failed")
+    assert "Read-only file system" in job["last_error"]
+    # Not one line for each check: a failed lowering waits for drift_backoff.
+    assert len(agent.events("limit_write_failed")) <= 2
+    assert agent.stop() == 0
+    assert agent.events("restore_failed") == []
+    assert cgroups.read_all("a") == found

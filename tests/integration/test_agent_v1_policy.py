@@ -1,0 +1,322 @@
+"""The agent on real cgroups beside others: quotas above, other writers, pause, modes, reload, pins."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from agent_process import AgentProcess
+from configs import FLOOR, describe_agent, describe_source
+from waiting import wait_until
+
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+
+@pytest.fixture(autouse=True)
+def v1(cgroups: CgroupTree) -> None:
+    """The files below are those of version 1."""
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+
+
+def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> None:
+    for name in names:
+        cgroups.make(name)
+        cgroups.write(name, "cpu.cfs_quota_us", quota_us)
+
+
+def at_floor(cgroups: CgroupTree, *names: str) -> bool:
+    return all(abs(cgroups.quota_cores(name) - FLOOR) < 0.001 for name in names)
+
+
+def wait_checks(agent: AgentProcess, number: int = 4) -> None:
+    """Wait until some more ticks are over."""
+    begin = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] >= begin + number, f"{number} more ticks")
+
+
+def wait_status(agent: AgentProcess, job: str, status: str) -> None:
+    wait_until(lambda: agent.job(job)["status"] == status, f"{job} is {status}")
+
+
+# ---- quotas above
+
+
+def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
+    cgroups.make("group")
+    cgroups.write("group", "cpu.cfs_quota_us", 90_000)
+    make(cgroups, "group/free", quota_us=-1)
+    make(cgroups, "group/odd", quota_us=-1)
+    cgroups.write("group/odd", "cpu.cfs_period_us", 33_333)
+    make(cgroups, "late", quota_us=-1)
+    sources = describe_source(f"{cgroups.top}/group/*", 2) + describe_source(f"{cgroups.top}/late", 2)
+    agent.start(describe_agent(cgroups, sources=sources))
+    wait_until(lambda: at_floor(cgroups, "group/free", "group/odd", "late"), "all quotas are down at the floor")
+    ids = {job["cgroup"].rpartition("/")[2]: job["job_id"] for job in agent.get("/v1/status")["jobs"]}
+    bounds = agent.request("GET", f"/v1/jobs/{ids['free']}/explain").json()["bounds"]
+    assert (bounds["cap"], bounds["ancestor_cap"], bounds["ancestor"]) == (0.9, 0.9, f"{cgroups.top}/group")
+
+    load = cgroups.start_load("group/free", 2)
+    load.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("group/free") == 0.9, "all that the quota above allows is back")
+    job = agent.job(ids["free"])
+    assert (job["cpu_limit"], job["current_cpu_limit"]) == (2.0, 0.9)
+
+    # The quota above goes up: so does what its job has.
+    cgroups.write("group", "cpu.cfs_quota_us", 130_000)
+    wait_until(lambda: cgroups.quota_cores("group/free") == 1.3, "more is allowed now")
+    # v1 lets it go down only above its children; a cap that is not on a round number is met to the microsecond.
+    load.burn(0.0)
+    wait_until(lambda: at_floor(cgroups, "group/free"), "the quota is down again")
+    cgroups.write("group", "cpu.cfs_quota_us", 33_333)
+    cgroups.write("", "cpu.cfs_quota_us", 170_000)
+    odd, late = cgroups.start_load("group/odd", 2), cgroups.start_load("late", 2)
+    odd.burn(2.0)
+    late.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("late") == 1.7, "all that the top allows is back")
+    wait_until(lambda: cgroups.read("group/odd", "cpu.cfs_quota_us") == "11110", "the cap, rounded down, is back")
+    assert agent.get("/v1/status")["counters"]["write_errors"] == 0
+    assert agent.events("tick_failed") == []
+    assert agent.stop() == 0
+    assert [cgroups.read(name, "cpu.cfs_quota_us") for name in ("group/free", "group/odd", "late")] == ["-1"] * 3
+
+
+def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_later_in_full(cgroups, agent):
+    cgroups.make("group")
+    make(cgroups, "group/a", quota_us=150_000)
+    cgroups.write("group/a", "cpu.cfs_burst_us", 120_000)
+    found = cgroups.read_all("group/a")
+    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/group/*")))
+    wait_until(lambda: at_floor(cgroups, "group/a"), "the quota is down at the floor")
+    cgroups.write("group", "cpu.cfs_quota_us", 80_000)
+    assert agent.stop() == 0
+    assert cgroups.quota_cores("group/a") == 0.8
+    [failed] = agent.events("restore_failed")
+    assert "group above it is 0.8 cores" in failed["error"]
+
+    again = agent.run("restore")
+    assert again.returncode == 69
+    assert "group above it is 0.8 cores" in again.stderr
+    cgroups.write("group", "cpu.cfs_quota_us", -1)
+    assert agent.run("restore").returncode == 0
+    assert cgroups.read_all("group/a") == found
+
+
+# ---- other writers
+
+
+def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agent):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "2s"\n'))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    cgroups.write("a", "cpu.cfs_quota_us", 100_000)
+    wait_status(agent, "a", "overridden")
+    job = agent.job("a")
+    assert 0 < job["override_left_s"] <= 2.0
+    assert job["current_cpu_limit"] == 1.0
+    wait_checks(agent)
+    assert cgroups.read("a", "cpu.cfs_quota_us") == "100000"
+    wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
+    assert agent.job("a")["status"] == "reclaim"
+    assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 1, "lower": 0}
+    [noticed] = agent.events("foreign_write")
+    assert (noticed["job_id"], noticed["kind"], noticed["new_cores"]) == ("a", "raise", 1.0)
+    assert agent.stop() == 0
+    assert cgroups.read_all("a") == found
+
+
+@pytest.mark.parametrize(("quota_us", "kept"), [(400_000, "400000"), (-1, "-1")])
+def test_a_foreign_raise_above_what_was_found_outlives_the_agent(cgroups, agent, quota_us, kept):
+    make(cgroups, "a")
+    cgroups.write("a", "cpu.cfs_burst_us", 100_000)
+    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "500ms"\n'))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    cgroups.write("a", "cpu.cfs_quota_us", quota_us)
+    wait_status(agent, "a", "overridden")
+    # Also after it was taken over and lowered again.
+    wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    assert agent.stop() == 0
+    assert (cgroups.read("a", "cpu.cfs_quota_us"), cgroups.read("a", "cpu.cfs_burst_us")) == (kept, "100000")
+
+
+def test_a_foreign_lowering_is_undone_with_back_off_given_up_and_taken_back(cgroups, agent):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups, more='[writes]\ndrift_backoff = "300ms"\ndrift_max = 3\n'))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    for losses in (1, 2):
+        cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+        wait_until(lambda: at_floor(cgroups, "a"), "it is written again")
+        assert agent.request("GET", "/v1/jobs/a/explain").json()["contested_losses"] == losses
+    cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+    wait_status(agent, "a", "contested")
+    wait_checks(agent, 8)
+    assert cgroups.read("a", "cpu.cfs_quota_us") == "3000"
+    assert agent.job("a")["current_cpu_limit"] == 0.03
+    assert [record["losses"] for record in agent.events("limit_contested")] == [3]
+    kinds = [
+        (record["kind"], record["result"]) for record in agent.request("GET", "/v1/jobs/a/explain").json()["decisions"]
+    ]
+    assert kinds.count(("foreign-lower", "noticed")) == 3
+    assert kinds.count(("reapply", "applied")) == 2
+
+    assert agent.request("DELETE", "/v1/jobs/a/pin").status_code == 200
+    wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
+    wait_status(agent, "a", "reclaim")
+    assert agent.stop() == 0
+    assert cgroups.read_all("a") == found
+
+
+def test_a_contested_limit_is_left_to_the_other_writer(cgroups, agent):
+    make(cgroups, "a")
+    agent.start(describe_agent(cgroups, more="[writes]\ndrift_max = 1\n"))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+    wait_status(agent, "a", "contested")
+    assert agent.stop() == 0
+    assert agent.run("restore").stdout.startswith("nothing to restore")
+    assert cgroups.read("a", "cpu.cfs_quota_us") == "3000"
+
+
+def test_a_quota_below_the_burst_of_somebody_else_is_written_in_the_right_order(cgroups, agent):
+    make(cgroups, "a")
+    load = cgroups.start_load("a", 2)
+    agent.start(describe_agent(cgroups))
+    load.burn(2.0)
+    wait_until(lambda: agent.job("a")["usage"], "the load is seen")
+    # Legal now, and in the way of every lower quota.
+    cgroups.write("a", "cpu.cfs_burst_us", 150_000)
+    load.burn(0.0)
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    assert cgroups.read("a", "cpu.cfs_burst_us") == "0"
+    assert agent.get("/v1/status")["counters"]["write_errors"] == 0
+    assert agent.stop() == 0
+    assert cgroups.quota_cores("a") == 1.5
+
+
+# ---- policy
+
+
+def test_the_pause_file_stops_all_writes_at_once_and_not_the_end(cgroups, agent, tmp_path):
+    make(cgroups, "a", "b")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups, check_period="200ms", monitor={"decrease_coefficient": "0.9"}))
+    wait_until(lambda: cgroups.quota_cores("a") < 1.5, "the quota goes down")
+    (tmp_path / "run" / "pause").touch()
+    wait_until(lambda: agent.get("/v1/status")["paused"], "the pause is seen")
+    before = cgroups.read_all("a")
+    wait_checks(agent, 5)
+    assert cgroups.read_all("a") == before
+    assert agent.job("a")["last_result"] == "paused"
+    (tmp_path / "run" / "pause").unlink()
+    wait_until(lambda: cgroups.read_all("a") != before, "the quota goes on down")
+    (tmp_path / "run" / "pause").touch()
+    assert agent.stop() == 0
+    assert cgroups.read_all("a") == found
+
+
+def test_modes_of_node_source_operation_and_cgroup(cgroups, agent):
+    names = ("node", "off", "shadow", "section", "operation", "up-only", "xattr-off", "xattr-bad", "xattr-late")
+    make(cgroups, *names)
+    os.setxattr(cgroups.path("xattr-off"), "user.cpumond.mode", b"off")
+    os.setxattr(cgroups.path("xattr-bad"), "user.cpumond.mode", b"everything")
+    found = {name: cgroups.read_all(name) for name in names}
+    sources = (
+        describe_source(f"{cgroups.top}/off", more='mode = "off"')
+        + describe_source(f"{cgroups.top}/shadow", more='mode = "shadow"')
+        + describe_source(f"{cgroups.top}/section", more="job_cpu_monitor = { enable-cpu-reclaim = false }")
+        + describe_source(f"{cgroups.top}/operation", more='operation = "careful"')
+        + describe_source(f"{cgroups.top}/up-only", more='mode = "up-only"')
+        + describe_source(f"{cgroups.top}/*")
+        + '[operation.careful]\nmode = "shadow"\n'
+    )
+    agent.start(describe_agent(cgroups, sources=sources))
+    lowered = ("node", "xattr-bad", "xattr-late")
+    wait_until(lambda: at_floor(cgroups, *lowered), "the others are down at the floor")
+    modes = {job["job_id"]: job["mode"] for job in agent.get("/v1/status")["jobs"]}
+    assert modes == {
+        "node": "reclaim", "off": "off", "shadow": "shadow", "section": "shadow", "operation": "shadow",
+        "up-only": "up-only", "xattr-off": "off", "xattr-bad": "reclaim", "xattr-late": "reclaim",
+    }  # fmt: skip
+    wait_until(lambda: agent.job("shadow")["monitor_cpu_limit"] == FLOOR, "the monitor's own limit moves in shadow")
+    assert agent.job("shadow")["current_cpu_limit"] == 1.5
+    assert {name: cgroups.read_all(name) for name in names if name not in lowered} == {
+        name: found[name] for name in names if name not in lowered
+    }
+    os.setxattr(cgroups.path("xattr-late"), "user.cpumond.mode", b"shadow")
+    wait_until(lambda: cgroups.read_all("xattr-late") == found["xattr-late"], "its limit is back")
+    os.removexattr(cgroups.path("xattr-late"), "user.cpumond.mode")
+    wait_until(lambda: at_floor(cgroups, "xattr-late"), "it is down again")
+    assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in names} == found
+
+
+def test_enable_cpu_reclaim_false_writes_nothing(cgroups, agent):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups, monitor={"enable_cpu_reclaim": "false"}))
+    wait_until(lambda: agent.job("a")["monitor_cpu_limit"] == FLOOR, "the monitor's own limit is at the floor")
+    assert (agent.job("a")["status"], agent.get("/v1/status")["counters"]["writes"]) == ("shadow", 0)
+    assert cgroups.read_all("a") == found
+
+
+def test_a_reload_takes_a_good_file_at_once_and_a_bad_one_never(cgroups, agent):
+    make(cgroups, "a", "b")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
+
+    def reload(text: str, event: str) -> None:
+        before = len(agent.events(event))
+        agent.write_config(text)
+        agent.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(agent.events(event)) > before, f"the agent logs {event}")
+
+    good = describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/a", more='mode = "shadow"')
+                          + describe_source(f"{cgroups.top}/*"))  # fmt: skip
+    for bad, match in (
+        ("[monitor]\nvote_window_size = 0\n", "vote_window_size"),
+        ("[[[", "not valid TOML"),
+        ('managed_roots = [".."]\n', "managed_roots"),
+        ('[report]\nkind = "http"\nurl = "nowhere"\n', "report.url"),
+    ):
+        reload(bad, "reload_refused")
+        assert match in agent.events("reload_refused")[-1]["error"]
+        wait_checks(agent)
+        assert at_floor(cgroups, "a", "b")
+    assert agent.events("mode_changed") == []
+
+    reload(good, "reloaded")
+    wait_until(lambda: cgroups.read_all("a") == found, "the shadow job has its limit back")
+    assert agent.job("a")["status"] == "shadow"
+    assert at_floor(cgroups, "b")
+    reload(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/a")), "reloaded")
+    wait_until(lambda: cgroups.quota_cores("b") == 1.5, "a job that no source names has its limit back")
+    wait_until(lambda: at_floor(cgroups, "a"), "the other one is down again")
+    assert agent.stop() == 0
+    assert cgroups.read_all("a") == found
+
+
+def test_pins(cgroups, agent):
+    make(cgroups, "a", "b")
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    assert agent.request("PUT", "/v1/jobs/a/pin", {"cpu_limit": 0.7}).json()["status"] == "pinned"
+    assert agent.request("PUT", "/v1/jobs/b/pin", {"ttl_s": 1.5}).json()["pinned_cpu_limit"] == 1.5
+    assert (cgroups.quota_cores("a"), cgroups.quota_cores("b")) == (0.7, 1.5)
+    for body in ({"cpu_limit": 1.6}, {"cpu_limit": -1}, {"ttl_s": "soon"}):
+        assert agent.request("PUT", "/v1/jobs/a/pin", body).status_code == 422
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    wait_checks(agent)
+    assert (agent.job("a")["status"], cgroups.quota_cores("a")) == ("pinned", 0.7)
+    wait_until(lambda: at_floor(cgroups, "b"), "the pin with a time is over")
+    assert agent.request("DELETE", "/v1/jobs/a/pin").status_code == 200
+    wait_until(lambda: at_floor(cgroups, "a"), "the unpinned job is the monitor's again")
+    assert agent.request("PUT", "/v1/jobs/nobody/pin", {}).status_code == 404

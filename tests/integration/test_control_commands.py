@@ -1,0 +1,469 @@
+"""``status``, ``top``, ``explain``, ``job``, ``pin``, ``unpin`` and ``doctor`` against a real agent on real cgroups."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_process import AgentProcess
+from waiting import wait_until
+
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+CONFIG = """managed_roots = ["{top}"]
+[monitor]
+mode = "{mode}"
+check_period = "100ms"
+min_cpu_limit = 0.2
+[[source]]
+kind = "glob"
+pattern = "{top}/job-*"
+cpu_limit = 2
+operation = "sort"
+"""
+
+AS_NOBODY = """
+import contextlib, io, os, sys
+from cpumond.cli import run
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    run(sys.argv[1:])  # what is imported late may lie where nobody may look
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def running(agent: AgentProcess, cgroups: CgroupTree) -> Callable[..., AgentProcess]:
+    """Start the agent over ``names`` below the test's cgroup."""
+
+    def start(*names: str, mode: str = "reclaim") -> AgentProcess:
+        for name in names:
+            cgroups.make(name)
+        return agent.start(CONFIG.format(top=cgroups.top, mode=mode))
+
+    return start
+
+
+def said(agent: AgentProcess, *arguments: str) -> str:
+    """What a command prints that must succeed without a word on stderr."""
+    done = agent.run(*arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
+    """The same with --json."""
+    answer: dict[str, Any] = json.loads(said(agent, *arguments, "--json"))
+    return answer
+
+
+def refused(agent: AgentProcess, *arguments: str) -> tuple[int, str]:
+    """Exit code and sentence of a command that must fail."""
+    done = agent.run(*arguments)
+    assert done.stdout == ""
+    assert done.stderr.startswith("cpumond: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.returncode, done.stderr
+
+
+def wait_for_reclaim(agent: AgentProcess, name: str, below_cores: float = 1.9) -> None:
+    wait_until(lambda: agent.job(name)["current_cpu_limit"] < below_cores, f"the limit of {name} goes down")
+
+
+# status and top
+
+
+def test_status_shows_every_job_and_the_sums(running):
+    agent = running("job-1", "job-2")
+    wait_for_reclaim(agent, "job-1")
+    lines = said(agent, "status").splitlines()
+    assert re.match(r"test-node: 2 jobs, cgroups \w+, one check every 100ms, the last one took [0-9.]+ ms$", lines[0])
+    assert [line.split()[:4] for line in lines[2:4]] == [[f"job-{n}", "sort", "reclaim", "2.00"] for n in (1, 2)]
+    assert re.match(r"total: 4 cores ordered, limit [0-9.]+, [0-9.]+ reclaimed$", lines[4])
+    answer = answered(agent, "status")
+    assert [job["job_id"] for job in answer["jobs"]] == ["job-1", "job-2"]
+    assert answer["totals"]["reclaimed"] > 0
+
+
+def test_status_says_that_writes_are_paused_and_that_somebody_else_wrote(running, cgroups):
+    agent = running("job-1")
+    wait_for_reclaim(agent, "job-1", 1.2)
+    name = "cpu.max" if cgroups.hierarchies.cpu_version == 2 else "cpu.cfs_quota_us"
+    cgroups.write("job-1", name, 150000)
+    wait_until(lambda: agent.job("job-1")["status"] == "overridden", "the foreign write is noticed")
+    (agent.directory / "run" / "pause").write_text("")
+    wait_until(lambda: agent.get("/v1/status")["paused"], "the pause is noticed")
+    text = said(agent, "status")
+    assert "overridden" in text
+    assert "paused: no limit is written" in text
+    assert "foreign writes: somebody else raised a limit 1 x and lowered one 0 x" in text
+    why = said(agent, "explain", "job-1").splitlines()[0]
+    assert re.match(
+        r"The limit of job-1 is 1.5 of 2 ordered cores: somebody else raised it, which is respected for", why
+    )
+
+
+def test_top_prints_one_frame_and_ends(running):
+    agent = running("job-1", "job-2")
+    lines = said(agent, "top", "--once", "--sort", "job").splitlines()
+    assert re.match(r"test-node \d\d:\d\d:\d\d: 2 jobs, 4 cores ordered, limit ", lines[0])
+    assert [line.split()[0] for line in lines[1:]] == ["job", "job-1", "job-2"]
+    assert [job["job_id"] for job in answered(agent, "top", "--once", "--sort", "job")["jobs"]] == ["job-1", "job-2"]
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Callable[[], str]]]]:
+    """Start a command that goes on; its process and what it has printed so far."""
+    processes = []
+
+    def start(agent: AgentProcess, *arguments: str) -> tuple[subprocess.Popen[bytes], Callable[[], str]]:
+        path = tmp_path / f"output-{len(processes)}"
+        with open(path, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cpumond", *arguments, "--config", str(agent.config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        processes.append(process)
+        return process, path.read_text
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_top_survives_a_restart_of_the_agent_and_ends_with_0(running, follow):
+    agent = running("job-1")
+    process, output = follow(agent, "top", "--interval", "0.1")
+    wait_until(lambda: output().count("test-node") >= 2, "frames come")
+    assert agent.stop() == 0
+    wait_until(lambda: "agent not running, trying again" in output(), "the end of the agent shows")
+    frames = output().count("test-node")
+    agent.start()
+    wait_until(lambda: output().count("test-node") > frames + 1, "frames come again")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert "Traceback" not in output()
+
+
+def test_top_as_json_is_one_object_a_line(running, follow):
+    agent = running("job-1")
+    process, output = follow(agent, "top", "--interval", "100ms", "--json")
+    wait_until(lambda: output().count("\n") >= 2, "lines come")
+    agent.stop()
+    wait_until(lambda: '"error"' in output(), "the end of the agent shows")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    answers = [json.loads(line) for line in output().splitlines()]
+    assert answers[0]["jobs"][0]["job_id"] == "job-1"
+    assert answers[-1]["exit_code"] == 69
+
+
+class Terminal:
+    """A command on a terminal of its own with ``columns`` and ``rows``."""
+
+    def __init__(self, command: list[str], columns: int, rows: int) -> None:
+        self.control, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            env={**environment, "TERM": "xterm-256color"},
+        )
+        os.close(terminal)
+        self.output = ""
+
+    def read(self) -> str:
+        """All that was printed so far."""
+        while select.select([self.control], [], [], 0)[0]:
+            try:
+                data = os.read(self.control, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            self.output += data.decode()
+        return self.output
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.control)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 6), (120, 24)])
+def test_top_on_a_terminal_fits_it_and_gives_it_back(running, columns, rows):
+    agent = running(*(f"job-{number:02d}" for number in range(9)))
+    terminal = Terminal(
+        [sys.executable, "-m", "cpumond", "top", "--interval", "0.1", "--config", str(agent.config_path)], columns, rows
+    )
+    try:
+        wait_until(lambda: terminal.read().count("test-node") >= 2, "frames come")
+        terminal.process.send_signal(signal.SIGINT)
+        wait_until(lambda: terminal.read() and terminal.process.poll() is not None, "it ends")
+        assert terminal.process.returncode == 0
+        output = terminal.read()
+    finally:
+        terminal.close()
+    assert output.startswith("\x1b[?1049h")
+    assert "\x1b[?25h" in output
+    assert "Traceback" not in output
+    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\f", output.split("test-node")[1])
+    lines = [line.strip("\f") for line in frame.split("\r\n")]
+    assert len(lines) <= rows
+    assert all(len(line.replace("\f", "")) <= columns for line in lines)
+    assert ("more lines, 9 jobs by reclaimed" in frame) == (rows < 11)
+
+
+# explain
+
+
+def test_explain_answers_in_the_first_sentence(running):
+    agent = running("job-1")
+    wait_for_reclaim(agent, "job-1")
+    text = said(agent, "explain", "job-1")
+    assert re.match(
+        r"The limit of job-1 is [0-9.]+ of 2 ordered cores, because it lately used about [0-9.]+ \(smoothed\)\. "
+        r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9: ]+: use stayed below 0\.6 of the limit "
+        r"\(votes -[45], more than 3 are needed\)\.\n",
+        text,
+    )
+    for word in ("cap", "floor", "in force", "next check: needs |sum| > 3", "relative_lower_bound = 0.6", "shrink"):
+        assert word in text
+    assert re.search(r"^last \d+ of \d+ decisions?, local time:$", text, re.MULTILINE)
+
+
+def test_explain_finds_a_job_by_its_cgroup_and_gives_all_as_json(running, cgroups):
+    agent = running("job-1")
+    wait_for_reclaim(agent, "job-1")
+    answer = answered(agent, "explain", f"{cgroups.top}/job-1")
+    assert answer["job_id"] == "job-1"
+    assert answer["directory"] == cgroups.path("job-1").rstrip("/")
+    assert answer["cpu_limit_given"] == 2.0
+    assert answer["source"] == f"{cgroups.top}/job-*"
+    assert answer["decisions"][-1]["kind"] == "shrink"
+    assert len(answer["window"]["votes"]) == 5
+
+
+def test_explain_counts_decisions(running):
+    agent = running("job-1")
+    wait_until(lambda: len(agent.get("/v1/jobs/job-1/explain")["decisions"]) >= 3, "three decisions")
+    assert len(re.findall(r"  shrink  ", said(agent, "explain", "job-1", "--last", "1"))) == 1
+    assert len(re.findall(r"  shrink  ", said(agent, "explain", "job-1", "--all"))) >= 3
+
+
+def test_explain_of_no_job_is_69_and_names_those_there_are(running):
+    agent = running("job-1")
+    code, sentence = refused(agent, "explain", "nonsense")
+    assert code == 69
+    assert "no job 'nonsense' here" in sentence
+    assert "job-1" in sentence
+    assert refused(agent, "explain", "..")[0] == 69
+    assert refused(agent, "explain", "")[0] == 69
+
+
+# job
+
+
+def test_a_job_is_added_listed_explained_and_removed(running, cgroups):
+    agent = running()
+    path = cgroups.make("other")
+    before = cgroups.read_all("other")
+    text = said(
+        agent, "job", "add", "--cgroup", path, "--cpu-limit", "2", "--id", "a/b c", "--operation", "op",
+        "--mode", "reclaim", "--set", "check-period=200", "--set", 'start_delay="10ms"',
+    )  # fmt: skip
+    assert text == f"job a/b c ({path}): mode reclaim, 2 cores ordered, limit 2\n"
+    wait_until(lambda: "a/b c" in said(agent, "status"), "the next check shows it")
+    assert agent.job("a/b c")["operation_id"] == "op"
+    section = answered(agent, "explain", "a/b c")["job_cpu_monitor"]
+    assert (section["check_period"], section["start_delay"], section["mode"]) == ("200ms", "10ms", "reclaim")
+    listed = said(agent, "job", "list").splitlines()[1]
+    assert " ".join(listed.split()) == f"a/b c op {path} 2 check_period = 200ms, start_delay = 10ms, mode = reclaim"
+    assert [job["job_id"] for job in answered(agent, "job", "list")["jobs"]] == ["a/b c"]
+    wait_for_reclaim(agent, "a/b c")
+    assert said(agent, "job", "remove", "a/b c").startswith("job a/b c is removed")
+    assert cgroups.read_all("other") == before
+    assert "no job was added over the socket" in said(agent, "job", "list")
+
+
+def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):
+    agent = running(mode="shadow")
+    path = cgroups.make("other")
+    name = "cpu.max" if cgroups.hierarchies.cpu_version == 2 else "cpu.cfs_quota_us"
+    cgroups.write("other", name, 50000)
+    text = said(agent, "job", "add", "--cgroup", cgroups.path("other"))
+    assert text == (
+        f"job other ({path}): mode shadow, 0.5 cores ordered, limit 0.5; nothing is written to it, "
+        "give --mode reclaim for that\n"
+    )
+    assert answered(agent, "job", "remove", "other") == {"job_id": "other", "removed": True}
+
+
+def test_a_job_that_may_not_be_managed_is_refused(running, cgroups):
+    agent = running("job-1")
+    cgroups.make("parent")
+    cgroups.make("parent/child")
+    code, sentence = refused(agent, "job", "add", "--cgroup", f"{cgroups.top}/parent")
+    assert code == 77
+    assert "it has child cgroups; only leaf cgroups are changed" in sentence
+    assert refused(agent, "job", "add", "--cgroup", f"{cgroups.top}/missing")[0] == 69
+    assert refused(agent, "job", "add", "--cgroup", "a/../b")[0] == 78
+    assert refused(agent, "job", "remove", "job-1")[0] == 69
+    # Checked before the agent is asked, so that the sentence names the option.
+    assert refused(agent, "job", "add", "--cgroup", "x", "--set", "vote_window_size=0")[1].startswith(
+        "cpumond: --set: "
+    )
+
+
+# pin
+
+
+def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
+    agent = running("job-1")
+    wait_for_reclaim(agent, "job-1")
+    text = said(agent, "pin", "job-1", "--cpu-limit", "1.5", "--for", "1h")
+    assert re.fullmatch(r"job job-1 is pinned at 1\.5 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", text)
+    assert cgroups.quota_cores("job-1") == 1.5
+    assert "an operator pinned it until 2" in said(agent, "explain", "job-1").splitlines()[0]
+    assert "pinned" in said(agent, "status")
+    assert answered(agent, "pin", "job-1")["pinned_cpu_limit"] == 2.0
+    assert "`cpumond unpin job-1`" in said(agent, "explain", "job-1").splitlines()[0]
+    assert said(agent, "unpin", "job-1").startswith(
+        "job job-1 is the monitor's again (mode reclaim); its limit stands at "
+    )
+    wait_for_reclaim(agent, "job-1")
+    assert answered(agent, "unpin", "job-1")["status"] == "reclaim"
+
+
+def test_a_pin_while_writes_are_paused_is_noted(running):
+    agent = running("job-1")
+    (agent.directory / "run" / "pause").write_text("")
+    assert "is noted, but writes are paused" in said(agent, "pin", "job-1")
+
+
+def test_a_pin_that_makes_no_sense_is_refused(running, cgroups):
+    agent = running("job-1", mode="shadow")
+    code, sentence = refused(agent, "pin", "job-1")
+    assert code == 77
+    assert "its mode is shadow" in sentence
+    cgroups.make("other")
+    said(agent, "job", "add", "--cgroup", f"{cgroups.top}/other", "--mode", "reclaim", "--cpu-limit", "2")
+    code, sentence = refused(agent, "pin", "other", "--cpu-limit", "3")
+    assert code == 78
+    assert "a pinned limit must be in (0, 2] cores, got 3.0" in sentence
+    answer = agent.request("PUT", "/v1/jobs/other/pin", {"ttl_s": "soon"})
+    assert answer.status_code == 422
+    assert "ttl_s must be a number of seconds > 0" in answer.json()["error"]
+
+
+# without the agent, without the rights
+
+
+COMMANDS = [
+    ["status"], ["top", "--once"], ["top"], ["explain", "job-1"], ["job", "list"], ["job", "remove", "job-1"],
+    ["job", "add", "--cgroup", "x"], ["pin", "job-1"], ["unpin", "job-1"],
+]  # fmt: skip
+
+
+def test_without_an_agent_every_command_is_69_and_says_how_to_start_one(agent):
+    agent.write_config("")
+    for arguments in COMMANDS:
+        code, sentence = refused(agent, *arguments)
+        assert code == 69
+        assert f"no agent answers on {agent.socket_path} (No such file or directory); start it with" in sentence
+
+
+def test_a_socket_left_by_a_killed_agent_is_69(running):
+    agent = running("job-1")
+    agent.stop(signal.SIGKILL)
+    assert agent.socket_path.exists()
+    code, sentence = refused(agent, "status")
+    assert code == 69
+    assert "Connection refused" in sentence
+    assert agent.run("restore").returncode == 0
+
+
+def test_without_the_rights_every_command_is_77(running):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    agent = running("job-1")
+    for arguments in (["status"], ["explain", "job-1"], ["pin", "job-1"]):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", AS_NOBODY, *arguments, "--socket", str(agent.socket_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 77, done.stderr
+        assert "only root and the socket's group may speak to the agent; run as root" in done.stderr
+        assert done.stdout == ""
+
+
+# doctor
+
+
+def test_doctor_sees_the_running_agent(running, cgroups):
+    agent = running("job-1")
+    findings = {finding["check"]: finding for finding in answered(agent, "doctor")["findings"]}
+    assert findings["agent"]["text"] == f"it answers on {agent.socket_path} and follows 1 job"
+    assert findings["metrics"]["text"] == f"the agent serves http://127.0.0.1:{agent.port}/metrics"
+    assert findings["rights"]["level"] == "ok"
+    assert f"{cgroups.top}/job-1 -> job 'job-1' of operation 'sort'" in findings["source 1"]["text"]
+    assert "pid " in said(agent, "doctor")
+
+
+def test_doctor_finds_what_a_killed_agent_left(running, cgroups):
+    agent = running("job-1")
+    wait_for_reclaim(agent, "job-1")
+    agent.stop(signal.SIGKILL)
+    done = agent.run("doctor")
+    assert done.returncode == 69
+    assert re.search(r"fail  leftovers +a dead agent left the limits of 1 cgroup", done.stdout)
+    assert agent.run("restore").returncode == 0
+    assert "fail " not in agent.run("doctor").stdout
+    assert cgroups.quota_cores("job-1") == float("inf")
+
+
+def test_doctor_works_for_somebody_without_rights(running):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    agent = running("job-1")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", AS_NOBODY, "doctor", "--config", str(agent.config_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # 69 when something else on this machine listens on the default address of the metrics.
+    assert done.returncode in (0, 69)
+    assert done.stderr == ""
+    assert "as nobody" in done.stdout
+    assert "run as root or fix its rights; the built-in defaults are looked at" in done.stdout

@@ -1,0 +1,901 @@
+"""The agent driven tick by tick over a fake unified hierarchy: time, failures, reports, other writers, policy."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import threading
+
+import msgspec
+import pytest
+from fake_node import QUICK, FakeNode, source
+
+from cpumond.agent import control
+from cpumond.errors import ConfigError, RefusedError, UnavailableError
+from cpumond.testing import make_tree, v2_cgroup
+from cpumond.wire import Heartbeat
+
+FOUR = v2_cgroup(quota="400000 100000")
+
+
+def kinds(node: FakeNode, job: str) -> str:
+    decision = node.job(job).decision
+    assert decision is not None
+    return decision.kind
+
+
+def ring(node: FakeNode, job: str) -> list[tuple[str, str]]:
+    tracked = node.agent.table.find(job)
+    assert tracked is not None
+    return [(record.kind, record.result) for record in tracked.ring.records()]
+
+
+# ---- the tick
+
+
+def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make_node):
+    node = make_node({"light": FOUR, "busy": FOUR}).start()
+    node.ticks(8, {"light": 0.1, "busy": 3.9})
+    assert (node.cores("light"), node.cores("busy")) == (0.5, 4.0)
+    assert (node.job("light").current_cores, node.job("busy").current_cores) == (0.5, 4.0)
+    assert ring(node, "light") == [("shrink", "applied")] * 3
+
+
+def test_a_throttled_job_gets_its_full_limit_back_in_that_check(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.tick(0.5, {"a": 0.5})
+    assert node.read("a") == "400000 100000"
+    assert node.agent.totals.restores == node.job("a").restores == 1
+
+
+def test_no_limit_changes_before_the_window_is_full(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.tick()
+    assert node.read("a") == "400000 100000"
+
+
+def test_a_late_tick_is_a_new_baseline_without_votes(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(3)
+    before = node.cores("a")
+    node.tick(seconds=5.0, late_s=4.0)
+    assert kinds(node, "a") == "base"
+    assert node.agent.totals.rebaselines == 1
+    assert node.cores("a") == before
+
+
+def test_a_tick_three_periods_late_still_votes(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(3)
+    node.tick(seconds=4.0, late_s=3.0)
+    assert kinds(node, "a") == "shrink"
+    assert node.agent.totals.rebaselines == 0
+
+
+def test_a_suspend_is_a_new_baseline_without_votes(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(3)
+    node.clock.suspend(3600.0)
+    node.tick()
+    assert kinds(node, "a") == "base"
+    node.tick()
+    assert kinds(node, "a") != "base"
+
+
+def test_a_counter_that_goes_backwards_is_a_new_baseline_and_no_reason_to_change_the_limit(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(4, 0.2)
+    before = node.cores("a")
+    node.forget_counters("a")
+    node.tick(0.1)
+    assert (kinds(node, "a"), node.cores("a")) == ("base", before)
+    assert node.job("a").state.smoothed_cores is None
+
+
+def test_a_cgroup_made_again_under_its_path_is_another_job(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+    node.remove("a")
+    node.make("a", quota="300000 100000")
+    node.tick()
+    assert (kinds(node, "a"), node.read("a"), node.job("a").current_cores) == ("base", "300000 100000", 3.0)
+    node.agent.close()
+    assert node.read("a") == "300000 100000"
+
+
+def test_a_job_that_comes_is_followed_in_the_next_tick_and_one_that_goes_is_dropped_in_it(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.make("b", quota="200000 100000")
+    assert {job.found.job_id for job in node.tick().jobs} == {"a", "b"}
+    node.remove("a")
+    assert {job.found.job_id for job in node.tick().jobs} == {"b"}
+    assert node.agent.snapshot.counters["jobs_gone"] == 1
+
+
+def test_a_job_with_its_own_check_period_is_looked_at_that_often(make_node):
+    slow = source("jobs/slow", more='id = "slow"\njob_cpu_monitor = { check_period = "3s" }')
+    node = make_node({"slow": FOUR, "a": FOUR}, config=QUICK + slow + source()).start()
+    assert node.agent.period_s == 1.0
+    before = dict(node.agent.totals.decisions)
+    checks = []
+    for _ in range(6):
+        node.tick(4.0)
+        counts = node.agent.totals.decisions
+        checks.append(sum(counts.values()) - sum(before.values()))
+        before = dict(counts)
+    assert checks == [1, 1, 2, 1, 1, 2]
+    assert node.job("slow").decision.interval_s == pytest.approx(3.0)
+
+
+def test_the_period_of_the_tick_is_that_of_the_most_frequent_job(make_node):
+    often = source("jobs/often", more='job_cpu_monitor = { check_period = "200ms" }')
+    node = make_node({"often": FOUR, "a": FOUR}, config=QUICK + often + source()).start()
+    assert node.agent.period_s == 0.2
+    node.remove("often")
+    node.tick()
+    assert node.agent.period_s == 1.0
+
+
+def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_node, logs):
+    config = QUICK + source()
+    node = make_node({"a": FOUR, "b": FOUR}, config=config + "[cost]\ncpu_budget_ratio = 1e-9\n").start()
+    node.ticks(60, 2.0)
+    assert node.agent.snapshot.stride == 16
+    assert node.agent.totals.shed_checks > 0
+    node.reload(config + "[cost]\ncpu_budget_ratio = 64.0\n")
+    node.ticks(60, 2.0)
+    assert node.agent.snapshot.stride == 1
+    assert [record["every"] for record in logs if record["event"] == "checks_shed"] == [2, 4, 8, 16, 8, 4, 2, 1]
+
+
+def test_the_root_of_the_hierarchy_and_what_is_outside_managed_roots_is_watched_and_never_written(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source("**"))
+    make_tree(node.root / "other", v2_cgroup(quota="400000 100000"))
+    node.start()
+    other = (node.root / "other" / "cpu.max").read_text()
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+    assert (node.root / "other" / "cpu.max").read_text() == other
+    refusals = {job.found.path: job.refused for job in node.agent.snapshot.jobs}
+    assert "outside managed_roots" in refusals["other"]
+    assert "child cgroups" in refusals["jobs"]
+    assert refusals["jobs/a"] == ""
+
+
+def test_more_jobs_than_max_jobs_are_left_out_and_said(make_node):
+    config = QUICK + source() + "[discovery]\nmax_jobs = 2\n"
+    node = make_node(dict.fromkeys("abc", FOUR), config=config).start()
+    snapshot = node.tick()
+    assert len(snapshot.jobs) == 2
+    assert any("max_jobs = 2" in problem for problem in snapshot.problems)
+
+
+def test_sources_that_match_nothing_are_a_problem_after_some_rescans(make_node):
+    config = QUICK + source("nothing/*") + '[discovery]\nempty_rescans = 2\nrescan_period = "1s"\n'
+    node = make_node({}, config=config).start()
+    node.tick()
+    assert "no cgroup matches any source (nothing/*)" in node.tick().problems[0]
+
+
+# ---- one broken job
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("cpu.stat", "usage_usec many\n"), ("cpu.stat", ""), ("cpu.max", "all the time\n"), ("cpu.max", "")],
+)
+def test_one_broken_job_does_not_disturb_the_others_and_is_said_once(make_node, logs, file, text):
+    node = make_node({"a": FOUR, "broken": FOUR, "c": FOUR}).start()
+    node.ticks(2)
+    for _ in range(6):
+        node.clock.advance(1.0)
+        for job in ("a", "c"):
+            node.use(job, 0.1)
+        node.write("broken", file, text)
+        node.agent.tick(node.clock.monotonic_s())
+    assert node.cores("a") == node.cores("c") == 0.5
+    warnings = [record for record in logs if record["event"] == "job_error"]
+    assert len({(record["job_id"], record["error"]) for record in warnings}) == len(warnings) <= 2
+    assert not [record for record in logs if record["event"] == "tick_failed"]
+
+
+@pytest.mark.parametrize("text", ["lots 100000\n", "", "max\n", "1 2 3\n"])
+def test_a_quota_above_that_cannot_be_read_disturbs_only_the_jobs_below_it(make_node, text):
+    node = make_node({"a": FOUR}, config=QUICK + source("jobs/*") + source("jobs/group/*"))
+    make_tree(node.root / "jobs" / "group", {**v2_cgroup(), "b": v2_cgroup(quota="400000 100000")})
+    node.start()
+    node.write("group", "cpu.max", text)
+    node.agent.rescan_now()
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+
+
+def test_a_job_that_cannot_be_opened_is_a_problem_and_opened_when_it_can(make_node):
+    node = make_node({"a": FOUR, "b": {"cpu.stat": "usage_usec 0\n"}}, config=QUICK + source() + RESCAN).start()
+    snapshot = node.tick()
+    assert [job.found.job_id for job in snapshot.jobs] == ["a"]
+    assert any("cgroup.subtree_control" in problem for problem in snapshot.problems)
+    node.write("b", "cpu.max", "max 100000\n")
+    snapshot = node.tick()
+    assert [job.found.job_id for job in snapshot.jobs] == ["a", "b"]
+    assert snapshot.problems == ()
+
+
+# ---- reports
+
+
+def test_a_heartbeat_holds_every_job_and_its_sequence_grows(make_node):
+    node = make_node({"light": FOUR, "busy": FOUR}).start()
+    node.ticks(12, {"light": 0.1, "busy": 3.9})
+    beats = node.reports.heartbeats
+    assert all([job.job_id for job in beat.jobs] == ["busy", "light"] for beat in beats)
+    sequences = [beat.sequence for beat in beats]
+    assert sequences == sorted(set(sequences))
+    assert len({beat.incarnation for beat in beats}) == 1
+    busy, light = beats[-1].jobs
+    assert (light.cpu_limit, light.current_cpu_limit, light.mode) == (4.0, 0.5, "reclaim")
+    assert (busy.cpu_limit, busy.current_cpu_limit) == (4.0, 4.0)
+    assert msgspec.convert(msgspec.to_builtins(beats[-1]), Heartbeat) == beats[-1]
+
+
+def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[report]\nkind = "none"\nreport_period = "5s"\n').start()
+    sent = []
+    for _ in range(16):
+        before = len(node.reports.heartbeats)
+        node.tick(0.1)
+        sent.append(len(node.reports.heartbeats) - before)
+    # Two checks fill the window, three changes lead to the floor, then one report each five seconds.
+    assert sent == [0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_another_run_of_the_agent_is_another_incarnation(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.kill_and_restart()
+    assert len({beat.incarnation for beat in node.reports.heartbeats}) == 2
+
+
+def test_the_last_heartbeat_gives_everything_back(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.agent.close()
+    assert node.reports.heartbeats[-1].jobs[0].current_cpu_limit == 4.0
+    assert node.read("a") == "400000 100000"
+    assert node.reports.closed == 1
+
+
+def test_a_job_in_shadow_mode_is_reported_with_its_full_limit(make_node):
+    node = make_node({"a": FOUR}, config=QUICK.replace("reclaim", "shadow") + source()).start()
+    node.ticks(8)
+    assert node.read("a") == "400000 100000"
+    report = node.reports.heartbeats[-1].jobs[0]
+    assert (report.mode, report.current_cpu_limit) == ("shadow", 4.0)
+    assert node.job("a").state.limit_cores == 0.5
+
+
+# ---- policy
+
+RESCAN = '[discovery]\nrescan_period = "1s"\n'
+
+
+def test_the_pause_file_stops_all_writes_at_once(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(2)
+    pause = node.directory / "run" / "pause"
+    pause.touch()
+    before = node.files("a")
+    snapshot = node.ticks(6)
+    assert node.files("a") == before
+    assert snapshot.paused
+    assert node.job("a").result == "paused"
+    assert node.job("a").current_cores == node.cores("a")
+    pause.unlink()
+    node.ticks(6)
+    assert node.cores("a") == 0.5
+
+
+def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
+    node = make_node({"a": FOUR}).start()
+    node.agent.use_config(
+        msgspec.structs.replace(
+            node.read_config(), node_id="other", runtime_dir=str(node.directory / "elsewhere"), mountinfo="/nowhere"
+        )
+    )
+    assert {record["key"] for record in logs if record["event"] == "needs_restart"} == {
+        "node_id", "runtime_dir", "mountinfo",
+    }  # fmt: skip
+    (node.directory / "run" / "pause").touch()
+    assert node.tick().paused
+    assert node.reports.heartbeats[-1].node_id == "node"
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_a_mode_that_writes_no_more_puts_the_limit_back_at_once(make_node, mode):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.reload(QUICK.replace("reclaim", mode) + source())
+    node.tick()
+    assert node.read("a") == "400000 100000"
+    assert node.job("a").current_cores == 4.0
+    node.reload(QUICK + source())
+    node.ticks(10)
+    assert node.cores("a") == 0.5
+
+
+def test_up_only_never_lowers(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.reload(QUICK.replace("reclaim", "up-only") + source())
+    node.ticks(3)
+    assert node.cores("a") == 0.5
+    node.ticks(10, 4.0)
+    assert node.cores("a") == 4.0
+    node.ticks(10)
+    assert node.cores("a") == 4.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ('[[source]]\nkind = "glob"\npattern = "jobs/*"\ncpu_limit = 4\nmode = "shadow"\n', "shadow"),
+        (source(more='operation = "op"') + '[operation.op]\nmode = "off"\n', "off"),
+        (source(more='operation = "op"') + "[operation.op]\njob_cpu_monitor = { enable_cpu_reclaim = false }\n",
+         "shadow"),
+        (source(more="job_cpu_monitor = { enable_cpu_reclaim = false }"), "shadow"),
+    ],
+    ids=["source", "operation", "operation-section", "source-section"],
+)  # fmt: skip
+def test_a_more_specific_level_decides_the_mode(make_node, changed, expected):
+    node = make_node({"a": FOUR}, config=QUICK + changed).start()
+    node.ticks(8)
+    assert (node.read("a"), node.job("a").mode) == ("400000 100000", expected)
+
+
+def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_without_them(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    node.ticks(8)
+    child = node.root / "jobs" / "a" / "child"
+    child.mkdir()
+    node.tick()
+    assert (node.read("a"), node.job("a").status, node.job("a").current_cores) == ("400000 100000", "refused", 4.0)
+    child.rmdir()
+    node.tick(4.0)
+    assert node.job("a").current_cores == node.cores("a") == 4.0
+    node.ticks(8)
+    assert node.cores("a") == node.job("a").current_cores == 0.5
+
+
+def test_a_lowered_job_whose_actuator_changes_gets_its_quota_back(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.reload(QUICK + 'actuator = "weight"\n' + source())
+    node.tick(4.0)
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "100")
+    node.ticks(8)
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "12")
+    node.reload(QUICK + source())
+    node.ticks(8)
+    assert (node.cores("a"), node.read("a", "cpu.weight")) == (0.5, "100")
+
+
+def test_a_restart_with_another_actuator_puts_back_what_the_old_one_moved(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.config_text = QUICK + 'actuator = "weight"\n' + source()
+    node.kill_and_restart()
+    assert node.read("a") == "400000 100000"
+    node.ticks(8)
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "12")
+
+
+def test_the_weight_actuator_leaves_foreign_quotas_alone(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + 'actuator = "weight"\n' + source()).start()
+    node.ticks(3)
+    node.write("a", "cpu.max", "300000 100000\n")
+    node.ticks(6)
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("300000 100000", "12")
+    node.agent.close()
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("300000 100000", "100")
+
+
+def test_the_quota_actuator_leaves_foreign_weights_alone(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(3)
+    node.write("a", "cpu.weight", "700\n")
+    node.write("a", "cpu.max", f"{node.read('a')}\n")
+    node.ticks(8)
+    assert (node.cores("a"), node.read("a", "cpu.weight")) == (0.5, "700")
+    node.agent.close()
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "700")
+
+
+def test_a_foreign_weight_is_noticed_where_the_weight_is_what_the_agent_moves(make_node):
+    config = QUICK + 'actuator = "weight"\n' + source() + '[writes]\ndrift_backoff = "1s"\n'
+    node = make_node({"a": FOUR}, config=config).start()
+    node.ticks(8)
+    node.write("a", "cpu.weight", "5\n")
+    node.tick()
+    assert node.agent.snapshot.foreign_writes == {"raise": 0, "lower": 1}
+    node.ticks(2)
+    assert node.read("a", "cpu.weight") == "12"
+
+
+def test_a_limit_that_needs_a_longer_period_is_put_back_to_the_last_byte(make_node):
+    node = make_node(
+        {"a": v2_cgroup(quota="5001 10000", cpu_max_burst="777\n")},
+        config=QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.001") + source(cpu_limit="from-cgroup"),
+    ).start()
+    original = node.files("a")
+    node.ticks(14)
+    assert node.read("a") == "1000 1000000"
+    node.agent.close()
+    assert node.files("a") == original
+
+
+# ---- other writers
+
+
+def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "5s"\n').start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "200000 100000\n")
+    node.ticks(5)
+    assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (2.0, "overridden", 2.0)
+    assert node.reports.heartbeats[-1].jobs[0].current_cpu_limit == 2.0
+    node.ticks(8)
+    assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
+
+
+def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "60s"\n').start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "300000 100000\n")
+    node.tick()
+    node.write("a", "cpu.max", "150000 100000\n")
+    node.ticks(30)
+    assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (1.5, "overridden", 1.5)
+
+
+@pytest.mark.parametrize("ttl", ["0s", "600s"])
+def test_a_foreign_lowering_is_undone_with_growing_back_off_then_given_up(make_node, logs, ttl):
+    writes = f'[writes]\ndrift_backoff = "2s"\ndrift_max = 3\noverride_ttl = "{ttl}"\n'
+    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
+    node.ticks(8)
+    waits = []
+    for _ in range(2):
+        node.write("a", "cpu.max", "10000 100000\n")
+        node.tick()
+        waited = 0
+        while node.cores("a") != 0.5:
+            node.tick()
+            waited += 1
+        waits.append(waited)
+    assert waits == [2, 4]
+    node.write("a", "cpu.max", "10000 100000\n")
+    node.ticks(60)
+    assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (0.1, "contested", 0.1)
+    assert [record["losses"] for record in logs if record["event"] == "limit_contested"] == [3]
+    node.agent.close()
+    assert node.cores("a") == 0.1
+
+
+def test_a_contested_job_that_is_unpinned_is_the_monitors_again_with_what_it_ordered(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\ndrift_max = 0\n").start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "10000 100000\n")
+    node.tick()
+    assert node.job("a").status == "contested"
+    control.unpin_job(node.agent, "a")
+    node.tick()
+    assert (node.job("a").status, node.cores("a"), node.job("a").state.hard_cores) == ("reclaim", 0.5, 4.0)
+    node.ticks(10, 4.0)
+    assert node.cores("a") == 4.0
+    node.agent.close()
+    assert node.read("a") == "400000 100000"
+
+
+def test_losses_far_apart_do_not_add_up(make_node):
+    writes = '[writes]\ndrift_backoff = "1s"\ndrift_max = 2\n'
+    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
+    node.ticks(8)
+    for _ in range(4):
+        node.write("a", "cpu.max", "10000 100000\n")
+        node.ticks(3)
+        assert node.cores("a") == 0.5
+        node.tick(seconds=3600.0)
+    assert node.job("a").status == "reclaim"
+
+
+def test_a_raise_above_what_was_found_stays_when_the_agent_goes(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "600000 100000\n")
+    node.ticks(2)
+    node.agent.close()
+    assert node.read("a") == "600000 100000"
+
+
+@pytest.mark.parametrize("ttl", ["0s", "3s"])
+def test_a_raise_above_what_was_found_is_the_new_original_also_after_its_time(make_node, ttl):
+    writes = f'[writes]\noverride_ttl = "{ttl}"\ndrift_backoff = "1s"\n'
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup") + writes).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "600000 100000\n")
+    node.ticks(20)
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "600000 100000"
+
+
+def test_a_raise_above_what_was_found_while_the_agent_was_dead_is_the_new_original(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "600000 100000\n")
+    node.kill_and_restart()
+    assert node.job("a").state.hard_cores == 6.0
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "600000 100000"
+
+
+def test_a_limit_changed_before_the_agents_first_write_is_the_original(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.write("a", "cpu.max", "300000 100000\n")
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "300000 100000"
+
+
+def test_a_difference_within_systemds_rounding_is_no_foreign_write(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "500009 1000000\n")
+    node.ticks(3)
+    assert node.agent.snapshot.foreign_writes == {"raise": 0, "lower": 0}
+
+
+def test_the_quota_above_a_job_is_its_cap(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    (node.root / "jobs" / "cpu.max").write_text("200000 100000\n")
+    node.ticks(8)
+    assert (node.job("a").ordered_cores, node.job("a").state.hard_cores, node.cores("a")) == (4.0, 2.0, 0.5)
+    node.tick(0.5, {"a": 1.0})
+    assert node.cores("a") == node.job("a").current_cores == 2.0
+    (node.root / "jobs" / "cpu.max").write_text("300000 100000\n")
+    node.tick(2.0)
+    node.tick(2.0, {"a": 1.0})
+    assert node.cores("a") == node.job("a").current_cores == 3.0
+
+
+# ---- state on disk
+
+
+def test_without_its_state_on_disk_nothing_is_changed_and_it_is_said(make_node, logs):
+    node = make_node({"a": FOUR}).start()
+    shutil.rmtree(node.directory / "state")
+    node.ticks(8)
+    assert node.read("a") == "400000 100000"
+    assert node.job("a").current_cores == 4.0
+    errors = [record["error"] for record in logs if record["event"] == "agent_error"]
+    assert len(errors) == 1
+    assert "state_dir" in errors[0]
+    (node.directory / "state").mkdir()
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+
+
+def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    shutil.rmtree(node.directory / "state")
+    node.tick({"a": 0.5}, {"a": 1.0})
+    assert node.read("a") == "400000 100000"
+    node.agent.close()
+    assert node.read("b") == "400000 100000"
+
+
+def test_a_restart_adopts_what_it_finds_and_never_takes_its_own_limit_for_the_jobs(make_node):
+    jobs = {"quota": FOUR, "free": v2_cgroup()}
+    node = make_node(jobs, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    cpus = float(len(os.sched_getaffinity(0)))
+    node.ticks(10)
+    for _ in range(3):
+        node.kill_and_restart()
+        assert node.job("quota").ordered_cores == node.job("quota").state.hard_cores == 4.0
+        assert node.job("free").ordered_cores == node.job("free").state.hard_cores == cpus
+        assert node.job("quota").current_cores == node.job("free").current_cores == 0.5
+    node.agent.close()
+    assert (node.read("quota"), node.read("free")) == ("400000 100000", "max 100000")
+
+
+def test_a_restart_puts_back_what_no_source_names_now(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    node.config_text = QUICK + source("jobs/a")
+    node.kill_and_restart()
+    assert (node.cores("a"), node.read("b")) == (0.5, "400000 100000")
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_a_restart_in_another_mode_puts_everything_back(make_node, mode):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.config_text = QUICK.replace("reclaim", mode) + source()
+    node.kill_and_restart()
+    assert node.read("a") == "400000 100000"
+
+
+@pytest.mark.parametrize("content", [b"", b"cpumond-state 1 sha256=00\n{}", b"\xff\xfe", b"cpumond-state 9 x\n"])
+def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(make_node, logs, content):
+    config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
+    node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
+    node.ticks(8)
+    (node.directory / "state" / "originals.state").write_bytes(content)
+    node.kill_and_restart()
+    assert (node.cores("number"), node.cores("free")) == (4.0, 0.5)
+    assert (node.directory / "state" / "originals.state.damaged-0").read_bytes() == content
+    assert [record for record in logs if record["event"] == "state_damaged"]
+    assert any("damaged" in problem for problem in node.agent.snapshot.problems)
+    assert {record["job_id"] for record in logs if record["event"] == "original_unknown"} == {"number", "free"}
+
+
+def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    (node.directory / "state" / "originals.state").write_bytes(b"")
+    node.kill_and_restart()
+    node.make("small", quota="200000 100000")
+    node.ticks(2, 2.0)
+    assert node.read("small") == "200000 100000"
+    assert node.job("small").state.hard_cores == 2.0
+
+
+def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    state = node.directory / "state"
+    (state / "originals.state").write_bytes(b"")
+    node.agent.table.close()
+    node.agent.watcher.close()
+    node.agent = node.make_agent()
+    (state / "originals.state.new").mkdir()  # nothing can be saved
+    node.start()
+    node.ticks(2, 0.4)
+    assert node.cores("a") == 0.5
+    (state / "originals.state.new").rmdir()
+    node.ticks(10, 0.4)
+    assert node.cores("a") >= 0.5
+    assert ("reapply", "applied") in ring(node, "a")
+
+
+def test_a_state_file_of_another_boot_says_nothing_about_this_one(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.ticks(8)
+    node.agent.writer.boot_id = "another"
+    node.agent.writer._stale = True
+    node.agent.writer.flush()
+    node.kill_and_restart()
+    assert node.job("a").state.hard_cores == 0.5
+
+
+def test_a_limit_that_cannot_be_put_back_stays_on_disk_and_is_tried_again(make_node, logs):
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source() + RESCAN).start()
+    node.ticks(8)
+    burst = node.root / "jobs" / "a" / "cpu.max"
+    os.rename(burst, burst.with_suffix(".kept"))
+    burst.mkdir()  # neither read nor written any more
+    node.reload(QUICK.replace("reclaim", "off") + source() + RESCAN)
+    node.tick()
+    assert node.read("b") == "400000 100000"
+    burst.rmdir()
+    os.rename(burst.with_suffix(".kept"), burst)
+    node.tick()
+    assert node.read("a") == "400000 100000"
+    assert not [record for record in logs if record["event"] == "tick_failed"]
+
+
+# ---- control socket
+
+
+def add(node: FakeNode, cgroup: str, **more: object) -> dict[str, object]:
+    return control.add_job(node.agent, {"cgroup": cgroup, **more})
+
+
+def test_a_registered_job_is_followed_at_once_and_over_a_restart(make_node):
+    node = make_node({"a": FOUR}, config=QUICK).start()
+    assert add(node, "jobs/a", cpu_limit=3.0, job_id="mine", operation_id="op")["cpu_limit"] == 3.0
+    node.ticks(8)
+    node.kill_and_restart()
+    assert (node.job("a").found.job_id, node.job("a").ordered_cores, node.cores("a")) == ("mine", 3.0, 0.5)
+    assert control.remove_job(node.agent, "mine") == {"job_id": "mine", "removed": True}
+    assert node.read("a") == "400000 100000"
+    assert control.list_registered(node.agent) == {"jobs": []}
+    with pytest.raises(UnavailableError, match="nothing to remove"):
+        control.remove_job(node.agent, "mine")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "body", "error", "match"),
+    [
+        ("elsewhere", {}, RefusedError, "outside managed_roots"),
+        ("jobs", {}, RefusedError, "child cgroups"),
+        ("jobs/none", {}, UnavailableError, "there is none"),
+        ("", {}, ConfigError, "must be a path below"),
+        ("jobs/../elsewhere", {}, ConfigError, "without '..'"),
+        ("jobs/a", {"cpu_limit": 0}, ConfigError, "cpu_limit must be a number"),
+        ("jobs/a", {"cpu_limit": -1.5}, ConfigError, "cpu_limit must be a number"),
+        ("jobs/a", {"cpu_limit": True}, ConfigError, "cpu_limit must be a number"),
+        ("jobs/a", {"cpu_limit": "2"}, ConfigError, "cpu_limit must be a number"),
+        ("jobs/a", {"job_cpu_monitor": {"vote_window": 3}}, ConfigError, "unknown key"),
+        ("jobs/a", {"job_cpu_monitor": [1]}, ConfigError, "must be a table"),
+        ("jobs/a", {"job_cpu_monitor": {"vote_window_size": 2, "vote_decision_threshold": 2}}, ConfigError, "never"),
+        ("jobs/a", {"job_id": "b"}, ConfigError, "already"),
+        ("jobs/a", {"job_id": "x" * 5000}, ConfigError, "job_id"),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be_managed_is_refused_and_not_kept(make_node, cgroup, body, error, match):
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + source("jobs/b"))
+    make_tree(node.root / "elsewhere", v2_cgroup())
+    node.start()
+    with pytest.raises(error, match=match):
+        add(node, cgroup, **body)
+    assert control.list_registered(node.agent) == {"jobs": []}
+
+
+def test_a_cgroup_is_one_registered_job(make_node):
+    node = make_node({"a": FOUR}, config=QUICK).start()
+    add(node, "jobs/a", job_id="one", cpu_limit=3.0)
+    with pytest.raises(ConfigError, match="one"):
+        add(node, "jobs/a", job_id="two")
+    assert add(node, "jobs/a", job_id="one", cpu_limit=2.0)["cpu_limit"] == 2.0
+    assert [job["job_id"] for job in control.list_registered(node.agent)["jobs"]] == ["one"]
+
+
+def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_node):
+    node = make_node({"a": FOUR}).start()
+    add(node, "jobs/a", job_id="mine", cpu_limit=2.0, job_cpu_monitor={"mode": "shadow"})
+    node.ticks(8)
+    assert (node.job("a").mode, node.read("a")) == ("shadow", "400000 100000")
+    control.remove_job(node.agent, "mine")
+    node.ticks(10)
+    assert (node.job("a").found.job_id, node.cores("a")) == ("a", 0.5)
+
+
+def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(4)
+    assert control.pin_job(node.agent, "a", {"cpu_limit": 1.5})["status"] == "pinned"
+    assert node.cores("a") == 1.5
+    node.ticks(6)
+    node.kill_and_restart()
+    node.ticks(6)
+    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+    control.unpin_job(node.agent, "a")
+    node.ticks(8)
+    assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
+
+
+def test_a_pin_with_a_time_ends_by_itself(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    control.pin_job(node.agent, "a", {"ttl_s": 5.0})
+    node.ticks(4)
+    assert node.cores("a") == 4.0
+    node.ticks(8)
+    assert (node.cores("a"), node.job("a").status) == (0.5, "reclaim")
+
+
+def test_a_pin_is_in_force_again_after_a_mode_that_did_not_write(make_node):
+    node = make_node({"a": FOUR}).start()
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    node.reload(QUICK.replace("reclaim", "shadow") + source())
+    node.tick()
+    assert (node.cores("a"), node.job("a").status) == (4.0, "shadow")
+    node.reload(QUICK + source())
+    node.ticks(3)
+    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+
+
+def test_a_pin_is_in_force_again_after_an_override(make_node):
+    config = QUICK + source() + RESCAN + '[writes]\noverride_ttl = "3s"\n'
+    node = make_node({"a": FOUR}, config=config).start()
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    node.write("a", "cpu.max", "300000 100000\n")
+    node.ticks(2)
+    assert (node.cores("a"), node.job("a").status) == (3.0, "overridden")
+    node.ticks(5)
+    assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+
+
+def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    pause = node.directory / "run" / "pause"
+    pause.touch()
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    node.ticks(3)
+    assert node.cores("a") == 4.0
+    pause.unlink()
+    node.ticks(2)
+    assert node.cores("a") == 1.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cpu_limit": 0}, {"cpu_limit": 4.1}, {"cpu_limit": "1"}, {"cpu_limit": True},
+        {"ttl_s": "soon"}, {"ttl_s": -1}, {"ttl_s": 0}, {"ttl_s": True}, {"ttl_s": [1]},
+    ],
+)  # fmt: skip
+def test_a_pin_that_makes_no_sense_is_refused(make_node, body):
+    node = make_node({"a": FOUR}).start()
+    with pytest.raises(ConfigError):
+        control.pin_job(node.agent, "a", body)
+    assert node.tick(4.0).jobs[0].status == "reclaim"
+
+
+def test_what_is_never_written_is_not_pinned(make_node):
+    node = make_node({"a": FOUR}, config=QUICK.replace("reclaim", "shadow") + source()).start()
+    with pytest.raises(RefusedError, match="mode is shadow"):
+        control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
+    with pytest.raises(UnavailableError, match="no job 'nobody'"):
+        control.pin_job(node.agent, "nobody", {"cpu_limit": 1.0})
+
+
+def test_explain_shows_where_the_limit_comes_from_as_plain_json(make_node):
+    node = make_node({"a": v2_cgroup()}, config=QUICK + source()).start()
+    node.ticks(8)
+    node.tick(0.5, {"a": 1.0})
+    shown = json.loads(json.dumps(control.explain_job(node.agent, "a"), allow_nan=False))
+    assert shown["bounds"]["floor"] == 0.5
+    assert shown["bounds"]["cap"] == 4.0
+    assert shown["bounds"]["quota_found"] is None
+    assert [record["kind"] for record in shown["decisions"]] == ["shrink"] * 3 + ["restore"]
+    assert shown["job_cpu_monitor"]["check_period"] == "1s"
+
+
+def test_a_request_of_another_thread_is_carried_out_between_two_ticks(make_node):
+    node = make_node({"a": FOUR}).start()
+    results: list[object] = []
+
+    def ask() -> None:
+        results.append(node.agent.call(lambda: len(node.agent.table)))
+        try:
+            node.agent.call(lambda: 1 / 0)
+        except ZeroDivisionError as error:
+            results.append(type(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive():
+        node.agent._wait(5.0)
+    thread.join()
+    assert results == [1, ZeroDivisionError]
+
+
+def test_an_agent_leaves_no_descriptor_behind(make_node):
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        node = make_node({f"job{index}": FOUR for index in range(20)}).start()
+        node.ticks(3)
+        for index in range(10):
+            node.remove(f"job{index}")
+        node.tick()
+        node.agent.close()
+        opened = len(os.listdir("/proc/self/fd")) - before
+        # What stays is the pair of descriptors that wakes the loop, until the process ends.
+        assert opened <= 2 * (number + 1)
+
+
+def test_a_cgroup_without_any_quota_is_put_back_to_none(make_node):
+    node = make_node({"a": v2_cgroup()}).start()
+    original = node.files("a")
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+    assert math.isinf(node.agent.table.find("a").original.cores)
+    node.agent.close()
+    assert node.files("a") == original

@@ -1,0 +1,95 @@
+"""Jobs and pins of the control socket: on disk before they are acknowledged."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import structlog
+
+from cpumond.agent.registry import RegisteredJobs
+from cpumond.agent.state_file import Pin, RegisteredJob
+from cpumond.errors import CreateError
+
+JOB = RegisteredJob("a", "jobs/a", "op", 2.0, {"mode": "shadow"})
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return str(tmp_path)
+
+
+def reopen(directory):
+    registered = RegisteredJobs(directory)
+    registered.load()
+    return registered
+
+
+def test_what_was_acknowledged_is_there_after_a_crash(directory):
+    registered = reopen(directory)
+    registered.add(JOB)
+    registered.add(RegisteredJob("b", "jobs/b"))
+    registered.pin("a", Pin(1.0))
+    assert registered.remove("b")
+    again = reopen(directory)
+    assert again.content.jobs == {"a": JOB}
+    assert again.content.pins == {"a": Pin(1.0)}
+    [found] = again.found_jobs()
+    assert (found.job_id, found.operation_id, found.path, found.cpu_limit_cores, found.source, found.layer) == (
+        "a", "op", "jobs/a", 2.0, None, {"mode": "shadow"},
+    )  # fmt: skip
+
+
+def test_what_is_not_there_is_not_removed(directory):
+    registered = reopen(directory)
+    assert not registered.remove("a")
+    assert os.listdir(directory) == []
+
+
+def test_a_job_added_again_is_replaced(directory):
+    registered = reopen(directory)
+    registered.add(JOB)
+    registered.add(RegisteredJob("a", "jobs/a", "op", 3.0))
+    assert [job.cpu_limit_cores for job in registered.found_jobs()] == [3.0]
+
+
+def test_a_pin_is_replaced_ended_and_over_in_time(directory):
+    registered = reopen(directory)
+    registered.pin("a", Pin(1.0, 100.0))
+    registered.pin("a", Pin(2.0, 200.0))
+    registered.pin("b", Pin(3.0))
+    assert registered.current_pins(199.0) == {"a": Pin(2.0, 200.0), "b": Pin(3.0)}
+    assert registered.current_pins(200.0) == {"b": Pin(3.0)}
+    registered.pin("b", None)
+    registered.pin("nobody", None)
+    assert reopen(directory).current_pins(0.0) == {"a": Pin(2.0, 200.0)}
+
+
+def test_what_cannot_be_saved_is_not_acknowledged_and_not_done(directory):
+    registered = reopen(directory)
+    registered.add(JOB)
+    os.mkdir(f"{registered.path}.new")
+    for change in (
+        lambda: registered.add(RegisteredJob("b", "jobs/b")),
+        lambda: registered.remove("a"),
+        lambda: registered.pin("a", Pin(1.0)),
+    ):
+        with pytest.raises(CreateError):
+            change()
+    assert registered.content.jobs == {"a": JOB}
+    assert registered.content.pins == {}
+
+
+def test_a_damaged_registry_is_kept_aside_and_said(directory):
+    registered = reopen(directory)
+    registered.add(JOB)
+    with open(registered.path, "a") as file:
+        file.write(" ")
+    with structlog.testing.capture_logs() as logs:
+        again = reopen(directory)
+    assert again.found_jobs() == []
+    [record] = logs
+    assert (record["event"], record["log_level"]) == ("registry_damaged", "error")
+    assert os.path.exists(record["kept_as"])
+    again.add(JOB)
+    assert reopen(directory).content.jobs == {"a": JOB}

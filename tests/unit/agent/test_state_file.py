@@ -1,0 +1,148 @@
+"""Files of state_dir: whole or not at all, and what is wrong with a damaged one is said."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cpumond.agent.state_file import (
+    Original,
+    Originals,
+    Pin,
+    RegisteredJob,
+    Registry,
+    load,
+    make_directory,
+    put_aside,
+    read_boot_id,
+    save,
+)
+from cpumond.cgroup.settings import CpuSettings
+from cpumond.errors import CpumondError, CreateError, StateFileError
+
+CONTENT = Originals(
+    "boot",
+    {
+        "jobs/a": Original(2**63 + 5, CpuSettings(None, 100_000, 0, 1024)),
+        "jobs/zażółć": Original(7, CpuSettings(50_001, 33_333, None, None), ("quota", "weight")),
+    },
+)
+REGISTRY = Registry(
+    {"a": RegisteredJob("a", "jobs/a", "op", 2.5, {"mode": "shadow", "vote_window_size": 3})},
+    {"a": Pin(1.5, 1.7e9), "b": Pin(0.1)},
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "file.state")
+
+
+@pytest.mark.parametrize("content", [CONTENT, Originals(""), REGISTRY, Registry()])
+def test_what_is_saved_reads_back(path, content):
+    save(path, content)
+    save(path, content)
+    assert load(path, type(content)) == content
+
+
+def test_no_file_is_no_content(path):
+    assert load(path, Originals) is None
+
+
+def test_only_its_owner_may_read_it(path):
+    save(path, CONTENT)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_no_byte_can_change_without_being_noticed(path):
+    save(path, CONTENT)
+    good = Path(path).read_bytes()
+    for position in range(len(good)):
+        for damaged in (
+            good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :],
+            good[:position],
+            good[:position] + good[position + 1 :],
+        ):
+            Path(path).write_bytes(damaged)
+            with pytest.raises(StateFileError, match=r"file\.state"):
+                load(path, Originals)
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (b"cpumond-state 2 sha256=0\n{}", "version 1"),
+        (b"another file\n", "not a state file"),
+        (b"{}", "not a state file"),
+        (b"", "not a state file"),
+    ],
+)
+def test_a_file_of_another_kind_or_version(path, header, match):
+    with open(path, "wb") as file:
+        file.write(header)
+    with pytest.raises(StateFileError, match=match):
+        load(path, Originals)
+
+
+def test_good_content_of_another_file(path):
+    save(path, REGISTRY)
+    with pytest.raises(StateFileError, match="boot_id"):
+        load(path, Originals)
+
+
+def test_a_save_that_fails_leaves_the_old_content(path):
+    save(path, CONTENT)
+    os.mkdir(f"{path}.new")
+    with pytest.raises(CreateError, match="state_dir"):
+        save(path, Originals("other"))
+    os.rmdir(f"{path}.new")
+    assert load(path, Originals) == CONTENT
+
+
+def test_what_a_crash_left_of_a_save_is_overwritten(path):
+    with open(f"{path}.new", "wb") as file:
+        file.write(b"x" * 100_000)
+    save(path, CONTENT)
+    assert load(path, Originals) == CONTENT
+    assert not os.path.exists(f"{path}.new")
+
+
+def test_a_save_into_nothing_leaves_nothing(tmp_path):
+    with pytest.raises(CreateError, match="No such file or directory"):
+        save(str(tmp_path / "none" / "file.state"), CONTENT)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_ours(path):
+    os.mkdir(path)
+    with pytest.raises(CpumondError, match=r"file\.state"):
+        load(path, Originals)
+
+
+def test_each_damaged_file_is_kept(path):
+    kept = []
+    for number in range(3):
+        with open(path, "w") as file:
+            file.write(str(number))
+        kept.append(put_aside(path))
+        assert not os.path.exists(path)
+    assert [Path(name).read_text() for name in kept] == ["0", "1", "2"]
+
+
+def test_directories(tmp_path):
+    make_directory(str(tmp_path / "a" / "b"), 0o700, "state_dir")
+    make_directory(str(tmp_path / "a" / "b"), 0o700, "state_dir")
+    assert stat.S_IMODE(os.stat(tmp_path / "a" / "b").st_mode) == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(CreateError, match="state_dir"):
+        make_directory(str(tmp_path / "file"), 0o700, "state_dir")
+    with pytest.raises(CreateError, match="state_dir"):
+        make_directory(str(tmp_path / "file" / "below"), 0o700, "state_dir")
+
+
+def test_a_boot_has_one_identity():
+    assert read_boot_id() == read_boot_id()
+    assert len(read_boot_id()) == 36

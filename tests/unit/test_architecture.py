@@ -1,0 +1,139 @@
+"""Who may import whom: the borders between the folders of the package, read from its source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cpumond
+
+ROOT = Path(cpumond.__file__).parent
+MODULES = {
+    ".".join(("cpumond", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+
+PURE = ("monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings")
+VALUE_MODULES = {
+    "__future__", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno", "fractions",
+    "functools", "heapq", "itertools", "math", "operator", "re", "struct", "typing",
+}  # fmt: skip
+"""Of the standard library: modules that know values only, neither the machine nor the time."""
+
+MORE_FOR = {
+    "cpumond.errors": {"os"},  # os.strerror, the system's words for an errno
+    "cpumond.units": {"sys"},  # sys.float_info
+    "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
+}
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "units": set(),
+    "wire": set(),
+    "monitor": {"errors", "units", "monitor"},
+    "cgroup": {"errors", "units", "monitor.model", "cgroup"},
+    "config": {"errors", "units", "monitor.model"},
+    "discovery": {"errors", "units", "config", "discovery"},
+    "reporters": {"", "errors", "units", "config", "wire", "reporters"},
+    "log": set(),
+    "agent": {
+        "", "errors", "units", "config", "log", "wire", "monitor", "cgroup", "discovery", "reporters", "agent",
+    },
+    "testing": {"errors", "units", "cgroup"},
+}  # fmt: skip
+"""Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself)."""
+
+HOME = {
+    "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.exporter"},
+    "asyncinotify": {"cpumond.agent.watch"},
+    "cgroupspy": {"cpumond.cgroup", "cpumond.testing"},
+    "cysystemd": {"cpumond.agent.notify", "cpumond.log"},
+    "click": {"cpumond.cli"},
+    "rich": {"cpumond.cli"},
+    "starlette": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.api"},
+    "uvicorn": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.scheduler.main"},
+}
+"""Library -> the only places that may import it."""
+
+
+def list_imports(name: str) -> Iterator[str]:
+    """The modules that ``name`` imports anywhere, as absolute dotted names; ``from package import module`` in full."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative import"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module
+
+
+def is_in(module: str, part: str) -> bool:
+    """Whether a module (without the leading ``cpumond.``) is ``part`` or below it."""
+    return module == part or (part != "" and module.startswith(f"{part}."))
+
+
+def part_of(name: str) -> str:
+    return name.partition(".")[2]
+
+
+PURE_MODULES = [name for name in MODULES if any(is_in(part_of(name), part) for part in PURE)]
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
+def test_a_pure_module_knows_values_only(name):
+    allowed = VALUE_MODULES | MORE_FOR.get(name, set()) | {"msgspec"}
+    for imported in list_imports(name):
+        pure = any(is_in(part_of(imported), part) for part in PURE) and imported.startswith("cpumond.")
+        assert pure or imported in allowed, f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
+def test_a_pure_module_neither_opens_nor_prints(name):
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(MODULES[name].read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & {"open", "print", "input", "exec", "eval", "__import__"}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name).split(".")[0] in BELOW])
+def test_a_module_imports_only_what_lies_below_it(name):
+    allowed = BELOW[part_of(name).split(".")[0]]
+    for imported in list_imports(name):
+        if imported.split(".")[0] == "cpumond":
+            assert any(is_in(part_of(imported), part) for part in allowed), f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("library", HOME)
+def test_a_library_is_imported_in_its_place_only(library):
+    for name in MODULES:
+        if any(imported.split(".")[0] == library for imported in list_imports(name)):
+            assert any(name == home or name.startswith(f"{home}.") for home in HOME[library]), name
+
+
+def test_the_parts_that_talk_to_the_outside_do_not_know_each_other_nor_the_shells():
+    outside = {"cgroup", "discovery", "executor", "reporters"}
+    shells = {"agent", "scheduler", "api", "cli"}
+    for name in MODULES:
+        part = part_of(name).split(".")[0]
+        for imported in list_imports(name):
+            other = part_of(imported).split(".")[0] if imported.startswith("cpumond.") else ""
+            if part in outside:
+                assert other not in (outside | shells) - {part}, f"{name} imports {imported}"
+            if part in ("agent", "scheduler"):
+                assert other not in {"cli", "testing"} | ({"agent", "scheduler"} - {part}), f"{name} imports {imported}"
+
+
+def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
+    users = {name for name in MODULES if "cpumond.testing" in set(list_imports(name))}
+    assert users <= {"cpumond.cli.demo"}
+
+
+def test_every_folder_has_its_rules():
+    assert set(FOLDERS) - set(BELOW) <= {"cli", "executor", "fairshare", "scheduler", "api"}
