@@ -199,8 +199,11 @@ def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
     return normalise_table(raw, MonitorSettings, where, key)
 
 
-def parse_assignments(assignments: tuple[str, ...]) -> Layer:
-    """Options given as ``key=value`` on the command line. A value is read as TOML, else as text. Raises ConfigError."""
+def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Options given as ``key=value`` on the command line, not checked: a value is read as TOML, else as text.
+
+    Raises ConfigError without an equals sign.
+    """
     raw: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -210,7 +213,12 @@ def parse_assignments(assignments: tuple[str, ...]) -> Layer:
             raw[key.strip()] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
         except (msgspec.DecodeError, ValueError):
             raw[key.strip()] = text.strip()
-    return parse_layer(raw, "--set", "")
+    return raw
+
+
+def parse_assignments(assignments: tuple[str, ...]) -> Layer:
+    """The checked options of ``read_assignments``. Raises ConfigError."""
+    return parse_layer(read_assignments(assignments), "--set", "")
 
 
 def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:

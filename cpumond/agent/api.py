@@ -27,7 +27,6 @@ from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.listen import close_sockets
 from cpumond.agent.loop import Agent
-from cpumond.agent.snapshot import TickSnapshot
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
 
 log = structlog.get_logger("cpumond.agent")
@@ -84,32 +83,36 @@ async def _describe_refusal(request: Request, error: Exception) -> Response:
 
 def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
     async def read_metrics(_: Request) -> Response:
-        return Response(metrics.encode(), headers={"content-type": METRICS_TYPE})
+        try:
+            text = await run_in_threadpool(metrics.encode)
+        except (CpumondError, TimeoutError) as error:
+            return _json({"error": str(error) or "the agent's tick does not answer; see its log", "exit_code": 69}, 503)
+        return Response(text, headers={"content-type": METRICS_TYPE})
 
     async def healthz(_: Request) -> Response:
         return _json({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        snapshot = agent.snapshot
-        if snapshot is None:
+        last = agent.last
+        if last is None:
             return _json({"status": "starting"}, 503)
-        age_s = _age_s(agent, snapshot)
-        ready = age_s < max(READY_PERIODS * snapshot.check_period_s, 2.0)
+        age_s = agent.clock.monotonic_s() - last.at_s
+        ready = age_s < max(READY_PERIODS * last.check_period_s, 2.0)
         return _json({"status": "ok" if ready else "stuck", "last_tick_age_s": round(age_s, 3)}, 200 if ready else 503)
 
     return [Route("/metrics", read_metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
-def _age_s(agent: Agent, snapshot: TickSnapshot) -> float:
-    return agent.clock.monotonic_s() - snapshot.at_s
-
-
 def _private_routes(agent: Agent) -> list[Route]:
     async def status(_: Request) -> Response:
-        snapshot = agent.snapshot
+        try:
+            snapshot = await run_in_threadpool(agent.read_snapshot)
+        except (CpumondError, TimeoutError) as error:
+            return _json({"error": str(error) or "the agent's tick does not answer; see its log", "exit_code": 69}, 503)
         if snapshot is None:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
-        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(_age_s(agent, snapshot), 3)})
+        age_s = agent.clock.monotonic_s() - snapshot.at_s
+        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(age_s, 3)})
 
     def action(work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -271,7 +274,7 @@ class ApiServer:
 def serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
     """Start to answer on bound sockets, everything on unix ones and metrics and health on the others."""
     metrics = MetricsText(
-        lambda: agent.snapshot,
+        agent.read_snapshot,
         lambda: agent.config.metrics,
         lambda: agent.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
     )

@@ -81,7 +81,7 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
         "source": "" if job.found.source is None else job.found.source.pattern,
         "cpu_limit_given": job.found.cpu_limit_cores,
         "xattr_mode": None if job.asked_mode is None else job.asked_mode[0],
-        "paused": agent.snapshot is not None and agent.snapshot.paused,
+        "paused": agent.is_paused(),
         "pinned_until": None if pin is None else pin.until,
         "held_s": max(held_until_s - now_s, 0.0),
         "start_left_s": max(state.started_at_s + s.start_delay_s - now_s, 0.0),

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import select
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.ring import Result
-from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
 from cpumond.agent.table import JobTable
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
@@ -51,7 +52,10 @@ Decided = tuple[Tracked, Decision]
 
 
 class Agent:
-    """One agent: its jobs, what it counts, and the loop. ``snapshot`` is the newest published tick."""
+    """One agent: its jobs, what it counts, and the loop.
+
+    ``last`` is the end of the newest tick, for any thread; ``read_snapshot`` gives the whole of it, frozen.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,9 @@ class Agent:
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = float(os.cpu_count() or 1)
         self.period_s = config.node_settings().check_period_s
-        self.snapshot: TickSnapshot | None = None
+        self.last: TickEnd | None = None
+        self._snapshot: TickSnapshot | None = None
+        self._thread = threading.get_ident()
         self.reload: Callable[[], AgentConfig] | None = None
         self.stopping = False
         self.reloading = False
@@ -97,9 +103,10 @@ class Agent:
         self._stride = 1
         self._changed_limits: set[str] = set()
         self._last_complaint = ""
+        self._pinned = False
         self._cost_mark = (clock.monotonic_s(), time.process_time())
 
-    def tick(self, now_s: float, late_s: float = 0.0) -> TickSnapshot:
+    def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
         started_s = self.clock.monotonic_s()
         self._discover(now_s)  # 1. which jobs are there
@@ -109,26 +116,26 @@ class Agent:
         decided = self._sample_and_step(now_s)  # 2. + 3. counters in, decisions out
         self._apply(decided, now_s)  # 4. decisions to cgroups
         self._report(now_s)  # 5. newest state to the scheduler
-        return self._export(now_s, started_s)  # 6. one frozen snapshot for everybody else
+        self._export(now_s, started_s)  # 6. this tick is what everybody else reads from now on
 
     # ---- 1. discover
 
     def _discover(self, now_s: float) -> None:
         children, owners, lost = self.watcher.drain()
-        self._changed_limits = owners
-        self._read_all_limits = lost
+        # Kept until the tick takes them: a request between two ticks comes here too.
+        self._changed_limits |= owners
+        self._read_all_limits |= lost
         if not (children or lost or self._rescan_due or now_s >= self._rescan_at_s):
             return
         self._rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
         self._read_all_limits |= self.watcher.short
         scan = list_jobs(self.config.source, self.registered.found_jobs(), self.hierarchies.cpu_root)
-        self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
+        self._rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
         if self.table.refresh(scan.jobs, now_s):
             self._report_due = True
         self._discovery_problems = scan.problems
         self._empty_rescans = 0 if len(self.table) or not self.config.source else self._empty_rescans + 1
-        self._apply_pins(now_s)
         self.period_s = min(
             [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
@@ -143,6 +150,7 @@ class Agent:
             found = read_settings_or_none(job)
             if found is not None:
                 self._judge_foreign_change(job, found, now_s)
+        self._changed_limits, self._read_all_limits = set(), False
 
     def _judge_foreign_change(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         actuator = job.settings.actuator
@@ -232,12 +240,16 @@ class Agent:
 
     def _apply(self, decided: list[Decided], now_s: float) -> None:
         self._end_overrides(now_s)
-        paused = self._paused()
+        self._apply_pins(now_s)
+        paused = self.is_paused()
         allowed: list[tuple[Tracked, str, Decision]] = []
         for job, decision in decided:
             obstacle = _find_obstacle(job, decision, paused, now_s)
             if obstacle == "shadow":
-                continue  # the monitor's own limit moves, nothing is written (semantics 1.5)
+                # The monitor's own limit moves, nothing is written (semantics 1.5).
+                old_cores, new_cores = decision.old_cores, decision.new_cores
+                record(job, self.clock.wall_s(), decision.kind, old_cores, new_cores, job.state.hard_cores, "shadow")
+                continue
             if obstacle:
                 job.state, job.result = reject(job.state, decision), obstacle
             else:
@@ -292,6 +304,8 @@ class Agent:
             applied.notes,
             "",
         )
+        if kind != "reapply":
+            job.reapply_at_s = None
         if not moved:
             return  # a bound of the kernel holds the limit where it is
         self._report_due = True
@@ -312,7 +326,8 @@ class Agent:
             throttled_ratio=decision.throttled_ratio,
         )
 
-    def _paused(self) -> bool:
+    def is_paused(self) -> bool:
+        """Whether an operator's pause file stops all writes."""
         return os.path.exists(os.path.join(self.config.runtime_dir, PAUSE_FILE))
 
     def _end_overrides(self, now_s: float) -> None:
@@ -337,13 +352,16 @@ class Agent:
 
     def _apply_pins(self, now_s: float) -> None:
         """Put limits that an operator pinned in force, end the pins that are over."""
+        if not (self.registered.content.pins or self._pinned):
+            return
         pins = self.registered.current_pins(self.clock.wall_s())
+        self._pinned = bool(pins)
         for job in self.table:
             pin = pins.get(job.found.job_id) if job.writes else None
             if pin is None and job.pinned_cores is not None:
                 job.pinned_cores = None
                 job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
-            elif pin is not None and not self._paused() and job.pinned_cores != pin.cpu_limit:
+            elif pin is not None and not self.is_paused() and job.pinned_cores != pin.cpu_limit:
                 job.pinned_cores = pin.cpu_limit
                 job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
                 old = job.state.limit_cores
@@ -392,26 +410,44 @@ class Agent:
 
     # ---- 6. export
 
-    def _export(self, now_s: float, started_s: float) -> TickSnapshot:
-        totals = self.totals
+    def _export(self, now_s: float, started_s: float) -> None:
         duration_s = self.clock.monotonic_s() - started_s
-        totals.add_tick(duration_s)
+        self.totals.add_tick(duration_s)
         self._mind_the_cost()
+        self._snapshot = None
+        self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
+
+    def read_snapshot(self) -> TickSnapshot | None:
+        """The newest tick, frozen; None before the first one. For any thread.
+
+        It is made when first asked for, by the tick's thread between two ticks: a view of each job at each tick,
+        seldom looked at, was a third of the agent's cost. Raises UnavailableError or TimeoutError as ``call`` does.
+        """
+        last, made = self.last, self._snapshot
+        if last is None or (made is not None and made.tick == last.tick):
+            return made
+        here = threading.get_ident() == self._thread
+        snapshot: TickSnapshot = self._publish() if here else self.call(self._publish)
+        return snapshot
+
+    def _publish(self) -> TickSnapshot:
+        last, totals = self.last, self.totals
+        assert last is not None
         problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
         if self.writer.damaged:
             problems.append(self.writer.damaged)
         if self._empty_rescans >= self.config.discovery.empty_rescans:
             patterns = ", ".join(source.pattern for source in self.config.source)
             problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
-        self.snapshot = TickSnapshot(
-            totals.ticks,
-            self.clock.wall_s(),
-            now_s,
-            duration_s,
+        self._snapshot = TickSnapshot(
+            last.tick,
+            last.at,
+            last.at_s,
+            last.duration_s,
             self.config.node_id,
             self.hierarchies.layout,
-            self.period_s,
-            tuple([job.view(now_s) for job in self.table]),
+            last.check_period_s,
+            tuple([job.view(last.at_s) for job in self.table]),
             dict(totals.decisions),
             dict(totals.foreign_writes),
             {
@@ -427,11 +463,11 @@ class Agent:
             tuple(totals.tick_buckets),
             totals.tick_seconds,
             tuple(problems),
-            self._paused(),
+            self.is_paused(),
             self._stride,
             self._empty_rescans,
         )
-        return self.snapshot
+        return self._snapshot
 
     def _mind_the_cost(self) -> None:
         """Over the budget of ``[cost]``, look at each job less often; back when there is room (pain 24)."""
@@ -557,9 +593,12 @@ class Agent:
             os.write(self._wake_w, b"x")
 
     def rescan_now(self) -> None:
-        """Look at all sources at once (in the thread of the tick)."""
+        """Look at all sources and pins at once (in the thread of the tick)."""
+        now_s = self.clock.monotonic_s()
         self._rescan_due = True
-        self._discover(self.clock.monotonic_s())
+        self._discover(now_s)
+        self._apply_pins(now_s)
+        self._snapshot = None
 
     def _reload(self) -> None:
         self.reloading = False
@@ -615,7 +654,7 @@ class Agent:
             self.writer.flush(tidy=True)
         except CpumondError as error:
             log.error("agent_error", error=str(error))
-        if self.snapshot is not None:
+        if self.last is not None:
             # An agent that never began knows nothing about its jobs: no report is better than an empty one.
             self._report_due = True
             self._report(self.clock.monotonic_s())

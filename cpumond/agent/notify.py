@@ -91,7 +91,7 @@ def read_watchdog_s(environment: Mapping[str, str]) -> float:
 
 def describe_status(agent: Agent) -> str:
     """One line for ``systemctl status``."""
-    snapshot = agent.snapshot
+    snapshot = agent.read_snapshot()
     if snapshot is None:
         return "starting"
     ordered = sum(job.ordered_cores for job in snapshot.jobs)

@@ -34,6 +34,16 @@ class Totals:
         self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1
 
 
+class TickEnd(msgspec.Struct, frozen=True, gc=False):
+    """The end of one tick: its number, when it was (``at`` since 1970, ``at_s`` monotonic), how long it took."""
+
+    tick: int
+    at: float
+    at_s: float
+    duration_s: float
+    check_period_s: float
+
+
 class TickSnapshot(msgspec.Struct, frozen=True):
     """The agent after one tick.
 

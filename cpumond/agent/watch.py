@@ -17,7 +17,7 @@ class Watcher:
     def __init__(self) -> None:
         self._inotify = Inotify()
         self._inotify.sync_timeout = 0
-        self._directories: dict[str, Watch] = {}
+        self._directories: dict[str, tuple[int, Watch]] = {}
         self._owners: dict[Watch, str] = {}
         self.short = False
 
@@ -26,14 +26,23 @@ class Watcher:
         """The descriptor that becomes readable."""
         return self._inotify.fd
 
-    def watch_directories(self, paths: set[str]) -> None:
-        """Watch exactly these directories for children that come and go, or get another xattr."""
-        for path in set(self._directories) - paths:
-            self._remove(self._directories.pop(path))
-        for path in paths - set(self._directories):
-            watch = self._add(path, Mask.CREATE | Mask.DELETE | Mask.ATTRIB | Mask.ONLYDIR)
-            if watch is not None:
-                self._directories[path] = watch
+    def watch_directories(self, paths: set[str]) -> bool:
+        """Watch exactly these directories for children that come and go, or get another xattr.
+
+        True when one of them was not watched before: what came into it until now is only seen by looking again.
+        """
+        inodes = {path: _read_inode(path) for path in paths}
+        for path, (inode, watch) in list(self._directories.items()):
+            # One removed and made again needs another watch; cgroupfs does not tell that the old one is dead.
+            if inodes.get(path) != inode:
+                self._remove(watch)
+                del self._directories[path]
+        new = paths - set(self._directories)
+        for path in new:
+            added = self._add(path, Mask.CREATE | Mask.DELETE | Mask.ATTRIB | Mask.ONLYDIR)
+            if added is not None:
+                self._directories[path] = (inodes[path], added)
+        return any(path in self._directories for path in new)
 
     def watch_limits(self, owner: str, paths: list[str]) -> list[object]:
         """Watch the limit files of one job; ``owner`` is what ``drain`` names. The handles go to ``unwatch``."""
@@ -87,6 +96,14 @@ class Watcher:
     def close(self) -> None:
         """Give the descriptor back."""
         self._inotify.close()
+
+
+def _read_inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        # Gone: no directory has this number.
+        return 0
 
 
 def existing_directories(root: str, relative: set[str]) -> set[str]:

@@ -150,8 +150,9 @@ class LimitWriter:
             settings = msgspec.structs.replace(found, weight=target.settings.weight)
             return msgspec.structs.replace(target, settings=settings)
         notes: tuple[str, ...] = ()
-        if s.min_cores_per_thread and cores < job.state.limit_cores:
-            floor = min(count_threads(job.cgroup.directory) * s.min_cores_per_thread, job.state.hard_cores)
+        if s.min_cores_per_thread and cores < found.cores:
+            threads = count_threads(job.cgroup.directory)
+            floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
                 cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
         target = compute_quota_target(cores, job.original, job.ancestor, s.burst_ratio)

@@ -84,13 +84,10 @@ def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
     )
 
 
-def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchies:
-    """The hierarchies of this machine. Raises UnavailableError."""
-    try:
-        with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read()
-    except OSError as error:
-        raise UnavailableError(f"{mountinfo_path}: cannot be read: {error.strerror}; set `mountinfo`") from error
+def read_mounts(mountinfo_path: str) -> list[Mount]:
+    """The cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError."""
+    with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
+        text = file.read()
     controllers = {}
     for mount in parse_mountinfo(text):
         if mount.version == 2:
@@ -100,7 +97,16 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
             except OSError:
                 # A cgroup2 mount that is hidden from us offers nothing.
                 controllers[mount.mount_point] = ""
-    return find_hierarchies(parse_mountinfo(text, controllers), mountinfo_path)
+    return parse_mountinfo(text, controllers)
+
+
+def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchies:
+    """The hierarchies of this machine. Raises UnavailableError."""
+    try:
+        mounts = read_mounts(mountinfo_path)
+    except OSError as error:
+        raise UnavailableError(f"{mountinfo_path}: cannot be read: {error.strerror}; set `mountinfo`") from error
+    return find_hierarchies(mounts, mountinfo_path)
 
 
 def relative_path(hierarchies: Hierarchies, path: str) -> str:

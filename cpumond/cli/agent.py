@@ -5,17 +5,8 @@ from __future__ import annotations
 import click
 import msgspec
 
-from cpumond.config import DEFAULT_CONFIG_PATH, load_config
-
-config_option = click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    envvar="CPUMOND_CONFIG",
-    default=DEFAULT_CONFIG_PATH,
-    show_default=True,
-    help="TOML file; conf.d/*.toml beside it is read too.",
-)
+from cpumond.cli.options import config_option, print_json
+from cpumond.config import load_config
 
 
 @click.command("agent", epilog="Example: cpumond agent --config /etc/cpumond/cpumond.toml")
@@ -62,7 +53,7 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
     resulting = describe_settings(settings, compute_mode(settings))
     if as_json:
         values = {**msgspec.to_builtins(config), "monitor": resulting}
-        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        print_json(msgspec.json.encode(values))
         return
     click.echo(f"{config.path}: good. Node {config.node_id}, {len(config.source)} sources, mode {resulting['mode']}.")
     click.echo("Resulting job-cpu-monitor:")

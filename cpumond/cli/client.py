@@ -14,7 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from cpumond.cli.agent import config_option
+from cpumond.cli.options import config_option
 from cpumond.config import load_config
 from cpumond.errors import (
     EXIT_UNAVAILABLE,

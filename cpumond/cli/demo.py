@@ -16,20 +16,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import httpx2
 import msgspec
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.cli.watch import DurationType
+from cpumond.cli.options import DurationType
 from cpumond.errors import CpumondError, CreateError, UnavailableError
-from cpumond.testing import CgroupTree, LoadProcess, SimulatedKernel
+
+if TYPE_CHECKING:
+    import httpx2
+    from rich.table import Table
+
+    from cpumond.cgroup.mounts import Hierarchies
+    from cpumond.testing import LoadProcess
 
 ORDERED_CORES = min(1.0, 0.375 * (os.cpu_count() or 2))
 """What each job orders: two of them together must fit on the machine beside everything else."""
@@ -127,6 +127,8 @@ class RealHost:
     kernel = "real"
 
     def __init__(self, hierarchies: Hierarchies, top: str) -> None:
+        from cpumond.testing import CgroupTree
+
         self.tree = CgroupTree(hierarchies, top)
         self.mountinfo = "/proc/self/mountinfo"
         self.top = top
@@ -176,6 +178,8 @@ class SimulatedHost:
     top = ""
 
     def __init__(self, directory: str, reason: str) -> None:
+        from cpumond.testing import SimulatedKernel
+
         self._kernel = SimulatedKernel(os.path.join(directory, "kernel"), DEMANDS, step_s=0.05)
         self.mountinfo = self._kernel.mountinfo
         self._root = os.path.join(directory, "kernel", "cgroup")
@@ -212,6 +216,13 @@ class SimulatedHost:
 
 
 Host = RealHost | SimulatedHost
+
+
+def open_hierarchies() -> Hierarchies:
+    """The hierarchies of this machine; what finds them is imported late, for quick help. Raises UnavailableError."""
+    from cpumond.cgroup import mounts
+
+    return mounts.open_hierarchies()
 
 
 def _choose_host(directory: str) -> Host:
@@ -264,6 +275,8 @@ def _start_again_in_scope() -> None:
 
 
 def _run(host: Host, directory: str, duration_s: float, stopped: threading.Event, quiet: bool) -> Summary:
+    import httpx2
+
     before = host.read_settings()
     with contextlib.ExitStack() as stack:
         receiver, url = _start_receiver(directory)
@@ -343,6 +356,8 @@ def _start_agent(host: Host, directory: str, url: str) -> subprocess.Popen[str]:
 
 
 def _wait_ready(client: httpx2.Client, agent: subprocess.Popen[str], directory: str) -> None:
+    import httpx2
+
     pause = threading.Event()
     for _ in range(1500):
         with contextlib.suppress(httpx2.HTTPError):
@@ -372,6 +387,9 @@ def _watch(
     host: Host, client: httpx2.Client, duration_s: float, stopped: threading.Event, quiet: bool
 ) -> tuple[float, list[Wakeup]]:
     """Move the loads, show the table, take the time of each give-back, until the time is over or a signal came."""
+    from rich.console import Console
+    from rich.live import Live
+
     wakeups: list[Wakeup] = []
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
@@ -400,6 +418,9 @@ def _watch(
 
 
 def _table(status: dict[str, Any], seconds: float, duration_s: float) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
     totals = status["totals"]
     free = f"{totals['reclaimed']:.2f} of {totals['cpu_limit']:.2f} ordered cores are free"
     table = Table(title=f"{seconds:.0f} of {duration_s:.0f} s: {free}", title_justify="left", box=SIMPLE)
@@ -422,6 +443,10 @@ def _table(status: dict[str, Any], seconds: float, duration_s: float) -> Table:
 
 
 def _show_summary(summary: Summary) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"After {summary.duration_s:.0f} s ({summary.kernel} kernel)", title_justify="left", box=SIMPLE)
     for name in ("core-seconds", "ordered", "used", "reclaimed", "throttled"):
         table.add_column(name, justify="left" if name == "core-seconds" else "right")

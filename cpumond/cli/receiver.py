@@ -238,14 +238,14 @@ async def _read_body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-@click.command(epilog="Example: cpumond schema heartbeat > heartbeat.schema.json")
+@click.command("schema", epilog="Example: cpumond schema heartbeat > heartbeat.schema.json")
 @click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
 def schema_command(name: str) -> None:
     """Print the JSON Schema of message NAME (heartbeat)."""
     click.echo(json.dumps(SCHEMAS[name](), indent=2))
 
 
-@click.command(epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")
+@click.command("stub-scheduler", epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")
 @click.option(
     "--listen", default="127.0.0.1:9758", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
 )

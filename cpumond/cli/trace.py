@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import sys
 from collections.abc import Iterator
 from typing import Literal
@@ -12,19 +11,13 @@ from typing import Literal
 import click
 import msgspec
 
+from cpumond.cli.options import check_cores
 from cpumond.config import parse_assignments
 from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.monitor.model import MonitorSettings, check_together
 from cpumond.monitor.replay import ReplayRow, parse_trace, replay_rows
 
 Format = Literal["csv", "json"]
-
-
-def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
-    """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
-    if value is not None and not 0.0 < value < math.inf:
-        raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
-    return value
 
 
 @click.command("replay")

@@ -17,28 +17,13 @@ import msgspec
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
-from cpumond.cli.trace import check_cores, read_settings
+from cpumond.cli.options import DurationType, check_cores
+from cpumond.cli.trace import read_settings
 from cpumond.errors import CpumondError, UnavailableError, UsageError, from_os_error
 from cpumond.monitor.model import CpuReading, Decision, JobState, start_state
 from cpumond.monitor.policy import check
 from cpumond.monitor.protect import compute_throttled_ratio
-from cpumond.units import format_duration, parse_duration_s
-
-
-class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A duration on the command line: seconds as a bare number here, or a text with a unit."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value)
-        try:
-            return parse_duration_s(f"{text}s" if text.replace(".", "", 1).isdigit() else text)
-        except ValueError as error:
-            self.fail(f"{error} (a bare number is seconds here)", param, ctx)
-
+from cpumond.units import format_duration
 
 cgroup_option = click.option(
     "--cgroup",

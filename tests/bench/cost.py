@@ -23,19 +23,23 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from agent_process import AgentProcess
+
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
 
 
-def measure_floor_us(files: list[str], rounds: int) -> float:
-    """CPU microseconds the C loop needs per file."""
-    with tempfile.TemporaryDirectory() as directory:
-        program = os.path.join(directory, "floor")
-        subprocess.run(["cc", "-O2", "-o", program, str(Path(__file__).with_name("floor.c"))], check=True)
-        result = subprocess.run(
-            [program, str(rounds)], input="\n".join(files), capture_output=True, text=True, check=True
-        )
-    return float(result.stdout) / 1000.0
+def start_floor(directory: str, files: list[str], rounds: int, period_us: int) -> subprocess.Popen[str]:
+    """The C loop over ``files``, once a period beside the agent, so that both meet the same caches and neighbours."""
+    program = os.path.join(directory, "floor")
+    subprocess.run(["cc", "-O2", "-o", program, str(Path(__file__).with_name("floor.c"))], check=True)
+    process = subprocess.Popen(
+        [program, str(rounds), str(period_us)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    process.stdin.write("\n".join(files))
+    process.stdin.close()
+    process.stdin = None  # communicate would flush it again
+    return process
 
 
 def counter_files(tree: CgroupTree, names: list[str]) -> list[str]:
@@ -66,10 +70,11 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[
             first = agent.get("/v1/status")
             process = psutil.Process(agent.process.pid if agent.process else 0)
             time.sleep(3 * check_period_ms / 1000)
+            floor = start_floor(directory, files, int(seconds * 1000 / check_period_ms), check_period_ms * 1000)
             before, ticks_before = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
             time.sleep(seconds)
             after, ticks_after = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
-            floor_us = measure_floor_us(files, 20) * len(files) / jobs
+            floor_us = float(floor.communicate(timeout=60)[0]) / 1000.0 * len(files) / jobs
             rss = process.memory_info().rss
             first_tick = datetime.fromisoformat(agent.events("started")[0]["timestamp"])
             late = first["counters"]["late_ticks"]

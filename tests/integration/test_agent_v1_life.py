@@ -12,11 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from agent_process import AgentProcess
 from configs import FLOOR, describe_agent, describe_source
 from waiting import wait_until
 
-from cpumond.testing import CgroupTree
+from cpumond.agent.loop import Agent
+from cpumond.config import finish_config, parse_config_text
+from cpumond.reporters.log import SilentReporter
+from cpumond.testing import CgroupTree, FakeClock
 
 pytestmark = pytest.mark.cgroup
 
@@ -138,6 +142,51 @@ def test_cgroups_that_go_at_any_moment_are_no_error(cgroups, agent):
     assert no_errors(agent)
     assert agent.stop() == 0
     assert agent.events("restore_failed") == []
+
+
+@pytest.mark.parametrize("phase", ["discover", "foreign", "step", "apply", "report"])
+def test_a_cgroup_that_goes_between_two_phases_of_a_tick_is_dropped(cgroups, tmp_path, phase):
+    make(cgroups, "goes", "stays")
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir()
+    head = f'state_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\n'
+    config = finish_config(parse_config_text(head + describe_agent(cgroups, check_period="1s"), "test"), "test")
+    clock = FakeClock()
+    agent = Agent(config, cgroups.hierarchies, SilentReporter(), clock=clock)  # type: ignore[arg-type]
+
+    def tick(interrupt: bool = False) -> None:
+        """The phases of ``Agent.tick``, one of them followed by the end of the job."""
+        clock.advance(1.0)
+        now_s = clock.monotonic_s()
+        decided = []
+        for name, work in (
+            ("discover", lambda: agent._discover(now_s)),
+            ("foreign", lambda: agent._take_foreign_changes(now_s)),
+            ("step", lambda: decided.extend(agent._sample_and_step(now_s))),
+            ("apply", lambda: agent._apply(decided, now_s)),
+            ("report", lambda: agent._report(now_s)),
+        ):
+            work()
+            if interrupt and name == phase:
+                if phase == "step":
+                    assert "goes" in {job.found.job_id for job, _ in decided}
+                cgroups.remove("goes")
+        agent._export(now_s, now_s)
+
+    with structlog.testing.capture_logs() as logs:
+        agent.start()
+        for _ in range(2):
+            tick()
+        tick(interrupt=True)
+        tick()
+        assert [job.found.job_id for job in agent.table] == ["stays"]
+        for _ in range(6):
+            tick()
+        assert at_floor(cgroups, "stays")
+        agent.close()
+    assert [record for record in logs if record["log_level"] in ("warning", "error")] == []
+    assert (agent.totals.errors, agent.totals.write_errors) == (0, 0)
+    assert cgroups.quota_cores("stays") == 1.5
 
 
 def test_a_pattern_that_matches_everything_touches_only_what_is_managed(cgroups, agent):

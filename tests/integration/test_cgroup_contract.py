@@ -330,6 +330,23 @@ class TestCgroup:
         assert watcher.drain() == (False, set(), False)
         watcher.close()
 
+    def test_children_of_a_directory_that_was_made_again_are_seen(self, host):
+        host.make("group")
+        watcher = Watcher()
+        assert watcher.watch_directories({host.directory("group")})
+        assert not watcher.watch_directories({host.directory("group")})
+        if host.real:
+            host.remove("group")
+        else:
+            os.rename(host.directory("group"), host.directory("kept"))
+        host.make("group")
+        watcher.drain()
+        assert watcher.watch_directories({host.directory("group")})
+        watcher.drain()
+        host.make("group/a")
+        assert watcher.drain()[0]
+        watcher.close()
+
     def test_many_come_and_go_without_a_trace(self, host):
         before = count_descriptors()
         for number in range(50):

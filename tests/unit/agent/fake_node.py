@@ -105,7 +105,14 @@ class FakeNode:
         for job in self.names():
             cores = usage if isinstance(usage, float) else usage.get(job, 0.0)
             self.use(job, cores * seconds, (throttled or {}).get(job, 0.0), seconds)
-        return self.agent.tick(self.clock.monotonic_s(), late_s)
+        self.agent.tick(self.clock.monotonic_s(), late_s)
+        return self.snapshot()
+
+    def snapshot(self) -> TickSnapshot:
+        """What the last tick published."""
+        snapshot = self.agent.read_snapshot()
+        assert snapshot is not None
+        return snapshot
 
     def ticks(self, number: int, usage: dict[str, float] | float = 0.0) -> TickSnapshot:
         """Several ticks of one second."""
@@ -168,5 +175,4 @@ class FakeNode:
 
     def job(self, name: str) -> JobView:
         """A job of the newest snapshot."""
-        assert self.agent.snapshot is not None
-        return {job.found.path.rpartition("/")[2]: job for job in self.agent.snapshot.jobs}[name]
+        return {job.found.path.rpartition("/")[2]: job for job in self.snapshot().jobs}[name]

@@ -92,6 +92,8 @@ class AgentOverTime(RuleBasedStateMachine):
             pause.touch()
         else:
             pause.unlink()
+            self.fresh = False  # what waited for the end of the pause is written now
+            self.fresh = False  # what waited is written with the next tick
 
     @rule()
     def the_agent_is_killed_and_started_again(self) -> None:
@@ -152,7 +154,7 @@ class AgentOverTime(RuleBasedStateMachine):
         self.node.tick(1.0)
         self.fresh = False
 
-    @precondition(lambda self: self.node.agent.snapshot is not None)
+    @precondition(lambda self: self.node.agent.last is not None)
     @invariant()
     def nothing_is_above_what_was_found_and_nothing_else_changes(self) -> None:
         for job, files in self.found.items():

@@ -29,10 +29,12 @@ class Caller:
     """Asks one of the agent's applications; each request carries out what it queued, as the tick would."""
 
     def __init__(self, agent: Agent, make_app: Callable[[Agent, MetricsText], Any]) -> None:
-        metrics = MetricsText(lambda: agent.snapshot, lambda: agent.config.metrics, agent.reporter.stats)
+        self._agent = agent
+        metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.reporter.stats)
         self._app = make_app(agent, metrics)
 
     def __call__(self, method: str, path: str, content: bytes | None = None) -> httpx2.Response:
+        self._agent.read_snapshot()  # made here, where no tick's thread would answer the application's
         return asyncio.run(self._ask(method, path, content))
 
     async def _ask(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
@@ -290,6 +292,7 @@ def test_a_server_that_is_stopped_at_once_ends(node: FakeNode, listener: socket.
 
 def test_unix_and_tcp_get_their_own_applications(node: FakeNode, listener: socket.socket, tmp_path: Path):
     node.start()
+    node.snapshot()
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(tmp_path / "control.sock"))
     unix.listen(5)

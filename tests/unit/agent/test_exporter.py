@@ -435,7 +435,7 @@ def node(make_node: Callable[..., FakeNode]) -> Iterator[FakeNode]:
 
 def test_the_metrics_of_a_running_agent(node: FakeNode):
     agent = node.agent
-    metrics = MetricsText(lambda: agent.snapshot, lambda: agent.config.metrics, agent.reporter.stats)
+    metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.reporter.stats)
     node.ticks(6, {"a": 0.1, "b": 3.9})
     text = metrics.encode().decode()
     assert value(text, "cpumond_ticks_total") == 7

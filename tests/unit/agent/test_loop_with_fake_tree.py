@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
+from cpumond.cgroup import Cgroup, open_cgroup
+from cpumond.cgroup.settings import CpuSettings
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.testing import make_tree, v2_cgroup
 from cpumond.wire import Heartbeat
@@ -113,7 +117,7 @@ def test_a_job_that_comes_is_followed_in_the_next_tick_and_one_that_goes_is_drop
     assert {job.found.job_id for job in node.tick().jobs} == {"a", "b"}
     node.remove("a")
     assert {job.found.job_id for job in node.tick().jobs} == {"b"}
-    assert node.agent.snapshot.counters["jobs_gone"] == 1
+    assert node.snapshot().counters["jobs_gone"] == 1
 
 
 def test_a_job_with_its_own_check_period_is_looked_at_that_often(make_node):
@@ -144,11 +148,11 @@ def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_no
     config = QUICK + source()
     node = make_node({"a": FOUR, "b": FOUR}, config=config + "[cost]\ncpu_budget_ratio = 1e-9\n").start()
     node.ticks(60, 2.0)
-    assert node.agent.snapshot.stride == 16
+    assert node.snapshot().stride == 16
     assert node.agent.totals.shed_checks > 0
     node.reload(config + "[cost]\ncpu_budget_ratio = 64.0\n")
     node.ticks(60, 2.0)
-    assert node.agent.snapshot.stride == 1
+    assert node.snapshot().stride == 1
     assert [record["every"] for record in logs if record["event"] == "checks_shed"] == [2, 4, 8, 16, 8, 4, 2, 1]
 
 
@@ -160,7 +164,7 @@ def test_the_root_of_the_hierarchy_and_what_is_outside_managed_roots_is_watched_
     node.ticks(8)
     assert node.cores("a") == 0.5
     assert (node.root / "other" / "cpu.max").read_text() == other
-    refusals = {job.found.path: job.refused for job in node.agent.snapshot.jobs}
+    refusals = {job.found.path: job.refused for job in node.snapshot().jobs}
     assert "outside managed_roots" in refusals["other"]
     assert "child cgroups" in refusals["jobs"]
     assert refusals["jobs/a"] == ""
@@ -369,6 +373,29 @@ def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_with
     assert node.cores("a") == node.job("a").current_cores == 0.5
 
 
+def test_a_job_that_is_managed_no_more_gets_its_limit_back_at_once(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.agent.use_config(msgspec.structs.replace(node.read_config(), managed_roots=["jobs/b"]))
+    node.tick()
+    assert (node.read("a"), node.job("a").status, node.job("a").current_cores) == ("400000 100000", "refused", 4.0)
+
+
+def test_a_limit_is_held_to_what_each_thread_needs(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + "min_cores_per_thread = 0.4\n" + source()).start()
+    node.write("a", "cgroup.threads", "7\n8\n9\n")
+    node.ticks(8)
+    assert node.cores("a") == node.job("a").current_cores == pytest.approx(1.2)
+    assert "min_cores_per_thread" in control.explain_job(node.agent, "a")["notes"][0]
+    # More threads than the limit has room for now: it is not lowered, and not raised for them either.
+    node.write("a", "cgroup.threads", "7\n" * 100)
+    node.ticks(4)
+    assert node.cores("a") == pytest.approx(1.2)
+    node.write("a", "cgroup.threads", "7\n")
+    node.ticks(4)
+    assert node.cores("a") == 0.5
+
+
 def test_a_lowered_job_whose_actuator_changes_gets_its_quota_back(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(8)
@@ -419,7 +446,7 @@ def test_a_foreign_weight_is_noticed_where_the_weight_is_what_the_agent_moves(ma
     node.ticks(8)
     node.write("a", "cpu.weight", "5\n")
     node.tick()
-    assert node.agent.snapshot.foreign_writes == {"raise": 0, "lower": 1}
+    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 1}
     node.ticks(2)
     assert node.read("a", "cpu.weight") == "12"
 
@@ -557,7 +584,7 @@ def test_a_difference_within_systemds_rounding_is_no_foreign_write(make_node):
     node.ticks(8)
     node.write("a", "cpu.max", "500009 1000000\n")
     node.ticks(3)
-    assert node.agent.snapshot.foreign_writes == {"raise": 0, "lower": 0}
+    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
 
 
 def test_the_quota_above_a_job_is_its_cap(make_node):
@@ -571,6 +598,91 @@ def test_the_quota_above_a_job_is_its_cap(make_node):
     node.tick(2.0)
     node.tick(2.0, {"a": 1.0})
     assert node.cores("a") == node.job("a").current_cores == 3.0
+
+
+def test_a_foreign_write_just_before_a_request_of_the_socket_is_not_missed(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "200000 100000\n")
+    control.pin_job(node.agent, "b", {"cpu_limit": 1.0})
+    node.tick()
+    assert (node.cores("a"), node.job("a").status) == (2.0, "overridden")
+
+
+def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if kept > 100_000:
+        pytest.skip(f"the kernel keeps {kept} events here")
+    files = [open(node.root / "jobs" / job / "cpu.max", "r+") for job in ("a", "b")]  # noqa: SIM115
+    for number in range(kept + 10):
+        file = files[number % 2]
+        file.write("5")
+        file.flush()
+        file.seek(0)
+    for file in files:
+        file.close()
+    node.make("c", quota="400000 100000")
+    node.write("a", "cpu.max", "200000 100000\n")
+    node.write("b", "cpu.max", "50000 100000\n")
+    node.tick(4.0)
+    assert (node.job("a").status, node.job("b").status, node.job("c").status) == ("overridden", "reclaim", "reclaim")
+
+
+def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkeypatch):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no more watches")
+
+    monkeypatch.setattr("asyncinotify.Inotify.add_watch", refuse)
+    node.start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "200000 100000\n")
+    node.make("b", quota="400000 100000")
+    node.tick(4.0)
+    assert (node.job("a").status, node.job("b").status) == ("overridden", "reclaim")
+
+
+def test_a_limit_that_is_set_while_the_agent_opens_its_cgroup_is_not_missed(make_node, monkeypatch):
+    node = make_node({}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.make("a")
+    written: list[str] = []
+
+    class Slow:
+        """Whoever made the cgroup sets its limit just after the agent has read that there is none."""
+
+        def __init__(self, cgroup: Cgroup) -> None:
+            self.cgroup = cgroup
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.cgroup, name)
+
+        def read_settings(self) -> CpuSettings | None:
+            found = self.cgroup.read_settings()
+            if not written:
+                written.append("300000 100000")
+                node.write("a", "cpu.max", f"{written[0]}\n")
+            return found
+
+    monkeypatch.setattr("cpumond.agent.table.open_cgroup", lambda *place: Slow(open_cgroup(*place)))
+    node.ticks(8)
+    assert (node.job("a").ordered_cores, node.cores("a")) == (3.0, 0.5)
+    node.agent.close()
+    assert node.read("a") == written[0]
+
+
+def test_a_directory_made_again_is_watched_again_and_looked_at_once_more(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source("jobs/*/*"))
+    group = node.root / "jobs" / "group"
+    make_tree(group, {"b": v2_cgroup(quota="400000 100000")})
+    node.start()
+    os.rename(group, node.directory / "kept")
+    group.mkdir()
+    assert node.tick().jobs == ()
+    make_tree(group, {"c": v2_cgroup(quota="400000 100000")})
+    assert [job.found.path for job in node.tick().jobs] == ["jobs/group/c"]
 
 
 # ---- state on disk
@@ -641,7 +753,7 @@ def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_ful
     assert (node.cores("number"), node.cores("free")) == (4.0, 0.5)
     assert (node.directory / "state" / "originals.state.damaged-0").read_bytes() == content
     assert [record for record in logs if record["event"] == "state_damaged"]
-    assert any("damaged" in problem for problem in node.agent.snapshot.problems)
+    assert any("damaged" in problem for problem in node.snapshot().problems)
     assert {record["job_id"] for record in logs if record["event"] == "original_unknown"} == {"number", "free"}
 
 
@@ -872,7 +984,7 @@ def test_a_request_of_another_thread_is_carried_out_between_two_ticks(make_node)
     thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
-        node.agent._wait(5.0)
+        node.agent._wait(0.05)
     thread.join()
     assert results == [1, ZeroDivisionError]
 

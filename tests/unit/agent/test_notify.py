@@ -180,7 +180,7 @@ def test_the_state_in_one_line(node: FakeNode):
     node.make("b", quota="200000 100000")
     node.ticks(2)
     assert describe_status(node.agent) == "2 jobs (reclaim), 8.0 cores ordered, 6.0 limit, writes paused"
-    node.agent.snapshot = None
+    node.agent.last = node.agent._snapshot = None
     assert describe_status(node.agent) == "starting"
 
 

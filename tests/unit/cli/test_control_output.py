@@ -17,8 +17,7 @@ import httpx2
 import msgspec
 import pytest
 
-import cpumond.cli.control as control
-from cpumond.cli import run
+from cpumond.cli import control, explain, options, run, tables
 from cpumond.cli.client import (
     AgentClient,
     ExplainAnswer,
@@ -174,7 +173,7 @@ def words(line: str) -> str:
 
 def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
     jobs = [{"job_id": LONG_ID}, {"job_id": "x", "operation_id": "an operation with a long name " * 5}]
-    text = control.draw_status(make_status(*jobs), None, False)
+    text = tables.draw_status(make_status(*jobs), None, False)
     lines = text.split("\n")
     assert not ANSI.search(text)
     assert all(line == line.rstrip() for line in lines)
@@ -189,7 +188,7 @@ def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_status_fits_a_terminal_and_shortens_no_id(width):
     jobs = [{"job_id": LONG_ID}, {"job_id": "busy", "operation_id": "sort"}, {"job_id": "c", "mode": "shadow"}]
-    text = control.draw_status(make_status(*jobs), width, False)
+    text = tables.draw_status(make_status(*jobs), width, False)
     assert all(len(line) <= width for line in text.split("\n")), text
     first_words = "".join(line.split(" ")[0] for line in text.split("\n"))
     assert LONG_ID in first_words
@@ -199,30 +198,30 @@ def test_status_fits_a_terminal_and_shortens_no_id(width):
 
 def test_status_on_a_narrow_terminal_says_what_it_left_out():
     answer = make_status({"job_id": LONG_ID})
-    assert "no room for: operation, throttled" in control.draw_status(answer, 80, False)
-    assert "no room for" not in control.draw_status(answer, 140, False)
+    assert "no room for: operation, throttled" in tables.draw_status(answer, 80, False)
+    assert "no room for" not in tables.draw_status(answer, 140, False)
 
 
 def test_status_folds_a_long_name_before_it_leaves_a_column_out():
-    text = control.draw_status(make_status({"job_id": LONG_ID}), 120, False)
+    text = tables.draw_status(make_status({"job_id": LONG_ID}), 120, False)
     assert "throttled" in text
     assert LONG_ID not in text
 
 
 def test_status_on_a_terminal_is_coloured_where_that_is_wanted():
     answer = make_status({"status": "contested"})
-    assert ANSI.search(control.draw_status(answer, 120, True))
-    assert not ANSI.search(control.draw_status(answer, 120, False))
+    assert ANSI.search(tables.draw_status(answer, 120, True))
+    assert not ANSI.search(tables.draw_status(answer, 120, False))
 
 
 def test_status_without_jobs_says_how_to_get_some():
-    assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in control.draw_status(
+    assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in tables.draw_status(
         make_status(), 80, False
     )
 
 
 def test_status_leaves_the_operation_out_where_no_job_has_one():
-    assert "operation" not in control.draw_status(make_status({"operation_id": ""}), None, False)
+    assert "operation" not in tables.draw_status(make_status({"operation_id": ""}), None, False)
 
 
 def test_status_shows_what_a_job_in_shadow_would_have():
@@ -233,7 +232,7 @@ def test_status_shows_what_a_job_in_shadow_would_have():
         "monitor_cpu_limit": 2.5,
         "last_result": "",
     }
-    lines = control.draw_status(make_status({}, shadow), None, False).split("\n")
+    lines = tables.draw_status(make_status({}, shadow), None, False).split("\n")
     assert "(would be)" in lines[1]
     assert words(lines[3]) == "steady-low sort-17 shadow 10.00 10.00 2.50 1.75 1.80 -4 0% -"
     assert lines[4].endswith("6.8 reclaimed (7.5 more in shadow)")
@@ -241,7 +240,7 @@ def test_status_shows_what_a_job_in_shadow_would_have():
 
 def test_status_shows_what_is_not_known_yet_as_a_dash():
     job = {"usage": None, "smoothed_cpu_usage": None, "votes_sum": None, "last_result": ""}
-    line = control.draw_status(make_status(job), None, False).split("\n")[2]
+    line = tables.draw_status(make_status(job), None, False).split("\n")[2]
     assert words(line) == "steady-low sort-17 reclaim 10.00 3.20 - - - 0% -"
 
 
@@ -253,7 +252,7 @@ def test_status_says_in_words_what_needs_an_operator():
         counters={"foreign_writes": {"raise": 2, "lower": 1}, "write_errors": 4, "shed_checks": 5},
         last_tick_age_s=75.0,
     )
-    lines = control.draw_status(answer, None, False).split("\n")
+    lines = tables.draw_status(answer, None, False).split("\n")
     assert lines[4:] == [
         "stuck: the last check was 1m15s ago; see the agent's log",
         "paused: no limit is written while the pause file lies in the agent's runtime_dir",
@@ -266,7 +265,7 @@ def test_status_says_in_words_what_needs_an_operator():
 
 
 def test_a_name_cannot_move_the_cursor_or_be_taken_for_markup():
-    text = control.draw_status(make_status({"job_id": "a\x1b[2Jb\nc", "operation_id": "[bold]x[/bold]"}), None, False)
+    text = tables.draw_status(make_status({"job_id": "a\x1b[2Jb\nc", "operation_id": "[bold]x[/bold]"}), None, False)
     assert "\x1b" not in text
     assert "a\\x1b[2Jb\\nc" in text
     assert "[bold]x[/bold]" in text
@@ -283,7 +282,7 @@ def test_top_sorts_and_puts_the_one_with_most_first():
     ]
 
     def order(sort):
-        lines = control.draw_top(make_status(*jobs), sort, None, False, None).split("\n")
+        lines = tables.draw_top(make_status(*jobs), sort, None, False, None).split("\n")
         return [line.split()[0] for line in lines[2:]]
 
     assert order("reclaimed") == ["b", "c", "a"]
@@ -295,7 +294,7 @@ def test_top_sorts_and_puts_the_one_with_most_first():
 @pytest.mark.parametrize("height", [1, 2, 3, 5, 10, 24, 60])
 def test_top_fits_the_height_and_says_how_many_lines_are_hidden(height):
     jobs = [{"job_id": f"job-{number:03d}"} for number in range(50)]
-    lines = control.draw_top(make_status(*jobs, paused=True), "job", 80, False, height).split("\n")
+    lines = tables.draw_top(make_status(*jobs, paused=True), "job", 80, False, height).split("\n")
     assert len(lines) <= height
     if height >= 60:
         assert lines[-1].startswith("job-049")
@@ -306,17 +305,17 @@ def test_top_fits_the_height_and_says_how_many_lines_are_hidden(height):
 
 def test_top_without_a_height_shows_all_jobs():
     jobs = [{"job_id": f"job-{number:03d}"} for number in range(50)]
-    assert len(control.draw_top(make_status(*jobs), "job", None, False, None).split("\n")) == 52
+    assert len(tables.draw_top(make_status(*jobs), "job", None, False, None).split("\n")) == 52
 
 
 def test_top_keeps_notices_from_taking_the_screen():
-    text = control.draw_top(make_status({}, problems=["p"] * 40), "job", 80, False, 20)
+    text = tables.draw_top(make_status({}, problems=["p"] * 40), "job", 80, False, 20)
     assert "and 38 more notices: cpumond status" in text
     assert "steady-low" in text
 
 
 def test_top_of_no_jobs():
-    assert control.draw_top(make_status(), "job", 80, False, 24).split("\n")[-1] == "no jobs"
+    assert tables.draw_top(make_status(), "job", 80, False, 24).split("\n")[-1] == "no jobs"
 
 
 def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
@@ -330,7 +329,7 @@ def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
 
 
 def test_why_a_limit_is_lowered():
-    assert control.describe_why(make_explain()) == (
+    assert explain.describe_why(make_explain()) == (
         "The limit of steady-low is 3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). The last "
         f"change, 3.3 -> 3.2 at {when(1795223773.1)}: use stayed below 0.6 of the limit "
         "(votes -4, more than 3 are needed)."
@@ -378,23 +377,23 @@ def test_why_a_limit_is_lowered():
     ],
 )
 def test_why_the_monitor_does_not_decide(changes, sentence):
-    assert control.describe_why(make_explain(**changes)) == (
+    assert explain.describe_why(make_explain(**changes)) == (
         f"The limit of steady-low is 3.2 of 10 ordered cores{sentence}"
     )
 
 
 def test_why_a_limit_stands_at_its_floor_and_is_paused():
-    why = control.describe_why(make_explain({"floor": 3.2}, section={"min_cpu_limit": 3.2}, decisions=[], paused=True))
+    why = explain.describe_why(make_explain({"floor": 3.2}, section={"min_cpu_limit": 3.2}, decisions=[], paused=True))
     assert why.endswith("(smoothed). This is its floor (min_cpu_limit = 3.2). Writes are paused, so it stays there.")
 
 
 def test_why_a_limit_was_never_lowered():
-    why = control.describe_why(make_explain(current_cpu_limit=10.0, decisions=[]))
+    why = explain.describe_why(make_explain(current_cpu_limit=10.0, decisions=[]))
     assert why == "The limit of steady-low is 10 of 10 ordered cores, all it may have: it was not lowered so far."
 
 
 def test_why_a_limit_was_given_back():
-    why = control.describe_why(
+    why = explain.describe_why(
         make_explain(current_cpu_limit=10.0, decisions=[SHRINK, {**RESTORE, "throttled_ratio": 0.8}])
     )
     assert why == (
@@ -404,7 +403,7 @@ def test_why_a_limit_was_given_back():
 
 
 def test_why_a_limit_can_never_be_lowered():
-    why = control.describe_why(make_explain({"floor": 1.0, "cap": 1.0}, cpu_limit=1.0, current_cpu_limit=1.0))
+    why = explain.describe_why(make_explain({"floor": 1.0, "cap": 1.0}, cpu_limit=1.0, current_cpu_limit=1.0))
     assert why == (
         "The limit of steady-low is 1 of 1 ordered cores, all it may have, and never goes below: "
         "its floor is as high (min_cpu_limit = 1)."
@@ -419,7 +418,7 @@ def test_why_a_limit_can_never_be_lowered():
     ],
 )
 def test_why_a_job_does_not_get_what_it_ordered(bounds, sentence):
-    why = control.describe_why(make_explain({"cap": 4.0, **bounds}, current_cpu_limit=4.0, decisions=[]))
+    why = explain.describe_why(make_explain({"cap": 4.0, **bounds}, current_cpu_limit=4.0, decisions=[]))
     assert why.startswith("The limit of steady-low is 4 of 10 ordered cores, all it may have")
     assert why.endswith(sentence)
 
@@ -428,21 +427,21 @@ def test_why_a_job_does_not_get_what_it_ordered(bounds, sentence):
 
 
 def test_the_next_check_shrinks():
-    assert control.describe_next(make_explain()) == (
+    assert explain.describe_next(make_explain()) == (
         "needs |sum| > 3, has -4: 4 of 5 below 0.6 x 3.2 = 1.92 cores -> shrink to 3.1 (x 0.97)"
     )
 
 
 def test_the_next_check_grows():
     window = {"votes": [1] * 5, "values": [3.1] * 5}
-    assert control.describe_next(make_explain(window=window)) == (
+    assert explain.describe_next(make_explain(window=window)) == (
         "needs |sum| > 3, has +5: 5 of 5 above 0.9 x 3.2 = 2.88 cores -> grow to 4.64 (x 1.45)"
     )
 
 
 def test_the_next_check_grows_no_further_than_the_cap():
     e = make_explain({"cap": 4.0}, {"votes": [1] * 5})
-    assert control.describe_next(e).endswith("-> grow to 4 (x 1.45)")
+    assert explain.describe_next(e).endswith("-> grow to 4 (x 1.45)")
 
 
 @pytest.mark.parametrize(
@@ -462,7 +461,7 @@ def test_the_next_check_grows_no_further_than_the_cap():
     ],
 )
 def test_the_next_check_holds(votes, text):
-    assert control.describe_next(make_explain(window={"votes": votes})) == text
+    assert explain.describe_next(make_explain(window={"votes": votes})) == text
 
 
 @pytest.mark.parametrize(
@@ -480,17 +479,17 @@ def test_the_next_check_holds(votes, text):
     ],
 )
 def test_the_next_check_names_what_keeps_it_from_moving(changes, end):
-    assert control.describe_next(make_explain(**changes)).endswith(end)
+    assert explain.describe_next(make_explain(**changes)).endswith(end)
 
 
 def test_the_next_check_in_mode_off_and_before_the_start():
-    assert control.describe_next(make_explain(mode="off")) == "none in mode off"
-    assert control.describe_next(make_explain(start_left_s=5.0)) == "measured after start_delay, in 5s"
+    assert explain.describe_next(make_explain(mode="off")) == "none in mode off"
+    assert explain.describe_next(make_explain(start_left_s=5.0)) == "measured after start_delay, in 5s"
 
 
 def test_votes_of_the_ytsaurus_form_are_shown_as_such():
     e = make_explain(window={"values": [-1.0] * 4, "votes": [-1] * 4}, section={"vote_mode": "ytsaurus"})
-    assert control.list_votes(e)[1] == "   vote of its check  -1"
+    assert explain.list_votes(e)[1] == "   vote of its check  -1"
 
 
 @pytest.mark.parametrize(
@@ -506,7 +505,7 @@ def test_votes_of_the_ytsaurus_form_are_shown_as_such():
 )
 def test_the_form_of_ytsaurus_decides_with_the_next_vote(votes, end):
     e = make_explain(window={"values": votes, "votes": votes}, section={"vote_mode": "ytsaurus"})
-    assert control.describe_next(e).endswith(end)
+    assert explain.describe_next(e).endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -518,7 +517,7 @@ def test_the_form_of_ytsaurus_decides_with_the_next_vote(votes, end):
     ],
 )
 def test_the_floor_is_said_with_its_reason(section, floor, reason):
-    facts = dict(control.list_facts(make_explain({"floor": floor}, section=section)))
+    facts = dict(explain.list_facts(make_explain({"floor": floor}, section=section)))
     assert facts["floor"] == f"{floor:g} cores: {reason}"
 
 
@@ -526,7 +525,7 @@ def test_the_floor_is_said_with_its_reason(section, floor, reason):
 
 
 def test_explain_tells_the_whole_story():
-    text = control.draw_explain(make_explain(), 10, None, False)
+    text = explain.draw_explain(make_explain(), 10, None, False)
     assert text.split("\n")[0].startswith("The limit of steady-low is 3.2 of 10 ordered cores, because ")
     for line in (
         "job         steady-low, operation sort-17, from source jobs/*",
@@ -573,7 +572,7 @@ def test_explain_tells_what_bounds_and_others_did():
         pressure={"some_10s_ratio": 0.0123, "some_60s_ratio": 0.5, "some_total_s": 1.0},
         in_force={"quota_us": 320000, "period_us": 100000, "burst_us": 1000, "weight": None, "cores": 3.2},
     )
-    facts = dict(control.list_facts(e))
+    facts = dict(explain.list_facts(e))
     assert facts["job"].endswith("added by `cpumond job add`")
     assert facts["ordered"] == "10 cores, taken from its cgroup"
     assert facts["cap"] == "10 cores: least of the order, the quota found (12), the least above (11, of jobs)"
@@ -593,7 +592,7 @@ def test_explain_shows_as_many_decisions_as_asked_for():
     e = make_explain(decisions=[{**SHRINK, "votes_sum": -number} for number in range(30)])
 
     def shown(last):
-        return [line for line in control.draw_explain(e, last, None, False).split("\n") if "  shrink  " in line]
+        return [line for line in explain.draw_explain(e, last, None, False).split("\n") if "  shrink  " in line]
 
     assert len(shown(10)) == 10
     assert "votes -29" in shown(10)[-1]
@@ -602,12 +601,12 @@ def test_explain_shows_as_many_decisions_as_asked_for():
 
 
 def test_explain_without_decisions_says_so():
-    assert control.draw_explain(make_explain(decisions=[]), 10, None, False).endswith("\nno decision yet")
+    assert explain.draw_explain(make_explain(decisions=[]), 10, None, False).endswith("\nno decision yet")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_explain_fits_a_terminal(width):
-    text = control.draw_explain(make_explain(decisions=[SHRINK, RESTORE]), 10, width, False)
+    text = explain.draw_explain(make_explain(decisions=[SHRINK, RESTORE]), 10, width, False)
     assert all(len(line) <= width for line in text.split("\n"))
 
 
@@ -624,21 +623,21 @@ def test_explain_fits_a_terminal(width):
     ],
 )
 def test_each_kind_of_decision_has_its_reason(kind, reason):
-    assert reason in control.draw_explain(make_explain(decisions=[{**SHRINK, "kind": kind}]), 1, None, False)
+    assert reason in explain.draw_explain(make_explain(decisions=[{**SHRINK, "kind": kind}]), 1, None, False)
 
 
 def test_a_decision_that_a_bound_moved_says_what_was_applied():
-    text = control.draw_explain(make_explain(decisions=[{**SHRINK, "applied_cores": 3.25}]), 1, None, False)
+    text = explain.draw_explain(make_explain(decisions=[{**SHRINK, "applied_cores": 3.25}]), 1, None, False)
     assert "3.30 -> 3.20  applied as 3.25" in text
 
 
 def test_a_throttled_check_in_the_window_is_said():
     e = make_explain(window={"values": [None, 1.0], "votes": [1, -1]})
-    assert control.list_votes(e)[1:] == ["  throttled  +1", "      1.000  -1"]
+    assert explain.list_votes(e)[1:] == ["  throttled  +1", "      1.000  -1"]
 
 
 def test_an_empty_window_is_said():
-    assert control.list_votes(make_explain(window={"values": [], "votes": []}))[1:] == ["  none yet"]
+    assert explain.list_votes(make_explain(window={"values": [], "votes": []}))[1:] == ["  none yet"]
 
 
 # the other commands
@@ -649,23 +648,23 @@ def test_registered_jobs_are_listed_with_their_options_as_people_write_them():
         RegisteredAnswer("a", "jobs/a", "", None, {"check_period": 0.25, "throttle_vote": True}),
         RegisteredAnswer("b", "jobs/b", "op", 2.5, {}),
     ]
-    lines = control.draw_registered(jobs, None, False).split("\n")
+    lines = tables.draw_registered(jobs, None, False).split("\n")
     assert lines[1].split("  ")[0] == "a"
     assert lines[1].endswith("from cgroup  check_period = 250ms, throttle_vote = true")
     assert lines[2].split() == ["b", "op", "jobs/b", "2.5", "-"]
 
 
 def test_what_became_of_a_pin():
-    assert control.describe_pin(make_job(pinned_cpu_limit=3.2), None) == (
+    assert tables.describe_pin(make_job(pinned_cpu_limit=3.2), None) == (
         "job steady-low is pinned at 3.2 cores until `cpumond unpin`"
     )
     assert re.fullmatch(
         r"job steady-low is pinned at 3.2 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
-        control.describe_pin(make_job(pinned_cpu_limit=3.2), 60.0),
+        tables.describe_pin(make_job(pinned_cpu_limit=3.2), 60.0),
     )
-    assert "writes are paused" in control.describe_pin(make_job(), None)
+    assert "writes are paused" in tables.describe_pin(make_job(), None)
     failed = make_job(pinned_cpu_limit=3.2, last_result="failed", last_error="cannot write")
-    assert control.describe_pin(failed, None).endswith("but the limit could not be written: cannot write")
+    assert tables.describe_pin(failed, None).endswith("but the limit could not be written: cannot write")
 
 
 def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
@@ -692,13 +691,13 @@ def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
     ("text", "seconds"), [("2", 2.0), ("0.5", 0.5), ("1e1", 10.0), ("250ms", 0.25), ("1h30m", 5400.0)]
 )
 def test_a_bare_duration_on_the_command_line_is_seconds(text, seconds):
-    assert control.DurationType(0.1).convert(text, None, None) == seconds
+    assert options.DurationType(0.1).convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0.05", "-1", "nan", "inf", "1x", "50ms"])
 def test_a_duration_that_makes_no_sense_is_refused(text):
     with pytest.raises(click.BadParameter):
-        control.DurationType(0.1).convert(text, None, None)
+        options.DurationType(0.1).convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -714,14 +713,14 @@ def test_a_duration_that_makes_no_sense_is_refused(text):
     ],
 )
 def test_cores_are_short(cores, text):
-    assert control.show_cores(cores) == text
+    assert tables.show_cores(cores) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.2, "1s"), (59.6, "1m"), (570, "9m30s"), (3600, "1h"), (90061, "25h1m1s")]
 )
 def test_a_remaining_time_has_no_fractions(seconds, text):
-    assert control.show_left(seconds) == text
+    assert tables.show_left(seconds) == text
 
 
 # client

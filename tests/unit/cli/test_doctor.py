@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import cpumond.cli.doctor as doctor
 from cpumond.agent.main import hold_lock
 from cpumond.agent.state_file import Original, Originals, RegisteredJob, Registry, read_boot_id, save
-from cpumond.cgroup.mounts import Hierarchies, Mount
+from cpumond.cgroup.mounts import Hierarchies, Mount, read_mounts
 from cpumond.cgroup.settings import CpuSettings
-from cpumond.cli import run
+from cpumond.cli import doctor, doctor_cgroups, doctor_checks, doctor_host, run
 from cpumond.cli.client import AgentClient
-from cpumond.cli.doctor import AgentSeen, Finding
+from cpumond.cli.doctor_checks import Finding
+from cpumond.cli.doctor_host import AgentSeen
 from cpumond.config import AgentConfig, Source, load_config
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
 
@@ -67,7 +67,7 @@ def test_each_controller_is_said_with_its_place_and_version():
         mount(1, "/c/cpuset", "rw", "cpuset"),
         mount(2, "/c/unified", "hugetlb"),
     ]
-    found = by_check(doctor.check_mounts(mounts, "m"))
+    found = by_check(doctor_cgroups.check_mounts(mounts, "m"))
     assert found["cgroups"] == Finding("cgroups", "ok", "layout hybrid, limits are written in version 1")
     assert found["controller cpu"].text == "/c/cpu (v1)"
     assert found["controller cpuacct"].text == "/c/cpuacct (v1)"
@@ -76,7 +76,7 @@ def test_each_controller_is_said_with_its_place_and_version():
 
 
 def test_version_2_needs_no_cpuacct_and_may_lack_cpuset():
-    found = by_check(doctor.check_mounts([mount(2, "/c", "cpu", "memory")], "m"))
+    found = by_check(doctor_cgroups.check_mounts([mount(2, "/c", "cpu", "memory")], "m"))
     assert found["cgroups"].text == "layout v2, limits are written in version 2"
     assert "controller cpuacct" not in found
     assert found["controller cpuset"].level == "warn"
@@ -84,7 +84,7 @@ def test_version_2_needs_no_cpuacct_and_may_lack_cpuset():
 
 
 def test_cpu_time_may_come_from_cgroup2():
-    found = by_check(doctor.check_mounts([mount(1, "/c/cpu", "cpu"), mount(2, "/u")], "m"))
+    found = by_check(doctor_cgroups.check_mounts([mount(1, "/c/cpu", "cpu"), mount(2, "/u")], "m"))
     assert found["controller cpuacct"] == Finding(
         "controller cpuacct", "ok", "not mounted: CPU time is read from cpu.stat of /u"
     )
@@ -92,7 +92,7 @@ def test_cpu_time_may_come_from_cgroup2():
 
 
 def test_a_host_without_the_cpu_controller_fails():
-    (finding,) = doctor.check_mounts([mount(2, "/c", "memory")], "/proc/self/mountinfo")
+    (finding,) = doctor_cgroups.check_mounts([mount(2, "/c", "memory")], "/proc/self/mountinfo")
     assert finding.level == "fail"
     assert "no mounted cgroup hierarchy has the cpu controller" in finding.text
     assert finding.advice
@@ -100,29 +100,29 @@ def test_a_host_without_the_cpu_controller_fails():
 
 def test_mounts_are_read_with_the_controllers_of_cgroup2(tmp_path):
     mountinfo = make_v2_host(tmp_path, {})
-    (found,) = doctor.read_mounts(mountinfo)
+    (found,) = read_mounts(mountinfo)
     assert found.controllers == {"cpuset", "cpu", "io", "memory"}
     os.unlink(tmp_path / "cgroup" / "cgroup.controllers")
-    assert doctor.read_mounts(mountinfo)[0].controllers == frozenset()
+    assert read_mounts(mountinfo)[0].controllers == frozenset()
 
 
 def test_limit_files_and_burst(tmp_path):
     root = make_tree(tmp_path, {"a": v2_cgroup(), "b": v2_cgroup()})
-    found = doctor.check_limit_files(2, [f"{root}/a", f"{root}/b", f"{root}/gone"], [])
+    found = doctor_cgroups.check_limit_files(2, [f"{root}/a", f"{root}/b", f"{root}/gone"], [])
     assert [(f.check, f.level) for f in found] == [("limit files", "ok"), ("burst", "ok")]
     assert found[0].text == "cpu.max in all of 2 cgroups"
     os.unlink(f"{root}/a/cpu.max.burst")
     os.unlink(f"{root}/b/cpu.max.burst")
-    assert doctor.check_limit_files(2, [f"{root}/a"], [])[1].level == "warn"
+    assert doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])[1].level == "warn"
 
 
 def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
     root = make_tree(tmp_path, {"a": {"cpu.stat": ""}, "b": {"cpu.cfs_quota_us": "-1"}})
-    (finding,) = doctor.check_limit_files(2, [f"{root}/a"], [])
+    (finding,) = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])
     assert finding.level == "fail"
     assert finding.text == f"1 of 1 cgroup without cpu.max: {root}/a"
     assert "cgroup.subtree_control" in finding.advice
-    (finding,) = doctor.check_limit_files(1, [f"{root}/b"], [])
+    (finding,) = doctor_cgroups.check_limit_files(1, [f"{root}/b"], [])
     assert finding.level == "fail"
     assert "CONFIG_CFS_BANDWIDTH" in finding.advice
 
@@ -130,10 +130,10 @@ def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
 def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
     root = make_tree(tmp_path, {"plain.service": {"cpu.stat": ""}, "user.slice": v2_cgroup()})
     plain, limited = f"{root}/plain.service", f"{root}/user.slice"
-    (finding,) = doctor.check_limit_files(2, ["/nowhere"], [plain])
+    (finding,) = doctor_cgroups.check_limit_files(2, ["/nowhere"], [plain])
     assert finding.level == "warn"
-    assert [f.level for f in doctor.check_limit_files(2, [], [plain, limited])] == ["ok", "ok"]
-    assert doctor.check_rights(2, ["/nowhere"]).level == "warn"
+    assert [f.level for f in doctor_cgroups.check_limit_files(2, [], [plain, limited])] == ["ok", "ok"]
+    assert doctor_cgroups.check_rights(2, ["/nowhere"]).level == "warn"
 
 
 @pytest.mark.parametrize(
@@ -146,30 +146,30 @@ def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
     ],
 )
 def test_pressure_is_optional(error, unified, level, text):
-    finding = doctor.check_pressure(error, unified)
+    finding = doctor_cgroups.check_pressure(error, unified)
     assert (finding.level, finding.text) == (level, text)
     assert ("optional" in finding.advice) == (level == "warn")
 
 
 def test_reading_a_file_gives_its_error_as_a_value(tmp_path):
-    error = doctor.try_read(str(tmp_path / "missing"))
+    error = doctor_host.try_read(str(tmp_path / "missing"))
     assert error is not None
     assert error.errno == errno.ENOENT
     (tmp_path / "there").write_text("x")
-    assert doctor.try_read(str(tmp_path / "there")) is None
+    assert doctor_host.try_read(str(tmp_path / "there")) is None
 
 
 def test_managed_roots(tmp_path):
     (tmp_path / "jobs").mkdir()
-    assert doctor.check_roots([], str(tmp_path))[0].text == "empty: no cgroup will ever be written"
-    levels = [finding.level for finding in doctor.check_roots(["jobs", "missing", ""], str(tmp_path))]
+    assert doctor_cgroups.check_roots([], str(tmp_path))[0].text == "empty: no cgroup will ever be written"
+    levels = [finding.level for finding in doctor_cgroups.check_roots(["jobs", "missing", ""], str(tmp_path))]
     assert levels == ["ok", "warn", "warn"]
 
 
 def test_rights_are_asked_for_without_writing(tmp_path):
     root = make_tree(tmp_path, {"a": v2_cgroup(), "b": v2_cgroup()})
     before = os.stat(f"{root}/a/cpu.max").st_mtime_ns
-    assert doctor.check_rights(2, [f"{root}/a", f"{root}/b"]).level == "ok"
+    assert doctor_cgroups.check_rights(2, [f"{root}/a", f"{root}/b"]).level == "ok"
     assert os.stat(f"{root}/a/cpu.max").st_mtime_ns == before
 
 
@@ -185,7 +185,7 @@ def test_missing_rights_are_a_warning_without_root(open_path):
     root = make_tree(open_path, {"a": v2_cgroup(), "b": v2_cgroup()})
     os.chmod(f"{root}/a/cpu.max", 0o444)
     with no_rights():
-        finding = doctor.check_rights(2, [f"{root}/a"])
+        finding = doctor_cgroups.check_rights(2, [f"{root}/a"])
     assert finding.level == "warn"
     assert finding.text.endswith(f" may not write 1 of 1 limits, such as {root}/a/cpu.max")
     assert "root" in finding.advice
@@ -213,7 +213,7 @@ def host(tmp_path: Path) -> Path:
 
 def look_at(host: Path, source: Source, roots: tuple[str, ...] = ("jobs",)) -> list[Finding]:
     config = AgentConfig(managed_roots=list(roots), source=[source])
-    return doctor.check_source(1, source, config, hybrid(host))
+    return doctor_cgroups.check_source(1, source, config, hybrid(host))
 
 
 def test_a_source_shows_a_sample_of_the_jobs_it_makes(host):
@@ -275,7 +275,7 @@ def test_a_source_outside_managed_roots(host):
     ],
 )
 def test_descriptors_are_two_for_each_job(hard, jobs, max_jobs, level):
-    (finding,) = doctor.check_descriptors(1024, hard, "this shell", jobs, max_jobs)
+    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs)
     assert finding.level == level
     assert bool(finding.advice) == (level != "ok")
 
@@ -286,22 +286,22 @@ def test_descriptors_are_two_for_each_job(hard, jobs, max_jobs, level):
 )
 def test_inotify_limits(watches, instances, needed, level):
     limits = {"max_user_watches": watches, "max_user_instances": instances}
-    assert doctor.check_inotify(limits, needed)[0].level == level
+    assert doctor_checks.check_inotify(limits, needed)[0].level == level
 
 
 def test_inotify_limits_that_are_not_shown():
-    assert doctor.check_inotify({}, 5)[0].level == "warn"
+    assert doctor_checks.check_inotify({}, 5)[0].level == "warn"
 
 
 def test_programs_that_change_quotas_are_named():
-    found = doctor.check_writers(["bash", "kubelet", "containerd", "kubelet"])
+    found = doctor_checks.check_writers(["bash", "kubelet", "containerd", "kubelet"])
     assert [f.text.split()[0] for f in found] == ["containerd", "kubelet"]
     assert all(f.level == "warn" and f.advice for f in found)
-    assert doctor.check_writers(["bash"])[0].level == "ok"
+    assert doctor_checks.check_writers(["bash"])[0].level == "ok"
 
 
 def test_own_process_is_among_the_names():
-    assert doctor.list_process_names()
+    assert doctor_host.list_process_names()
 
 
 @pytest.mark.parametrize(
@@ -315,13 +315,13 @@ def test_own_process_is_among_the_names():
     ],
 )
 def test_systemd(booted, version, level, text):
-    finding = doctor.check_systemd(booted, version)
+    finding = doctor_checks.check_systemd(booted, version)
     assert (finding.level, finding.text) == (level, text)
 
 
 def test_cgroups_of_systemd_need_delegation():
     def check(paths: list[str], delegated: set[str]) -> list[Finding]:
-        return doctor.check_delegation(paths, "/c", lambda directory: directory in delegated)
+        return doctor_cgroups.check_delegation(paths, "/c", lambda directory: directory in delegated)
 
     (finding,) = check(["a.slice/b.service/job"], set())
     assert finding.level == "warn"
@@ -333,42 +333,42 @@ def test_cgroups_of_systemd_need_delegation():
 
 def test_cgroups_outside_of_systemd_s_units_may_lose_the_controller(tmp_path):
     (tmp_path / "cgroup.subtree_control").write_text("cpu\n")
-    (finding,) = doctor.check_delegation(["jobs"], str(tmp_path), lambda _: False)
+    (finding,) = doctor_cgroups.check_delegation(["jobs"], str(tmp_path), lambda _: False)
     assert finding.level == "warn"
     assert "'jobs' is outside of systemd's units" in finding.text
 
 
 def test_no_directory_of_the_tests_is_delegated(tmp_path):
-    assert not doctor.is_delegated(str(tmp_path))
+    assert not doctor_host.is_delegated(str(tmp_path))
 
 
 @pytest.mark.parametrize(("source", "level"), [("tsc", "ok"), ("kvm-clock", "ok"), ("hpet", "warn")])
 def test_clock_source(tmp_path, source, level):
     (tmp_path / "current_clocksource").write_text(f"{source}\n")
-    (finding,) = doctor.check_clock(str(tmp_path))
+    (finding,) = doctor_checks.check_clock(str(tmp_path))
     assert finding.level == level
     assert source in finding.text
 
 
 def test_a_clock_source_that_is_not_shown(tmp_path):
-    assert doctor.check_clock(str(tmp_path))[0].level == "ok"
+    assert doctor_checks.check_clock(str(tmp_path))[0].level == "ok"
 
 
 # directories and what lies in them
 
 
 def test_directories_that_can_be_written_or_made(tmp_path):
-    assert doctor.check_directory("state_dir", str(tmp_path)).text == f"{tmp_path} can be written"
-    finding = doctor.check_directory("state_dir", f"{tmp_path}/a/b")
+    assert doctor_checks.check_directory("state_dir", str(tmp_path)).text == f"{tmp_path} can be written"
+    finding = doctor_checks.check_directory("state_dir", f"{tmp_path}/a/b")
     assert finding == Finding("state_dir", "ok", f"{tmp_path}/a/b will be made in {tmp_path}")
     (tmp_path / "file").write_text("")
-    assert doctor.check_directory("state_dir", f"{tmp_path}/file/b").level == "fail"
+    assert doctor_checks.check_directory("state_dir", f"{tmp_path}/file/b").level == "fail"
 
 
 def test_a_directory_without_rights_is_a_warning_for_who_is_not_root(open_path):
     open_path.chmod(0o555)
     with no_rights():
-        finding = doctor.check_directory("runtime_dir", str(open_path))
+        finding = doctor_checks.check_directory("runtime_dir", str(open_path))
     open_path.chmod(0o755)
     assert finding.level == "warn"
     assert "cannot be written by" in finding.text
@@ -381,7 +381,7 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
     content = Originals("boot", {"job": Original(inode, SETTINGS), "gone": Original(1, SETTINGS)})
 
     def check(content: Originals | None, running: bool = False, boot_id: str = "boot") -> Finding:
-        return doctor.check_leftovers("/s", content, running, boot_id, str(tmp_path))
+        return doctor_cgroups.check_leftovers("/s", content, running, boot_id, str(tmp_path))
 
     finding = check(content)
     assert finding.level == "fail"
@@ -394,14 +394,14 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
 
 
 def test_leftovers_count_where_no_hierarchy_tells(tmp_path):
-    finding = doctor.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, "b", None)
+    finding = doctor_cgroups.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, "b", None)
     assert finding.level == "fail"
 
 
 def test_the_pause_file(tmp_path):
-    assert doctor.check_pause(str(tmp_path)).level == "ok"
+    assert doctor_checks.check_pause(str(tmp_path)).level == "ok"
     (tmp_path / "pause").write_text("")
-    finding = doctor.check_pause(str(tmp_path))
+    finding = doctor_checks.check_pause(str(tmp_path))
     assert finding.level == "warn"
     assert finding.advice == f"rm {tmp_path}/pause"
 
@@ -411,18 +411,18 @@ def test_the_pause_file(tmp_path):
 
 def test_the_holder_of_the_lock_is_found_without_taking_it(tmp_path):
     config = AgentConfig(runtime_dir=str(tmp_path))
-    assert doctor.find_agent(config) == AgentSeen(False)
+    assert doctor_host.find_agent(config) == AgentSeen(False)
     with hold_lock(str(tmp_path), "/etc/some.toml"):
-        seen = doctor.find_agent(config)
+        seen = doctor_host.find_agent(config)
     assert seen.running
     assert (seen.pid, seen.config) == (os.getpid(), "/etc/some.toml")
-    assert doctor.find_agent(config) == AgentSeen(False)
+    assert doctor_host.find_agent(config) == AgentSeen(False)
 
 
 def test_a_lock_whose_file_says_nothing(tmp_path):
     with open(tmp_path / "agent.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert doctor.find_agent(AgentConfig(runtime_dir=str(tmp_path))) == AgentSeen(True, os.getpid())
+        assert doctor_host.find_agent(AgentConfig(runtime_dir=str(tmp_path))) == AgentSeen(True, os.getpid())
 
 
 def test_the_text_of_the_kernel_about_locks():
@@ -433,27 +433,27 @@ def test_the_text_of_the_kernel_about_locks():
         "3: FLOCK  ADVISORY  WRITE 14 fe:00:5 0 EOF\n"
     )
     device = os.makedev(0xFE, 0)
-    assert doctor.find_lock_pid(locks, device, 5, None) == 14
-    assert doctor.find_lock_pid(locks, device, 6, None) == 12
-    assert doctor.find_lock_pid(locks, device, 7, None) is None
+    assert doctor_host.find_lock_pid(locks, device, 5, None) == 14
+    assert doctor_host.find_lock_pid(locks, device, 6, None) == 12
+    assert doctor_host.find_lock_pid(locks, device, 7, None) is None
     # Another device is believed only when the file itself names the process.
-    assert doctor.find_lock_pid(locks, os.makedev(1, 1), 5, None) is None
-    assert doctor.find_lock_pid(locks, os.makedev(1, 1), 5, 14) == 14
+    assert doctor_host.find_lock_pid(locks, os.makedev(1, 1), 5, None) is None
+    assert doctor_host.find_lock_pid(locks, os.makedev(1, 1), 5, 14) == 14
 
 
 def test_an_agent_that_runs_and_one_that_does_not(tmp_path):
     config = AgentConfig(runtime_dir="/run/x", path=str(tmp_path / "a.toml"))
-    (finding,) = doctor.check_agent(AgentSeen(False), config)
+    (finding,) = doctor_checks.check_agent(AgentSeen(False), config)
     assert finding.level == "warn"
     assert finding.text == "none runs: nobody holds /run/x/agent.lock"
-    (finding,) = doctor.check_agent(AgentSeen(True, 7, 1.0, str(tmp_path / "a.toml")), config)
+    (finding,) = doctor_checks.check_agent(AgentSeen(True, 7, 1.0, str(tmp_path / "a.toml")), config)
     assert finding.text.startswith("an agent runs, pid 7, since 19")
-    assert doctor.check_agent(AgentSeen(True), config)[0].text == "an agent runs, with built-in defaults"
+    assert doctor_checks.check_agent(AgentSeen(True), config)[0].text == "an agent runs, with built-in defaults"
 
 
 def test_an_agent_with_another_configuration_is_said():
     seen = AgentSeen(True, 7, None, "/etc/b.toml")
-    found = doctor.check_agent(seen, AgentConfig(path="/etc/a.toml"))
+    found = doctor_checks.check_agent(seen, AgentConfig(path="/etc/a.toml"))
     assert found[1].text == "it runs with /etc/b.toml, but /etc/a.toml is looked at"
 
 
@@ -482,8 +482,10 @@ STATUS: dict[str, object] = {
 
 
 def test_what_the_agent_answers():
-    assert [f.level for f in doctor.check_answer(ToldClient(STATUS))] == ["ok"]
-    found = doctor.check_answer(ToldClient({**STATUS, "problems": ["no cgroup matches"], "last_tick_age_s": 30.0}))
+    assert [f.level for f in doctor_checks.check_answer(ToldClient(STATUS))] == ["ok"]
+    found = doctor_checks.check_answer(
+        ToldClient({**STATUS, "problems": ["no cgroup matches"], "last_tick_age_s": 30.0})
+    )
     assert [(f.level, f.text) for f in found] == [
         ("ok", "it answers on /s and follows 0 jobs"),
         ("warn", "no cgroup matches"),
@@ -492,7 +494,7 @@ def test_what_the_agent_answers():
 
 
 def test_an_agent_that_holds_the_lock_but_does_not_answer_fails(tmp_path):
-    (finding,) = doctor.check_answer(AgentClient(str(tmp_path / "control.sock")))
+    (finding,) = doctor_checks.check_answer(AgentClient(str(tmp_path / "control.sock")))
     assert finding.level == "fail"
     assert "restart" in finding.advice
 
@@ -505,12 +507,12 @@ def answer_with(problem: str) -> Callable[[str, int], str]:
 
 
 def test_the_receiver_of_reports():
-    assert doctor.check_report("log", "", answer_with("must not be asked")).level == "ok"
+    assert doctor_checks.check_report("log", "", answer_with("must not be asked")).level == "ok"
     assert (
-        doctor.check_report("http", "http://s:1/x", answer_with("")).text
+        doctor_checks.check_report("http", "http://s:1/x", answer_with("")).text
         == "s port 1 of http://s:1/x takes connections"
     )
-    finding = doctor.check_report("http", "https://s/x", answer_with("Connection refused"))
+    finding = doctor_checks.check_report("http", "https://s/x", answer_with("Connection refused"))
     assert finding == Finding(
         "report",
         "fail",
@@ -531,35 +533,35 @@ def test_the_receiver_of_reports():
     ],
 )
 def test_the_address_of_the_metrics(running, problem, text, level, said):
-    finding = doctor.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text)
+    finding = doctor_checks.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text)
     assert (finding.level, finding.text) == (level, said)
 
 
 def test_an_address_of_all_interfaces_is_asked_on_loopback():
     asked: list[str] = []
-    doctor.check_metrics("0.0.0.0:9", True, answer_with(""), lambda url: asked.append(url) or "")
-    doctor.check_metrics("[::]:9", True, answer_with(""), lambda url: asked.append(url) or "")
+    doctor_checks.check_metrics("0.0.0.0:9", True, answer_with(""), lambda url: asked.append(url) or "")
+    doctor_checks.check_metrics("[::]:9", True, answer_with(""), lambda url: asked.append(url) or "")
     assert asked == ["http://127.0.0.1:9/metrics", "http://[::1]:9/metrics"]
-    assert doctor.check_metrics("", True, answer_with(""), lambda _: "").level == "ok"
+    assert doctor_checks.check_metrics("", True, answer_with(""), lambda _: "").level == "ok"
 
 
 def test_a_connection_is_tried_for_real():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        assert doctor.try_connect("127.0.0.1", port) == "Connection refused"
+        assert doctor_host.try_connect("127.0.0.1", port) == "Connection refused"
         listener.listen()
-        assert doctor.try_connect("127.0.0.1", port) == ""
-    assert doctor.try_connect("127.0.0.1", port) == "Connection refused"
-    assert doctor.try_connect("a..b", 1) != ""
-    assert doctor.read_metrics(f"http://127.0.0.1:{port}/metrics") == ""
+        assert doctor_host.try_connect("127.0.0.1", port) == ""
+    assert doctor_host.try_connect("127.0.0.1", port) == "Connection refused"
+    assert doctor_host.try_connect("a..b", 1) != ""
+    assert doctor_host.read_metrics(f"http://127.0.0.1:{port}/metrics") == ""
 
 
 def test_one_read_is_measured(tmp_path):
     root = make_tree(tmp_path, {"job": v2_cgroup()})
-    finding = doctor.measure_read(hybrid(tmp_path), "job")
+    finding = doctor_cgroups.measure_read(hybrid(tmp_path), "job")
     assert re.match(r"[0-9.]+ us for job: 1000 jobs each second take [0-9.]+ % of a core", finding.text)
-    assert doctor.measure_read(hybrid(tmp_path), "gone").level == "warn"
+    assert doctor_cgroups.measure_read(hybrid(tmp_path), "gone").level == "warn"
     assert root
 
 
@@ -620,7 +622,7 @@ def test_a_wrong_configuration_is_78_and_the_rest_is_looked_at_all_the_same(tmp_
 
 
 def test_without_a_configuration_the_defaults_are_looked_at(tmp_path):
-    config, findings = doctor.check_config(str(tmp_path / "missing.toml"), explicit=False)
+    config, findings = doctor_checks.check_config(str(tmp_path / "missing.toml"), explicit=False)
     assert config.path == ""
     assert [finding.level for finding in findings] == ["warn"]
     assert doctor.choose_exit_code(findings) == 0
@@ -629,7 +631,7 @@ def test_without_a_configuration_the_defaults_are_looked_at(tmp_path):
 def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config):
     config.chmod(0)
     with no_rights():
-        _, (finding,) = doctor.check_config(str(config), explicit=True)
+        _, (finding,) = doctor_checks.check_config(str(config), explicit=True)
     assert finding.level == "warn"
     assert "the built-in defaults are looked at" in finding.text
 

@@ -64,7 +64,9 @@ def test_every_command_has_help_with_an_example(helps, command):
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
-@pytest.mark.parametrize("command", ["status", "top", "explain", "job", "pin", "unpin", "doctor", "job add", "agent"])
+@pytest.mark.parametrize(
+    "command", ["status", "top", "explain", "job", "pin", "unpin", "doctor", "job add", "agent", "demo"]
+)
 def test_help_is_quick_because_it_imports_nothing_heavy(helps, command):
     assert helps[1][command] == []
 

@@ -1,0 +1,240 @@
+"""What ``cpumond doctor`` says about the host and the agent: each check takes what it looks at and gives findings."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cpumond import __version__
+from cpumond.cli.client import AgentClient, StatusAnswer
+from cpumond.cli.doctor_host import AgentSeen, may, show_user, suggest_root
+from cpumond.cli.tables import count
+from cpumond.config import AgentConfig, load_config, parse_listen
+from cpumond.errors import ConfigError, CpumondError, UnavailableError
+
+DESCRIPTORS_PER_JOB = 2
+OTHER_DESCRIPTORS = 64
+
+WRITERS: Final = {
+    "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
+    "koordlet": "koordlet sets quotas of best-effort pods",
+    "dockerd": "dockerd sets quotas at `docker update`",
+    "containerd": "containerd sets quotas of its containers",
+    "crio": "CRI-O sets quotas of its containers",
+    "podman": "podman sets quotas at `podman update`",
+    "conmon": "podman or CRI-O containers run here; their manager sets quotas",
+    "slurmd": "slurmd sets the quotas of its job steps",
+}
+"""Name of a process -> what it does to quotas."""
+
+SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies"})
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check: what was looked at, how it is, and for all but ok what to do."""
+
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+# ---- the host
+
+
+def describe_host() -> Finding:
+    """What this is about: version, kernel, CPUs."""
+    text = (
+        f"cpumond {__version__}, Python {platform.python_version()}, Linux {platform.release()}, "
+        f"{os.cpu_count()} CPUs, as {show_user()}"
+    )
+    return Finding("host", "ok", text)
+
+
+def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int) -> list[Finding]:
+    """RLIMIT_NOFILE against two descriptors for each job; the agent takes all that the hard limit allows."""
+    room = math.inf if hard == resource.RLIM_INFINITY else (hard - OTHER_DESCRIPTORS) // DESCRIPTORS_PER_JOB
+    shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
+    text = (
+        f"hard limit {shown} (soft {soft}) of {whose}: enough for {room:g} jobs; now {jobs}, "
+        f"discovery.max_jobs {max_jobs}"
+    )
+    advice = f"set LimitNOFILE={DESCRIPTORS_PER_JOB * max_jobs + OTHER_DESCRIPTORS} in the agent's unit, or ulimit -Hn"
+    if jobs > room:
+        return [Finding("descriptors", "fail", text, advice)]
+    return [Finding("descriptors", "warn" if max_jobs > room else "ok", text, advice if max_jobs > room else "")]
+
+
+def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
+    """The kernel's inotify limits against what the agent watches: each limit file and each directory of sources."""
+    if not limits:
+        return [
+            Finding("inotify", "warn", "its limits are not shown here", "limits are re-read at each rescan without it")
+        ]
+    per_user, instances = limits["max_user_watches"], limits["max_user_instances"]
+    text = f"max_user_watches {per_user}, about {watches} needed now; max_user_instances {instances}, 1 needed"
+    if watches > per_user * 0.9:
+        advice = (
+            f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}; until then foreign writes are seen late"
+        )
+        return [Finding("inotify", "warn", text, advice)]
+    if instances < 16:
+        return [Finding("inotify", "warn", text, "sysctl fs.inotify.max_user_instances=128; others share them")]
+    return [Finding("inotify", "ok", text)]
+
+
+def check_writers(names: Iterable[str]) -> list[Finding]:
+    """Programs that change quotas themselves."""
+    found = sorted(set(names) & set(WRITERS))
+    if not found:
+        return [Finding("other writers", "ok", "no program that is known to change quotas runs here")]
+    advice = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
+    return [Finding("other writers", "warn", f"{name} runs: {WRITERS[name]}", advice) for name in found]
+
+
+def check_systemd(booted: bool, version: str) -> Finding:
+    """Whether systemd can look after the agent."""
+    if not booted:
+        advice = "whoever starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
+        return Finding(
+            "systemd", "warn", "does not run this machine" + (f" ({version} is installed)" if version else ""), advice
+        )
+    number = re.search(r"\d+", version)
+    if number is not None and int(number[0]) < 240:
+        return Finding("systemd", "warn", version, "cpumond.service was tried with systemd 252 and later")
+    return Finding("systemd", "ok", version or "runs, its version is not shown")
+
+
+def check_clock(directory: str) -> list[Finding]:
+    """The kernel's clock source: every check reads it for each job."""
+    try:
+        with open(os.path.join(directory, "current_clocksource"), encoding="ascii") as file:
+            current = file.read().strip()
+    except OSError:
+        return [Finding("clock", "ok", "the clock source is not shown here")]
+    if current in SLOW_CLOCKS:
+        advice = "a slow one: each reading is a trip into hardware; see the kernel's log on why tsc was marked unstable"
+        return [Finding("clock", "warn", f"clock source {current}", advice)]
+    return [
+        Finding("clock", "ok", f"clock source {current}; rates use the monotonic clock, wall clock steps do no harm")
+    ]
+
+
+# ---- the agent and its configuration
+
+
+def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
+    """The configuration to look at and what is to say about it; a wrong one is replaced by the built-in defaults."""
+    if not explicit and not os.path.exists(path):
+        advice = "copy config/cpumond.toml there, or name one with --config"
+        text = f"there is none at {path}; the built-in defaults are looked at"
+        return load_config(None), [Finding("configuration", "warn", text, advice)]
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        advice = "correct it; the other findings are about the built-in defaults"
+        return load_config(None), [Finding("configuration", "fail", str(error), advice)]
+    except CpumondError as error:
+        text = f"{error}; the built-in defaults are looked at"
+        return load_config(None), [Finding("configuration", "warn", text, suggest_root())]
+    text = f"{path} is good: node {config.node_id}, {count(len(config.source), 'source')}"
+    return config, [Finding("configuration", "ok", text)]
+
+
+def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
+    """Whether an agent runs for this runtime_dir, and with which configuration."""
+    lock = os.path.join(config.runtime_dir, "agent.lock")
+    if not seen.running:
+        advice = "start it with `systemctl start cpumond` or `cpumond agent --config FILE`"
+        return [Finding("agent", "warn", f"none runs: nobody holds {lock}", advice)]
+    who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
+    if seen.since is not None:
+        who += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(seen.since))
+    findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
+    if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
+        text = f"it runs with {seen.config}, but {config.path} is looked at"
+        findings.append(Finding("agent", "warn", text, f"cpumond doctor --config {seen.config}"))
+    return findings
+
+
+def check_answer(client: AgentClient) -> list[Finding]:
+    """Whether the running agent answers, and what it complains about. Raises AccessError."""
+    try:
+        answer = client.decode(client.status(), StatusAnswer)
+    except UnavailableError as error:
+        return [Finding("agent", "fail", str(error), "see its log (journalctl -u cpumond), then restart it")]
+    findings = [Finding("agent", "warn", problem, "`cpumond status` shows it, too") for problem in answer.problems]
+    if answer.is_stuck:
+        text = f"its last check was {answer.last_tick_age_s:.0f} s ago, one is due every {answer.check_period_s:g} s"
+        findings.append(Finding("agent", "fail", text, "see its log (journalctl -u cpumond), then restart it"))
+    text = f"it answers on {client.socket_path} and follows {count(len(answer.jobs), 'job')}"
+    return [Finding("agent", "ok", text), *findings]
+
+
+def check_directory(key: str, path: str) -> Finding:
+    """Whether a directory of the configuration can be written, or made."""
+    place = path
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    advice = f"set `{key}`, or fix its rights" if os.geteuid() == 0 else suggest_root()
+    if not os.path.isdir(place):
+        return Finding(key, "fail", f"{place} is not a directory", f"set `{key}`")
+    if not may(place, os.W_OK | os.X_OK):
+        level: Level = "fail" if os.geteuid() == 0 else "warn"
+        return Finding(key, level, f"{place} cannot be written by {show_user()}", advice)
+    return Finding(key, "ok", f"{path} can be written" if place == path else f"{path} will be made in {place}")
+
+
+def check_pause(runtime_dir: str) -> Finding:
+    """The pause file."""
+    path = os.path.join(runtime_dir, "pause")
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(path).st_mtime))
+    except OSError:
+        return Finding("pause file", "ok", "none; writes are not paused")
+    return Finding("pause file", "warn", f"{path} stops all writes since {since}", f"rm {path}")
+
+
+def check_report(kind: str, url: str, connect: Callable[[str, int], str]) -> Finding:
+    """Whether the receiver of reports takes a connection; nothing is sent."""
+    if kind != "http":
+        return Finding("report", "ok", f"kind {kind}: no receiver to reach")
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    problem = connect(host, port)
+    if problem:
+        advice = "start the receiver or correct report.url; the agent goes on without it and reports when it is back"
+        return Finding("report", "fail", f"{host} port {port} of {url}: {problem}", advice)
+    return Finding("report", "ok", f"{host} port {port} of {url} takes connections")
+
+
+def check_metrics(
+    listen: str, running: bool, connect: Callable[[str, int], str], read: Callable[[str], str]
+) -> Finding:
+    """Whether the metrics' address is free, or served by the agent."""
+    if not listen:
+        return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
+    host, port = parse_listen(listen, "metrics.listen")
+    asked = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    if connect(asked, port):
+        if running:
+            advice = "see the agent's log; after a change of metrics.listen the agent must be restarted"
+            return Finding("metrics", "warn", f"the agent runs, but nothing answers on {listen}", advice)
+        return Finding("metrics", "ok", f"{listen} is free")
+    shown = f"[{asked}]" if ":" in asked else asked
+    is_ours = "cpumond_build_info" in read(f"http://{shown}:{port}/metrics")
+    if is_ours and running:
+        return Finding("metrics", "ok", f"the agent serves http://{listen}/metrics")
+    by = "another agent" if is_ours else "another program"
+    return Finding("metrics", "fail", f"{listen} is in use by {by}", "set [metrics] listen to a free address")

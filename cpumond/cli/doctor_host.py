@@ -1,0 +1,199 @@
+"""What ``cpumond doctor`` sees of the host: processes, locks, kernel limits, systemd, addresses.
+
+Nothing is written and no lock is taken. What this user may not see is left out of the answer.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpumond.config import AgentConfig
+
+if TYPE_CHECKING:
+    from cpumond.discovery import FoundJob
+
+CONNECT_S = 2.0
+
+
+class AgentSeen(msgspec.Struct, frozen=True):
+    """What there is of a running agent: whether one holds the lock, its pid (None: not told), its configuration."""
+
+    running: bool
+    pid: int | None = None
+    since: float | None = None
+    config: str = ""
+
+
+# ---- the agent
+
+
+def find_agent(config: AgentConfig) -> AgentSeen:
+    """Who holds the lock of ``runtime_dir``, without trying to take it: that could turn an agent away that starts."""
+    from cpumond.agent.main import LOCK_FILE, LockHolder
+
+    path = os.path.join(config.runtime_dir, LOCK_FILE)
+    try:
+        with open(path, "rb") as file:
+            status, content = os.fstat(file.fileno()), file.read(4096)
+        with open("/proc/locks", encoding="ascii") as file:
+            locks = file.read()
+    except OSError:
+        # No lock file, or a place we may not look into: the directories' own findings say so.
+        return AgentSeen(False)
+    try:
+        holder = msgspec.json.decode(content, type=LockHolder)
+    except msgspec.DecodeError:
+        holder = None
+    pid = find_lock_pid(locks, status.st_dev, status.st_ino, None if holder is None else holder.pid)
+    if pid is None:
+        return AgentSeen(False)
+    return AgentSeen(True, pid) if holder is None else AgentSeen(True, holder.pid, holder.since, holder.config)
+
+
+def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
+    """The process that holds a flock on a file, by the text of /proc/locks; None when nobody does.
+
+    Some file systems (btrfs, overlayfs) show another device there: then the pid that the file tells decides.
+    """
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    for line in locks.splitlines():
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK" or not fields[4].lstrip("-").isdigit():
+            continue
+        pid, place = int(fields[4]), fields[5]
+        if place == wanted or (pid == told_pid and place.endswith(f":{inode}")):
+            return pid
+    return None
+
+
+def read_registered(state_dir: str) -> list[FoundJob]:
+    """The jobs that were added over the control socket. Raises AccessError or StateFileError."""
+    from cpumond.agent.registry import RegisteredJobs
+    from cpumond.agent.state_file import Registry, load
+
+    registered = RegisteredJobs(state_dir)
+    registered.content = load(registered.path, Registry) or Registry()
+    return registered.found_jobs()
+
+
+def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
+    import psutil
+
+    if seen.pid is not None:
+        try:
+            soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
+        except (psutil.Error, OSError):
+            # Only root and the agent's own user may ask: this shell's limit is shown instead.
+            pass
+        else:
+            return soft, hard, "the agent"
+    return *resource.getrlimit(resource.RLIMIT_NOFILE), "this shell"
+
+
+# ---- the machine
+
+
+def read_inotify() -> dict[str, int]:
+    limits = {}
+    for name in ("max_user_watches", "max_user_instances"):
+        try:
+            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
+                limits[name] = int(file.read())
+        except (OSError, ValueError):
+            # Not shown in this container: nothing is said about either.
+            return {}
+    return limits
+
+
+def list_process_names() -> list[str]:
+    """The names of all processes that can be seen."""
+    import psutil
+
+    return [str(process.info["name"]) for process in psutil.process_iter(["name"])]
+
+
+def read_systemd_version() -> str:
+    """The first line of ``systemctl --version``; "" where there is none."""
+    program = shutil.which("systemctl")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - found on PATH, no input
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.partition("\n")[0]
+
+
+def try_connect(host: str, port: int) -> str:
+    """Make a TCP connection and end it; "" or the reason why there is none."""
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except TimeoutError:
+        return f"no answer in {CONNECT_S:g} s"
+    except (OSError, UnicodeError) as error:
+        return error.strerror or str(error) if isinstance(error, OSError) else "not a host name"
+    return ""
+
+
+def read_metrics(url: str) -> str:
+    """What an address serves; "" when that is nothing readable."""
+    import httpx2
+
+    try:
+        return httpx2.get(url, timeout=CONNECT_S, trust_env=False).text
+    except httpx2.HTTPError:
+        return ""
+
+
+# ---- files, cgroups and rights
+
+
+def may(path: str, mode: int) -> bool:
+    """Whether this process has the rights ``mode`` (os.R_OK, ...) on a file; nothing is opened."""
+    return os.access(path, mode, effective_ids=True)
+
+
+def try_read(path: str) -> OSError | None:
+    """Read a file; the error of that, None when there was none."""
+    try:
+        with open(path, "rb") as file:
+            file.read()
+    except OSError as error:
+        return error
+    return None
+
+
+def is_delegated(directory: str) -> bool:
+    """Whether systemd marked a cgroup as delegated."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(directory, name) == b"1":
+                return True
+        except OSError:
+            # Not marked, not supported, or not ours to see.
+            continue
+    return False
+
+
+def list_children(root: str) -> list[str]:
+    with os.scandir(root) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def show_user() -> str:
+    try:
+        return getpass.getuser() if os.geteuid() == os.getuid() else f"uid {os.geteuid()}"
+    except (KeyError, OSError):
+        return f"uid {os.geteuid()}"
+
+
+def suggest_root() -> str:
+    return "run it as root to see more" if os.geteuid() != 0 else "see why root cannot"

@@ -1,0 +1,84 @@
+"""What several commands share: options, the types of their values, and where the output goes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+
+import click
+import msgspec
+
+from cpumond.config import DEFAULT_CONFIG_PATH
+from cpumond.units import format_duration, parse_duration_s
+
+
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A duration of at least ``min_s`` on the command line, in seconds: a bare number, or a text with a unit."""
+
+    name = "duration"
+
+    def __init__(self, min_s: float = 0.0) -> None:
+        self.min_s = min_s
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        try:
+            seconds = _read_seconds(text)
+        except ValueError as error:
+            self.fail(f"{error} (a bare number is seconds here).", param, ctx)
+        if seconds < self.min_s:
+            self.fail(f"must be at least {format_duration(self.min_s)}, got {text}.", param, ctx)
+        return seconds
+
+
+def _read_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return parse_duration_s(text)
+    # Not beyond what the same duration may be in milliseconds, the unit of a bare number everywhere else.
+    if not 0 <= seconds * 1000.0 < math.inf:
+        raise ValueError(f"expected a duration that is finite and not negative, got {text}")
+    return seconds
+
+
+def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
+    if value is not None and not 0.0 < value < math.inf:
+        raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
+    return value
+
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="CPUMOND_CONFIG",
+    default=DEFAULT_CONFIG_PATH,
+    show_default=True,
+    help="TOML file; conf.d/*.toml beside it is read too.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the agent's answer as JSON.")
+
+
+def print_json(content: bytes) -> None:
+    """JSON, indented."""
+    click.echo(msgspec.json.format(content, indent=2).decode())
+
+
+def is_terminal() -> bool:
+    """Whether the output is read by somebody at a terminal (there is none at all when the caller closed it)."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def use_colour() -> bool:
+    """Whether the output is a terminal whose user did not turn colours off (no-color.org)."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes into a pipe or file."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
