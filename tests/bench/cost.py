@@ -8,6 +8,7 @@ ratio, resident memory, and seconds from exec to the first tick.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -58,8 +59,8 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[
         for name in names:
             tree.make(name)
         files = counter_files(tree, names)
-        with tempfile.TemporaryDirectory() as directory:
-            agent = AgentProcess(Path(directory))
+        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+            agent = stack.enter_context(contextlib.closing(AgentProcess(Path(directory))))
             agent.write_config(
                 f'managed_roots = ["{tree.top}"]\n[monitor]\nmode = "{mode}"\ncheck_period = {check_period_ms}\n'
                 f'[[source]]\nkind = "glob"\npattern = "{tree.top}/*"\ncpu_limit = 1.0\n'
@@ -71,7 +72,8 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[
             process = psutil.Process(agent.process.pid if agent.process else 0)
             time.sleep(3 * check_period_ms / 1000)
             floor = start_floor(directory, files, int(seconds * 1000 / check_period_ms), check_period_ms * 1000)
-            before, ticks_before = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
+            ticks_before = agent.get("/v1/status")["tick"]
+            before = _cpu_s(process.pid)
             time.sleep(seconds)
             after, ticks_after = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
             floor_us = float(floor.communicate(timeout=60)[0]) / 1000.0 * len(files) / jobs

@@ -112,9 +112,16 @@ def test_record_refuses_a_place_it_cannot_write(hierarchies: Hierarchies, tmp_pa
 
 @pytest.mark.cgroup
 def test_demo_shows_the_whole_way_and_leaves_nothing(hierarchies: Hierarchies, tmp_path: Path) -> None:
-    result = run("demo", "--duration", "21", "--json", env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--duration", "21", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    summary = json.loads(output)
     assert summary["kernel"] == "real"
     assert summary["restored"] is True
     assert summary["heartbeats"] > 5
@@ -124,7 +131,7 @@ def test_demo_shows_the_whole_way_and_leaves_nothing(hierarchies: Hierarchies, t
         assert job["used_cpu_s"] > 0.0
     assert summary["jobs"]["steady-low"]["reclaimed_cpu_s"] > 1.0
     assert summary["reclaimed_cpu_s"] == pytest.approx(sum(job["reclaimed_cpu_s"] for job in summary["jobs"].values()))
-    assert leftovers(hierarchies) == []
+    assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +151,7 @@ def test_demo_cleans_up_after_ctrl_c(hierarchies: Hierarchies, tmp_path: Path) -
     assert process.wait(30) == 0
     process.stdout.close()
     assert "all that the demo made is removed" in rest
-    assert leftovers(hierarchies) == []
+    assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,10 +176,7 @@ def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def leftovers(hierarchies: Hierarchies) -> list[str]:
-    """Cgroups that a demo left."""
-    return [
-        path
-        for root in (hierarchies.cpu_root, hierarchies.cpuacct_root)
-        for path in glob.glob(f"{root}/cpumond-demo-*")
-    ]
+def leftovers(hierarchies: Hierarchies, pid: int) -> list[str]:
+    """Cgroups that a demo with this process id left."""
+    roots = (hierarchies.cpu_root, hierarchies.cpuacct_root)
+    return [path for root in roots for path in glob.glob(f"{root}/cpumond-demo-{pid}*")]

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from fake_node import QUICK, FakeNode, source
 from cpumond.agent import control
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import ConfigError, RefusedError, UnavailableError
+from cpumond.errors import CgroupWriteError, ConfigError, RefusedError, UnavailableError
 from cpumond.testing import make_tree, v2_cgroup
 from cpumond.wire import Heartbeat
 
@@ -478,7 +479,8 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(make_node):
 
 
 def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "60s"\n').start()
+    writes = '[writes]\noverride_ttl = "60s"\ndrift_max = 1\n'
+    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
     node.ticks(8)
     node.write("a", "cpu.max", "300000 100000\n")
     node.tick()
@@ -508,6 +510,53 @@ def test_a_foreign_lowering_is_undone_with_growing_back_off_then_given_up(make_n
     assert [record["losses"] for record in logs if record["event"] == "limit_contested"] == [3]
     node.agent.close()
     assert node.cores("a") == 0.1
+
+
+@pytest.fixture
+def refuse_writes(monkeypatch) -> Callable[[], None]:
+    """From now on no cgroup takes a write; undone by ``monkeypatch``."""
+
+    def refuse(cgroup: Cgroup, before: CpuSettings, after: CpuSettings) -> bool:
+        raise CgroupWriteError(cgroup.directory, str(after), OSError(errno.EIO, "broken"))
+
+    return lambda: monkeypatch.setattr("cpumond.cgroup.v2.V2Cgroup.write_settings", refuse)
+
+
+def test_what_is_reported_is_in_force_while_the_agents_own_limit_waits(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\ndrift_backoff = "3s"\n').start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "10000 100000\n")
+    node.tick()
+    assert (node.cores("a"), node.job("a").current_cores) == (0.1, 0.1)
+    node.ticks(3)
+    assert (node.cores("a"), node.job("a").current_cores) == (0.5, 0.5)
+
+
+def test_a_limit_that_could_not_be_written_again_is_tried_again(make_node, monkeypatch, refuse_writes):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\ndrift_backoff = "2s"\n').start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "10000 100000\n")
+    refuse_writes()
+    node.ticks(4)
+    assert ring(node, "a")[-1] == ("reapply", "failed")
+    monkeypatch.undo()
+    node.ticks(3)
+    assert (node.cores("a"), ring(node, "a")[-1]) == (0.5, ("reapply", "applied"))
+
+
+def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
+    make_node, monkeypatch, refuse_writes, logs
+):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    refuse_writes()
+    node.reload(QUICK)
+    node.tick()
+    monkeypatch.undo()
+    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["restore_failed"]
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "400000 100000"
 
 
 def test_a_contested_job_that_is_unpinned_is_the_monitors_again_with_what_it_ordered(make_node):

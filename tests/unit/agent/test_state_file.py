@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,22 @@ def test_good_content_of_another_file(path):
     save(path, REGISTRY)
     with pytest.raises(StateFileError, match="boot_id"):
         load(path, Originals)
+
+
+def test_the_content_is_on_disk_before_its_name_and_its_name_before_the_return(path, monkeypatch):
+    done: list[str] = []
+
+    def note(word: str, function: Callable[..., object]) -> Callable[..., object]:
+        def noted(*arguments: object) -> object:
+            done.append(word)
+            return function(*arguments)
+
+        return noted
+
+    for word in ("write", "fsync", "rename"):
+        monkeypatch.setattr(f"cpumond.agent.state_file.os.{word}", note(word, getattr(os, word)))
+    save(path, CONTENT)
+    assert done == ["write", "fsync", "rename", "fsync"]
 
 
 def test_a_save_that_fails_leaves_the_old_content(path):
