@@ -25,6 +25,9 @@ DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
 SPELLINGS = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
 """Other accepted names of options -> the name used here; hyphens are folded before."""
 
+MAX_NAME = 4096
+"""Characters of a name, as in the heartbeat (wire.py)."""
+
 Layer = dict[str, Any]
 """Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
 
@@ -44,7 +47,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pattern: Annotated[str, msgspec.Meta(min_length=1)]
     cpu_limit: Positive | Literal["from-cgroup"] = "from-cgroup"
     operation: str = ""
-    id: str | None = None
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
     id_regex: str | None = None
     mode: Mode | None = None
     job_cpu_monitor: Layer = {}
@@ -114,7 +117,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults)."""
 
-    node_id: str = ""
+    node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/run/cpumond"
     mountinfo: Annotated[str, msgspec.Meta(min_length=1)] = "/proc/self/mountinfo"
@@ -202,13 +205,15 @@ def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
 def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
     """Options given as ``key=value`` on the command line, not checked: a value is read as TOML, else as text.
 
-    Raises ConfigError without an equals sign.
+    Raises ConfigError without an equals sign, and for a value of several lines, which would be more than a value.
     """
     raw: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment}: expected key=value, for example --set vote_window_size=7")
+        if "\n" in text.strip():
+            raise ConfigError(f"--set: {key.strip()}: expected a value on one line, got {text.strip()!r}")
         try:
             raw[key.strip()] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
         except (msgspec.DecodeError, ValueError):
@@ -320,6 +325,9 @@ def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: st
         return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
     if isinstance(inner, inspect.DictType):
         return _normalise_dict(value, inner, file, path)
+    texts = value if isinstance(value, list) else [value]
+    if any(isinstance(text, str) and not text.isprintable() for text in texts):
+        raise ConfigError(f"{file}: {path}: must be printable text without control characters, got {value!r}")
     if isinstance(value, str):
         spellings = (value.replace("_", "-"), value.replace("-", "_"))
         value = next((word for word in spellings if word in _literals(inner)), value)
@@ -391,7 +399,8 @@ def describe_type(kind: msgspec.inspect.Type) -> str:
     if isinstance(inner, inspect.BoolType):
         return "true or false"
     if isinstance(inner, inspect.StrType):
-        return "a text that is not empty" if inner.min_length else "a text"
+        most = f" of at most {inner.max_length} characters" if inner.max_length else ""
+        return ("a text that is not empty" if inner.min_length else "a text") + most
     return "a list of texts"
 
 

@@ -34,7 +34,7 @@ from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
 from cpumond.config import AgentConfig
 from cpumond.discovery import list_jobs
-from cpumond.errors import CpumondError, UnavailableError
+from cpumond.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
 from cpumond.reporters import REPORTERS, Reporter
@@ -134,6 +134,7 @@ class Agent:
         self._rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
         if self.table.refresh(scan.jobs, now_s):
             self._report_due = True
+        self._rescan_due |= self.table.waits_for_half()
         self._discovery_problems = scan.problems
         self._empty_rescans = 0 if len(self.table) or not self.config.source else self._empty_rescans + 1
         self.period_s = min(
@@ -186,7 +187,10 @@ class Agent:
         if job.losses >= writes.drift_max:
             job.contested = True
             job.reapply_at_s = None
-            self.writer.forget(job.found.path)
+            try:
+                self.writer.leave(job)
+            except CpumondError as error:
+                self._complain(job, error)
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
         else:
             job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
@@ -216,7 +220,9 @@ class Agent:
             if stride > 1 and number % stride:
                 self.totals.shed_checks += 1
                 continue
-            job.next_check_s = now_s + job.settings.check_period_s
+            # Fixed rate: a check that came half a tick early or late does not move the next one.
+            on_time = job.next_check_s > now_s - slack_s
+            job.next_check_s = (job.next_check_s if on_time else now_s) + job.settings.check_period_s
             try:
                 at_s = clock_s()
                 reading = job.cgroup.read(at_s)
@@ -278,6 +284,7 @@ class Agent:
                     job.state, job.result = reject(job.state, decision), "failed"
                     job.reapply_at_s = -math.inf if kind == "reapply" else job.reapply_at_s
             return [item for item in allowed if item[0].touched]
+        self._last_complaint = ""
         return allowed
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
@@ -434,8 +441,7 @@ class Agent:
         last, totals = self.last, self.totals
         assert last is not None
         problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
-        if self.writer.damaged:
-            problems.append(self.writer.damaged)
+        problems += [text for text in (self.writer.damaged, self._last_complaint) if text]
         if self._empty_rescans >= self.config.discovery.empty_rescans:
             patterns = ", ".join(source.pattern for source in self.config.source)
             problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
@@ -616,10 +622,17 @@ class Agent:
         self.notifier.ready(self)
 
     def use_config(self, config: AgentConfig) -> None:
-        """Go on with another configuration; what cannot change while running is kept and said."""
-        kept = {
-            key: getattr(self.config, key) for key in ("state_dir", "runtime_dir", "mountinfo", "control", "node_id")
-        }
+        """Go on with another configuration; what cannot change while running is kept and said.
+
+        Raises ConfigError when it names other directories: what `restore` would read then is not what this agent wrote.
+        """
+        for key in ("state_dir", "runtime_dir", "mountinfo"):
+            if getattr(config, key) != getattr(self.config, key):
+                raise ConfigError(
+                    f"{config.path}: {key}: cannot change from {getattr(self.config, key)!r} while the agent runs; "
+                    "put it back, or restart the agent"
+                )
+        kept = {key: getattr(self.config, key) for key in ("control", "node_id")}
         kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
         for key, value in kept.items():
             if getattr(config, key) != value:
@@ -632,8 +645,8 @@ class Agent:
         self.config = self.table.config = self.writer.config = config
         self._rescan_due = self._report_due = True
 
-    def close(self) -> None:
-        """Put every limit back, send the last report, give everything back."""
+    def close(self) -> int:
+        """Put every limit back, send the last report, give everything back; how many limits could not be put back."""
         self.notifier.stopping()
         self._closed = True
         self.run_requests()
@@ -662,6 +675,7 @@ class Agent:
         self.reporter.close(2.0)
         self.table.close()
         self.watcher.close()
+        return failed
 
 
 def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import resource
 import signal
 import socket
@@ -20,11 +21,11 @@ from cpumond import __version__
 from cpumond.agent.listen import open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier
-from cpumond.agent.state_file import STATE_FILE, Originals, load, make_directory, read_boot_id, save
+from cpumond.agent.state_file import STATE_FILE, Originals, load_first, make_directory, read_boot_id, save
 from cpumond.agent.writer import RestoreReport, restore_all
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.config import AgentConfig, finish_config, load_config
-from cpumond.errors import CpumondError, UnavailableError, from_os_error
+from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, StateFileError, UnavailableError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.reporters import REPORTERS
 
@@ -108,14 +109,14 @@ def run_agent(config_path: str | None) -> int:
             notifier.ready(agent)
             agent.run()
         finally:
-            agent.close()
+            failures = agent.close()
             if server is not None:
                 server.stop()
             for sock in sockets:
                 sock.close()
             with contextlib.suppress(OSError):
                 os.unlink(config.control_socket)
-    return 0
+    return EXIT_UNAVAILABLE if failures else 0
 
 
 def _serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
@@ -153,36 +154,64 @@ def _raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _load_config_for_restore(config_path: str | None) -> AgentConfig:
-    """The configuration; where that is wrong just now, the directories systemd names, else the built-in ones: a bad
-    file on disk must not keep the limits of a dead agent lowered."""
-    try:
-        return load_config(config_path)
-    except CpumondError as error:
-        configure_logging()
-        places = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY"}
-        config = finish_config({key: os.environ[name] for key, name in places.items() if os.environ.get(name)}, "")
-        log.error("config_unusable", error=str(error), state_dir=config.state_dir, runtime_dir=config.runtime_dir)
-        return config
+DIRECTORY_KEYS = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY", "mountinfo": ""}
+"""What ``restore`` needs of a configuration, and the environment in which systemd says the same."""
 
 
-def run_restore(config_path: str | None) -> tuple[RestoreReport, str]:
-    """``cpumond restore``: put back what a dead agent left; what was done, and the path of the state file.
+def _load_config_for_restore(config_path: str | None) -> tuple[AgentConfig, CpumondError | None]:
+    """The configuration; where that is wrong just now, what can still be read of it, and its error.
 
-    Raises UnavailableError while an agent runs, StateFileError when the file is damaged.
+    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count though another
+    line of it is wrong, then those that systemd names, then the built-in ones.
     """
-    config = _load_config_for_restore(config_path)
-    path = os.path.join(config.state_dir, STATE_FILE)
+    try:
+        return load_config(config_path), None
+    except CpumondError as error:
+        places = {key: os.environ[name] for key, name in DIRECTORY_KEYS.items() if os.environ.get(name)}
+        return finish_config({**places, **_salvage_directories(config_path)}, ""), error
+
+
+def _salvage_directories(config_path: str | None) -> dict[str, str]:
+    """The directories that a file names which is no valid configuration."""
+    try:
+        with open(config_path or "", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except (OSError, ValueError):
+        # Not even readable: what systemd or the built-in defaults say has to do.
+        return {}
+    lines = re.findall(r"""(?m)^[ \t]*([a-z_-]+)[ \t]*=[ \t]*["']([^"'\x00-\x1f]+)["']""", text)
+    return {key.replace("-", "_"): value for key, value in lines if key.replace("-", "_") in DIRECTORY_KEYS}
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What ``cpumond restore`` did: the report, the file it read, and sentences about the configuration or the file."""
+
+    report: RestoreReport
+    path: str
+    config_error: CpumondError | None = None
+    complaint: str = ""
+
+
+def run_restore(config_path: str | None) -> Restored:
+    """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
+
+    Raises UnavailableError while an agent runs, StateFileError when no copy of the file is intact.
+    """
+    config, config_error = _load_config_for_restore(config_path)
+    paths = [os.path.join(directory, STATE_FILE) for directory in (config.state_dir, config.runtime_dir)]
     with hold_lock(config.runtime_dir, f"{config.path} (restore)"):
-        content = load(path, Originals)
-        if content is None or not content.cgroups:
-            return RestoreReport(restored=[], gone=[], errors=[]), path
-        if content.boot_id != read_boot_id():
-            save(path, Originals(read_boot_id(), {}))
-            return RestoreReport(restored=[], gone=sorted(content.cgroups), errors=[]), path
-        report = restore_all(open_hierarchies(config.mountinfo), content.cgroups)
-        failed = {
-            name: content.cgroups[name] for name in content.cgroups if name not in {*report.restored, *report.gone}
-        }
-        save(path, Originals(content.boot_id, failed))
-        return report, path
+        content, complaint = load_first(paths, Originals, keep_damaged=True)
+        if content is None and complaint:
+            raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
+        report = RestoreReport(restored=[], gone=[], errors=[])
+        if content is not None and content.boot_id != read_boot_id():
+            report.gone = sorted(content.cgroups)
+        elif content is not None and content.cgroups:
+            report = restore_all(open_hierarchies(config.mountinfo), content.cgroups)
+        if content is not None:
+            done = {*report.restored, *report.gone}
+            left = {name: original for name, original in content.cgroups.items() if name not in done}
+            for path in paths:
+                if path == paths[0] or os.path.exists(path):
+                    save(path, Originals(content.boot_id, left))
+        return Restored(report, paths[0], config_error, complaint)

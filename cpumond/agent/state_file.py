@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import CpumondError, StateFileError, describe, from_os_error
+from cpumond.errors import StateFileError, from_os_error
 
 VERSION = 1
 STATE_FILE = "originals.state"
@@ -78,8 +78,9 @@ def read_boot_id() -> str:
         return ""
 
 
-def save(path: str, content: Originals | Registry) -> None:
-    """Replace ``path`` by ``content``, on disk when this returns. Raises CreateError or AccessError."""
+def save(path: str, content: Originals | Registry, sync: bool = True) -> None:
+    """Replace ``path`` by ``content``, on disk when this returns (``sync`` False: it survives a crash of the agent, not
+    one of the machine). Raises CreateError or AccessError."""
     payload = msgspec.json.encode(content)
     header = f"cpumond-state {VERSION} sha256={hashlib.sha256(payload).hexdigest()}\n".encode()
     temporary = f"{path}.new"
@@ -87,10 +88,13 @@ def save(path: str, content: Originals | Registry) -> None:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, header + payload)
-            os.fsync(fd)
+            if sync:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, path)
+        if not sync:
+            return
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -128,6 +132,22 @@ def load(path: str, kind: type[Content]) -> Content | None:
         raise StateFileError(f"{path}: {error}") from None
 
 
+def load_first(paths: list[str], kind: type[Content], keep_damaged: bool = False) -> tuple[Content | None, str]:
+    """The content of the first of several copies that is intact, and the sentence about damaged ones before it ("" if
+    none); None when there is no intact one. Damaged files are put aside unless ``keep_damaged``. Raises AccessError."""
+    complaint = ""
+    for path in paths:
+        try:
+            content = load(path, kind)
+        except StateFileError as error:
+            aside = "" if keep_damaged else f"; kept as {put_aside(path)}"
+            complaint = complaint or f"{error}{aside}"
+            continue
+        if content is not None:
+            return content, complaint
+    return None, complaint
+
+
 def put_aside(path: str) -> str:
     """Rename a damaged file, so that it can be looked at; the new name."""
     for number in range(1000):
@@ -145,8 +165,3 @@ def make_directory(path: str, mode: int, key: str) -> None:
         os.makedirs(path, mode=mode, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make the directory {path}", f"set `{key}` or run as root") from error
-
-
-def describe_error(error: CpumondError | OSError) -> str:
-    """One sentence of an error, for a log field."""
-    return str(error) if isinstance(error, CpumondError) else describe(error)

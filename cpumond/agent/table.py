@@ -27,6 +27,9 @@ from cpumond.units import cores_to_quota_us
 MANY_JOBS = 20
 """More new jobs than this at one look are one line in the log."""
 
+HALF_LOOKS = 20
+"""So many looks in a row a cgroup that is in one hierarchy only is looked for in the other."""
+
 log = structlog.get_logger("cpumond.agent")
 
 
@@ -48,6 +51,7 @@ class JobTable:
         self._settings: SettingsCache = {}
         self._many = False
         self._looked = False
+        self._half_made: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.jobs.values())
@@ -77,6 +81,7 @@ class JobTable:
             changed = True
         caps: dict[str, AncestorCap] = {}
         self._settings = {}
+        self._half_made = {path: looks for path, looks in self._half_made.items() if path in named}
         self._many = len(named) - len(self.jobs) > MANY_JOBS
         before = len(self.jobs)
         for path, found_job in named.items():
@@ -97,6 +102,10 @@ class JobTable:
             log.info("jobs_found", count=len(self.jobs) - before)
         return changed
 
+    def waits_for_half(self) -> bool:
+        """Whether a cgroup was found in one hierarchy and not yet in the other; asked for a few looks only."""
+        return any(looks < HALF_LOOKS for looks in self._half_made.values())
+
     def _is_same(self, job: Tracked) -> bool:
         """Whether the cgroup at this path is still the one that is held open."""
         try:
@@ -108,7 +117,10 @@ class JobTable:
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
         cgroup = open_cgroup(self.hierarchies, found.path)
         if cgroup is None:
+            # On v1 a job is made by several mkdirs: the other half of it may come at once, and no event tells.
+            self._half_made[found.path] = self._half_made.get(found.path, 0) + 1
             return False
+        self._half_made.pop(found.path, None)
         watches: list[object] = []
         try:
             settings, mode = resolve_job(self.config, found, cgroup.directory, self._settings)
@@ -148,7 +160,7 @@ class JobTable:
         A job whose order is only in its cgroup keeps what is there, which may be a limit of an earlier run; one that
         was found after the first look at all jobs has none of those.
         """
-        if self._looked or not self.writer.damaged or in_force.quota_us is None:
+        if self._looked or not self.writer.unknown or in_force.quota_us is None:
             return in_force
         log.warning("original_unknown", job_id=found.job_id, cgroup=found.path, quota_cores=in_force.cores,
                     cpu_limit_cores=found.cpu_limit_cores)  # fmt: skip
@@ -167,6 +179,10 @@ class JobTable:
             job.state = start_state(compute_hard(self.hierarchies, job.found, job.original, job.ancestor), now_s)
             return
         limit = read_limit_cores(job, job.in_force)
+        if self.writer.damaged:
+            # What the copy says is trusted to give back, not to go on taking.
+            job.reapply_at_s = now_s
+            return
         job.state = start_state(job.state.hard_cores, now_s, limit)
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
@@ -188,6 +204,8 @@ class JobTable:
         if settings.actuator != job.settings.actuator:
             self.watcher.unwatch(job.watches)
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
+        if settings.vote_mode != job.settings.vote_mode:
+            job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
         job.settings, job.mode = settings, mode

@@ -6,20 +6,13 @@ them back, here or in ``cpumond restore``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import msgspec
 
 from cpumond.agent.jobs import Tracked, find_refusal
-from cpumond.agent.state_file import (
-    STATE_FILE,
-    Original,
-    Originals,
-    load,
-    put_aside,
-    read_boot_id,
-    save,
-)
+from cpumond.agent.state_file import STATE_FILE, Original, Originals, load_first, read_boot_id, save
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import count_threads
 from cpumond.cgroup.mounts import Hierarchies
@@ -32,7 +25,14 @@ from cpumond.cgroup.settings import (
     plan_steps,
 )
 from cpumond.config import AgentConfig
-from cpumond.errors import CgroupReadError, CgroupWriteError, CpumondError, RefusedError, StateFileError
+from cpumond.errors import (
+    AccessError,
+    CgroupReadError,
+    CgroupWriteError,
+    CpumondError,
+    CreateError,
+    RefusedError,
+)
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -45,7 +45,8 @@ class Applied(msgspec.Struct, frozen=True):
 class LimitWriter:
     """Writes limits of tracked jobs and keeps their originals on disk.
 
-    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``writes_total`` counts writes.
+    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown`` that no copy of it
+    could; ``writes_total`` counts writes.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -53,17 +54,20 @@ class LimitWriter:
         self.path = os.path.join(config.state_dir, STATE_FILE)
         self.boot_id = read_boot_id()
         self.originals: dict[str, Original] = {}
+        self.copy_path = os.path.join(config.runtime_dir, STATE_FILE)
         self.damaged = ""
+        self.unknown = False
         self.writes_total = 0
         self._stale = self._untidy = False
 
     def load(self) -> None:
         """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``."""
-        try:
-            content = load(self.path, Originals)
-        except StateFileError as error:
-            self.damaged = f"{error}; kept as {put_aside(self.path)}, jobs start from their full limits"
-            return
+        content, complaint = load_first([self.path, self.copy_path], Originals)
+        self.unknown = bool(complaint) and content is None
+        if self.unknown:
+            self.damaged = f"{complaint}; jobs start from the cpu_limit they are given, the others keep what is there"
+        elif complaint:
+            self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
         if content is not None and content.boot_id == self.boot_id:
             self.originals = dict(content.cgroups)
 
@@ -105,6 +109,21 @@ class LimitWriter:
         if self.originals.pop(path, None) is not None:
             self._stale, self._untidy = self._stale or now, True
 
+    def leave(self, job: Tracked) -> None:
+        """Give a cgroup up to the one who writes its limit: theirs stays, what else was moved goes back to what was
+        found, and nothing of it is put back later. Raises CgroupError."""
+        known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
+        self.forget(job.cgroup.path)
+        if known is None or current is None:
+            return
+        others = tuple(name for name in known.actuators if name != job.settings.actuator)
+        target = choose_restore(current, known.settings, others)
+        if "quota" in known.actuators and known.settings.burst_us is not None:
+            most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
+            target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
+        job.cgroup.write_settings(current, target)
+        job.in_force = target
+
     def flush(self, tidy: bool = False) -> None:
         """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm. Raises CreateError or
         AccessError."""
@@ -112,7 +131,11 @@ class LimitWriter:
             self._save(self.originals)
 
     def _save(self, originals: dict[str, Original]) -> None:
-        save(self.path, Originals(self.boot_id, originals))
+        content = Originals(self.boot_id, originals)
+        save(self.path, content)
+        with contextlib.suppress(CreateError, AccessError):
+            # A second copy for the day when the first is lost; without it the first is still there.
+            save(self.copy_path, content, sync=False)
         self.originals = originals
         self._stale = self._untidy = False
 

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -111,7 +112,7 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return EXIT_USAGE
     except click.UsageError as error:
-        return _fail(error.format_message() + _usage_hint(error), EXIT_USAGE)
+        return _fail(_sentence(error.format_message()) + _usage_hint(error), EXIT_USAGE)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -126,7 +127,18 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(f"{error.filename or 'this'}: {describe(error)}; run as root", AccessError.exit_code)
     except OSError as error:
         return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
+    except Exception as error:
+        # A mistake of our own: its place is for who looks for it, the sentence is for everybody else.
+        if os.environ.get("CPUMOND_DEBUG"):
+            traceback.print_exc()
+        text = f"internal error: {type(error).__name__}: {error}; run with CPUMOND_DEBUG=1 for the traceback"
+        return _fail(text, EXIT_UNAVAILABLE)
     return result if isinstance(result, int) else 0
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a full stop: click leaves it out after a list of choices."""
+    return text.rstrip() + ("" if text.rstrip().endswith((".", "?", "!", ")")) else ".")
 
 
 def _usage_hint(error: click.UsageError) -> str:
@@ -134,5 +146,6 @@ def _usage_hint(error: click.UsageError) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"cpumond: {message}", err=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        click.echo(f"cpumond: {' '.join(message.split())}", err=True)
     return code

@@ -27,15 +27,19 @@ def restore_command(config_path: str) -> int:
     """Put the original limits back that a dead agent left lowered (ExecStopPost=)."""
     from cpumond.agent.main import run_restore
 
-    report, path = run_restore(config_path)
+    done = run_restore(config_path)
+    report, path = done.report, done.path
     for name in report.restored:
         click.echo(f"restored {name}")
-    for error in report.errors:
-        click.echo(f"cpumond: {error}", err=True)
     if not (report.restored or report.gone or report.errors):
         click.echo(f"nothing to restore in {path}")
     elif report.gone:
         click.echo(f"{len(report.gone)} cgroups of {path} are gone")
+    for error in [*report.errors, done.complaint]:
+        if error:
+            click.echo(f"cpumond: {error}", err=True)
+    if done.config_error is not None:
+        raise done.config_error
     return 69 if report.errors else 0
 
 

@@ -25,6 +25,7 @@ from cpumond.cli.client import (
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
     DurationType,
+    check_assignments,
     check_cores,
     is_terminal,
     json_option,
@@ -48,6 +49,7 @@ from cpumond.errors import AccessError, CpumondError, UsageError
 from cpumond.monitor.model import MODES
 
 MIN_INTERVAL_S = 0.1
+MAX_INTERVAL_S = 3600.0
 
 
 @click.command("status", epilog="Example: cpumond status --json | jq .totals")
@@ -70,7 +72,7 @@ def status_command(client: AgentClient, as_json: bool) -> None:
 @click.option(
     "--interval",
     "interval_s",
-    type=DurationType(MIN_INTERVAL_S),
+    type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
     metavar="DURATION",
     help='Time between two frames, such as "2s"; default: the agent\'s check period.',
 )
@@ -140,7 +142,12 @@ def job_command() -> None:
 @click.option("--operation", metavar="OP", help="The operation the job belongs to.")
 @click.option("--mode", type=click.Choice(MODES), help="Default: what the configuration says.")
 @click.option(
-    "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="An option of job-cpu-monitor; may be repeated."
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=check_assignments,
+    help="An option of job-cpu-monitor; may be repeated.",
 )
 @json_option
 def job_add_command(

@@ -7,7 +7,10 @@ session without root); where neither works it simulates the kernel, and says so.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +41,11 @@ CHECK_PERIOD_S = 0.5
 POLL_S = 0.02
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 BURST_S = 5.0
+BURST_CORES = 2.0
+"""What bursty wants when it is awake: more than it ordered, so that its quota holds it back and not its neighbours."""
+
+SLEEP_CORES = 0.02
+PR_SET_PDEATHSIG = 1
 FIGURES = ("ordered_cpu_s", "used_cpu_s", "reclaimed_cpu_s", "throttled_s")
 
 
@@ -47,8 +55,8 @@ def demand_steady_low(_: float) -> float:
 
 
 def demand_bursty(seconds: float) -> float:
-    """A job that sleeps for 15 s and then wants everything for 5 s, again and again."""
-    return ORDERED_CORES if seconds % 20.0 >= 20.0 - BURST_S else 0.02
+    """A job that sleeps for 15 s and then wants more than it ordered for 5 s, again and again."""
+    return BURST_CORES if seconds % 20.0 >= 20.0 - BURST_S else SLEEP_CORES
 
 
 def demand_busy(_: float) -> float:
@@ -61,6 +69,9 @@ DEMANDS: dict[str, Callable[[float], float]] = {
     "bursty": demand_bursty,
     "busy": demand_busy,
 }
+
+THREADS = {"bursty": 2}
+"""Of a load that wants more than one core."""
 
 
 class Wakeup(msgspec.Struct):
@@ -92,7 +103,7 @@ def demo_command(duration_s: float, as_json: bool) -> int:
     """Three test cgroups with real load, the agent and a receiver over them, with a live table.
 
     steady-low uses a tenth of what it ordered, bursty sleeps and wakes up, busy uses all. Ends with a summary and
-    removes everything it made, also after Ctrl-C.
+    removes everything it made, also after Ctrl-C or when its terminal is closed.
     """
     with _stop_on_signals() as stopped, tempfile.TemporaryDirectory(prefix="cpumond-demo-") as directory:
         host = _choose_host(directory)
@@ -111,9 +122,12 @@ def demo_command(duration_s: float, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, so that the way out is always the ordinary one."""
+    """An event that SIGINT, SIGTERM and SIGHUP set, so that the way out is always the ordinary one."""
     stopped = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
     try:
         yield stopped
     finally:
@@ -129,6 +143,8 @@ class RealHost:
     def __init__(self, hierarchies: Hierarchies, top: str) -> None:
         from cpumond.testing import CgroupTree
 
+        for root in {hierarchies.cpu_root, hierarchies.cpuacct_root}:
+            remove_leftovers(os.path.join(root, os.path.dirname(top)))
         self.tree = CgroupTree(hierarchies, top)
         self.mountinfo = "/proc/self/mountinfo"
         self.top = top
@@ -137,7 +153,7 @@ class RealHost:
         try:
             for name in DEMANDS:
                 self.tree.make(name)
-                self._loads[name] = self.tree.start_load(name)
+                self._loads[name] = self.tree.start_load(name, THREADS.get(name, 1))
         except (OSError, RuntimeError) as error:
             self.close()
             raise CreateError(f"cannot start the demo's loads below {top}: {error}; see `cpumond doctor`") from error
@@ -216,6 +232,26 @@ class SimulatedHost:
 
 
 Host = RealHost | SimulatedHost
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove the trees of demos that were killed: ``cpumond-demo-PID`` of a dead process, without a process in it."""
+    for top in glob.glob(os.path.join(glob.escape(directory), "cpumond-demo-*")):
+        found = re.fullmatch(r"cpumond-demo-([1-9][0-9]*)", os.path.basename(top))
+        # Our own process id is that of a dead one too: we have made nothing yet.
+        if found is None or (int(found[1]) != os.getpid() and os.path.exists(f"/proc/{found[1]}")):
+            continue
+        places = [place for place, _, _ in os.walk(top, topdown=False)]
+        # What is in use meanwhile, or not ours to remove, stays; the kernel removes only empty ones.
+        with contextlib.suppress(OSError):
+            if not any(_has_process(place) for place in places):
+                for place in places:
+                    os.rmdir(place)
+
+
+def _has_process(cgroup: str) -> bool:
+    with open(os.path.join(cgroup, "cgroup.procs"), encoding="ascii") as procs:
+        return bool(procs.read(1))
 
 
 def open_hierarchies() -> Hierarchies:
@@ -315,6 +351,18 @@ def _run(host: Host, directory: str, duration_s: float, stopped: threading.Event
     )
 
 
+def _tie_to_this_process() -> Callable[[], None]:
+    """What a child calls before its program starts, to get SIGTERM when this process ends, in whatever way."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+
+    return tie
+
+
 def _start_receiver(directory: str) -> tuple[subprocess.Popen[str], str]:
     log = open(os.path.join(directory, "receiver.log"), "w", encoding="utf-8")  # noqa: SIM115 - the process keeps it
     with log:
@@ -324,6 +372,7 @@ def _start_receiver(directory: str) -> tuple[subprocess.Popen[str], str]:
             stderr=log,
             text=True,
             start_new_session=True,
+            preexec_fn=_tie_to_this_process(),  # noqa: PLW1509 - no other thread is running yet
         )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -352,6 +401,7 @@ def _start_agent(host: Host, directory: str, url: str) -> subprocess.Popen[str]:
             stderr=log,
             text=True,
             start_new_session=True,
+            preexec_fn=_tie_to_this_process(),  # noqa: PLW1509 - no other thread is running yet
         )
 
 
@@ -400,7 +450,7 @@ def _watch(
             seconds = time.monotonic() - began_s
             if seconds >= duration_s:
                 break
-            bursting = demand_bursty(seconds) == ORDERED_CORES
+            bursting = demand_bursty(seconds) == BURST_CORES
             if bursting and (not wakeups or seconds - wakeups[-1].began_s > BURST_S):
                 wakeups.append(Wakeup(seconds))
             host.move(seconds)
@@ -412,7 +462,7 @@ def _watch(
                 if live:
                     live.update(table, refresh=True)
                 else:
-                    console.print(table)
+                    _print(table)
             stopped.wait(POLL_S)
     return time.monotonic() - began_s, wakeups
 
@@ -442,9 +492,18 @@ def _table(status: dict[str, Any], seconds: float, duration_s: float) -> Table:
     return table
 
 
+def _print(table: Table) -> None:
+    """``table`` on standard output; unlike rich's own printing, a reader that went away is an error for the caller."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(table)
+    click.echo(capture.get(), nl=False)
+
+
 def _show_summary(summary: Summary) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"After {summary.duration_s:.0f} s ({summary.kernel} kernel)", title_justify="left", box=SIMPLE)
@@ -453,7 +512,7 @@ def _show_summary(summary: Summary) -> None:
     for name, job in summary.jobs.items():
         table.add_row(name, *(f"{job[key]:.1f}" for key in FIGURES))
     table.add_row("all", *(f"{getattr(summary, key):.1f}" for key in FIGURES))
-    Console().print(table)
+    _print(table)
     if summary.give_back_s:
         times = ", ".join(f"{seconds:.2f}" for seconds in summary.give_back_s)
         click.echo(f"Time to give CPU back when bursty woke up: {times} s (a check each {CHECK_PERIOD_S:g} s).")

@@ -15,12 +15,13 @@ from cpumond.units import format_duration, parse_duration_s
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A duration of at least ``min_s`` on the command line, in seconds: a bare number, or a text with a unit."""
+    """A duration in [``min_s``, ``max_s``] on the command line, in seconds: a bare number, or a text with a unit."""
 
     name = "duration"
 
-    def __init__(self, min_s: float = 0.0) -> None:
+    def __init__(self, min_s: float = 0.0, max_s: float = math.inf) -> None:
         self.min_s = min_s
+        self.max_s = max_s
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value)
@@ -30,6 +31,8 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only i
             self.fail(f"{error} (a bare number is seconds here).", param, ctx)
         if seconds < self.min_s:
             self.fail(f"must be at least {format_duration(self.min_s)}, got {text}.", param, ctx)
+        if seconds > self.max_s:
+            self.fail(f"must be at most {format_duration(self.max_s)}, got {text}.", param, ctx)
         return seconds
 
 
@@ -48,6 +51,14 @@ def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | Non
     """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
     if value is not None and not 0.0 < value < math.inf:
         raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
+    return value
+
+
+def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Callback of ``--set``: each has an equals sign. Raises click.BadParameter (exit code 64)."""
+    for assignment in value:
+        if "=" not in assignment:
+            raise click.BadParameter(f"expected key=value, for example --set vote_window_size=7, got {assignment!r}.")
     return value
 
 

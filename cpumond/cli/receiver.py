@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from cpumond.config import parse_listen
-from cpumond.errors import ConfigError, CreateError, from_os_error
+from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
 from cpumond.wire import SCHEMAS, Heartbeat, heartbeat_schema
 
 if TYPE_CHECKING:
@@ -267,8 +267,15 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
 
 
 def resolve_listen(listen: str, has_token: bool) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """The socket address of ``listen``. Raises ConfigError, also for one beyond loopback without a token."""
-    host, port = parse_listen(listen, "--listen")
+    """The socket address of ``listen``.
+
+    Raises UsageError where it is not host:port, ConfigError for an unknown host and, without a token, for an address
+    beyond loopback.
+    """
+    try:
+        host, port = parse_listen(listen, "--listen")
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

@@ -6,16 +6,16 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TextIO
 
 import click
 import msgspec
 
-from cpumond.cli.options import check_cores
+from cpumond.cli.options import check_assignments, check_cores
 from cpumond.config import parse_assignments
 from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.monitor.model import MonitorSettings, check_together
-from cpumond.monitor.replay import ReplayRow, parse_trace, replay_rows
+from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, parse_trace, replay_rows
 
 Format = Literal["csv", "json"]
 
@@ -30,6 +30,7 @@ Format = Literal["csv", "json"]
     "assignments",
     metavar="KEY=VALUE",
     multiple=True,
+    callback=check_assignments,
     help="An option of job-cpu-monitor; may be repeated. Others keep their defaults.",
 )
 @click.option(
@@ -78,20 +79,26 @@ def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
 def read_lines(path: str) -> Iterator[str]:
     """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
 
+    Of a line that is longer than a trace's may be, no more is read at once than shows that it is.
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
     """
     try:
         if path == "-":
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-            yield from sys.stdin or ()  # None when the caller closed it
+            if sys.stdin is not None:  # None when the caller closed it
+                yield from _read_pieces(sys.stdin)
         else:
             with open(path, encoding="utf-8", errors="replace") as file:
-                yield from file
+                yield from _read_pieces(file)
     except PermissionError as error:
         raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
     except OSError as error:
         raise UnavailableError(f"{path}: cannot be read: {describe(error)}; give the path of a trace") from error
+
+
+def _read_pieces(file: TextIO) -> Iterator[str]:
+    return iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")
 
 
 def format_row(row: ReplayRow, format_: Format) -> str:

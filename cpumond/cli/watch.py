@@ -17,7 +17,7 @@ import msgspec
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
-from cpumond.cli.options import DurationType, check_cores
+from cpumond.cli.options import DurationType, check_assignments, check_cores
 from cpumond.cli.trace import read_settings
 from cpumond.errors import CpumondError, UnavailableError, UsageError, from_os_error
 from cpumond.monitor.model import CpuReading, Decision, JobState, start_state
@@ -43,6 +43,7 @@ set_option = click.option(
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
+    callback=check_assignments,
     help="An option of job-cpu-monitor; durations in ms or with a unit.",
 )
 

@@ -30,6 +30,9 @@ Column -> (least value, greatest value, both in words)."""
 LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio"})
 """Columns about the time since the row before; in the first row they may be empty."""
 
+MAX_LINE_CHARS: Final = 64 * 1024
+"""The longest line of a trace, in characters with its end; a file that is no trace may be one endless line."""
+
 EXPECTED_HEADER: Final = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
 
 
@@ -87,6 +90,8 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
 def _split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Line number (from 1) and cells of each line that holds any. A line is a row: quotes never join two."""
     for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE_CHARS:
+            raise ConfigError(f"{name}: line {number}: is longer than 64 KiB; expected comma-separated numbers")
         text = (line.removeprefix("\ufeff") if number == 1 else line).strip()
         if text and not text.startswith("#"):
             try:

@@ -310,6 +310,26 @@ def test_a_directory_that_is_a_file_is_said(cgroups, agent, tmp_path, key):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("damage", ["not TOML", "unknown key", "copy only"])
+def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_path, damage):
+    make(cgroups, "a")
+    found = cgroups.read_all("a")
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    agent.stop(signal.SIGKILL)
+    if damage == "copy only":
+        (tmp_path / "state" / "originals.state").write_bytes(b"")
+    else:
+        text = agent.config_path.read_text()
+        agent.config_path.write_text(text + ("[[[\n" if damage == "not TOML" else "[metrics2]\n"))
+    done = agent.run("restore")
+    assert cgroups.read_all("a") == found
+    assert done.stdout == f"restored {cgroups.top}/a\n"
+    assert done.returncode == (0 if damage == "copy only" else 78)
+    assert done.stderr.count("\n") == 1
+    assert ("not a state file" if damage == "copy only" else str(agent.config_path)) in done.stderr
+
+
 def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(cgroups, agent, tmp_path):
     make(cgroups, "number", "free")
     sources = describe_source(f"{cgroups.top}/number", 1.5) + describe_source(f"{cgroups.top}/free")
@@ -319,7 +339,8 @@ def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_ful
     agent.stop(signal.SIGKILL)
     state = tmp_path / "state" / "originals.state"
     damaged = state.read_bytes()[:-1]
-    state.write_bytes(damaged)
+    for copy in (state, tmp_path / "run" / "originals.state"):
+        copy.write_bytes(damaged)
     refused = agent.run("restore")
     assert (refused.returncode, refused.stderr.count("\n")) == (69, 1)
     assert "checksum" in refused.stderr

@@ -5,15 +5,19 @@ from __future__ import annotations
 import glob
 import json
 import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
 from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cli.demo import remove_leftovers
 from cpumond.testing import CgroupTree
 
 COMMAND = [sys.executable, "-m", "cpumond"]
@@ -130,29 +134,152 @@ def test_demo_shows_the_whole_way_and_leaves_nothing(hierarchies: Hierarchies, t
         assert job["ordered_cpu_s"] > 0.0
         assert job["used_cpu_s"] > 0.0
     assert summary["jobs"]["steady-low"]["reclaimed_cpu_s"] > 1.0
+    assert summary["jobs"]["bursty"]["throttled_s"] > 0.0
+    # A check or two when it wakes up at 15 s; more only where the machine lets this process wait.
+    assert len(summary["give_back_s"]) == 1
+    assert summary["give_back_s"][0] < 2.5
     assert summary["reclaimed_cpu_s"] == pytest.approx(sum(job["reclaimed_cpu_s"] for job in summary["jobs"].values()))
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.cgroup
-def test_demo_cleans_up_after_ctrl_c(hierarchies: Hierarchies, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "demo"],
-        stdout=subprocess.PIPE,
+def start_demo(directory: Path, *prefix: str, **options: object) -> subprocess.Popen[str]:
+    """A demo in a pipe."""
+    return subprocess.Popen(
+        [*prefix, *COMMAND, "demo"],
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
+
+
+def wait_table(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("Real cgroups")
-    wait_until(lambda: "busy" in process.stdout.readline(), "the demo shows its table")  # type: ignore[union-attr]
-    process.send_signal(signal.SIGINT)
+    wait_until(lambda: "busy" in process.stdout.readline(), "the demo shows its table")
+
+
+def list_children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The agent, the receiver and the loads of a demo."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 5
+    return children
+
+
+def all_ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+@pytest.mark.cgroup
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_demo_cleans_up_after_ctrl_c_and_hang_up(hierarchies: Hierarchies, tmp_path: Path, number: int) -> None:
+    process = start_demo(tmp_path, stderr=None)
+    assert process.stdout is not None
+    wait_table(process)
+    process.send_signal(number)
     rest = process.stdout.read()
     assert process.wait(30) == 0
     process.stdout.close()
     assert "all that the demo made is removed" in rest
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cgroup
+def test_demo_cleans_up_when_its_terminal_is_closed(hierarchies: Hierarchies, tmp_path: Path) -> None:
+    if shutil.which("setsid") is None:
+        pytest.skip("needs setsid of util-linux")
+    terminal, inner = pty.openpty()
+    process = start_demo(tmp_path, "setsid", "--ctty", stdin=inner, stdout=inner, stderr=inner)
+    os.close(inner)
+    seen = b""
+    while b"busy" not in seen:
+        seen += os.read(terminal, 65536)
+    children = list_children(process)
+    os.close(terminal)
+    process.wait(30)
+    assert all_ended(children)
+    assert leftovers(hierarchies, process.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cgroup
+def test_demo_ends_well_when_nobody_reads_on(hierarchies: Hierarchies, tmp_path: Path) -> None:
+    with start_demo(tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("Real cgroups")
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 0)
+    assert leftovers(hierarchies, process.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cgroup
+def test_what_a_killed_demo_leaves_ends_by_itself_and_its_cgroups_go_with_the_next(
+    hierarchies: Hierarchies, tmp_path: Path
+) -> None:
+    with start_demo(tmp_path) as process:
+        wait_table(process)
+        children = list_children(process)
+        tops = leftovers(hierarchies, process.pid)
+        [top] = {os.path.basename(path) for path in tops}
+        process.kill()
+    wait_until(lambda: all_ended(children), "the agent, the receiver and the loads end")
+    assert leftovers(hierarchies, process.pid) == tops
+    if hierarchies.cpu_version == 1:
+        for name in ("steady-low", "bursty", "busy"):
+            with open(os.path.join(hierarchies.cpu_root, top, name, "cpu.cfs_quota_us")) as quota:
+                assert quota.read() == "-1\n"
+    result = run("demo", "--duration", "1", env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    assert leftovers(hierarchies, process.pid) == []
+
+
+@pytest.mark.cgroup
+def test_only_empty_trees_of_dead_demos_are_removed(cgroups: CgroupTree) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    with subprocess.Popen(["true"]) as dead_too:
+        pass
+    gone, used = f"cpumond-demo-{dead.pid}", f"cpumond-demo-{dead_too.pid}"
+    kept = [
+        used, f"cpumond-demo-{os.getppid()}", f"cpumond-demo-{dead.pid}x", f"cpumond-demo-0{dead.pid}",
+        f"cpumond-demo-{dead.pid}-0", f"xcpumond-demo-{dead.pid}",
+    ]  # fmt: skip
+    for name in (gone, f"{gone}/a", f"{gone}/b", used, f"{used}/empty", f"{used}/used", *kept):
+        cgroups.make(name)
+    below = f"cpumond-demo-{os.getppid()}/{gone}"
+    cgroups.make(below)
+    cgroups.start_load(f"{used}/used")
+    for root in cgroups.roots:
+        remove_leftovers(os.path.join(root, cgroups.top))
+    for root in cgroups.roots:
+        place = os.path.join(root, cgroups.top)
+        assert {name for name in os.listdir(place) if os.path.isdir(os.path.join(place, name))} == set(kept)
+        for name in (f"{used}/empty", f"{used}/used", below):
+            assert os.path.isdir(os.path.join(place, name))
+
+
+@pytest.mark.cgroup
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_load_ends_with_whoever_started_it(cgroups: CgroupTree, threads: int) -> None:
+    cgroups.make("job")
+    program = (
+        "import sys\nfrom cpumond.testing import LoadProcess\n"
+        "load = LoadProcess(sys.argv[2:], int(sys.argv[1]))\nload.burn(0.3)\nprint(load.pid, flush=True)\ninput()\n"
+    )
+    files = [os.path.join(root, cgroups.top, "job", "cgroup.procs") for root in cgroups.roots]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(threads), *files], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        load = psutil.Process(int(process.stdout.readline()))
+        processes = [load, *load.children()]
+        assert len(processes) == threads
+        process.kill()
+    wait_until(lambda: all_ended(processes), "the load ends")
+    wait_until(lambda: cgroups.read("job", "cgroup.procs") == "", "its cgroup is empty")
 
 
 def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None:

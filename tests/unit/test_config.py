@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cpumond import config, wire
 from cpumond.config import (
     AgentConfig,
     Source,
@@ -166,8 +167,8 @@ def test_the_internal_field_path_is_no_key():
         ("[operation.a]\njob-cpu-monitor = 3", "operation.a.job-cpu-monitor: must be a table, got a number (3)"),
         ("managed_roots = 'a'", "managed_roots: must be a list of texts, got 'a'"),
         ("managed_roots = [1]", "managed_roots: must be a list of texts, got a list ([1])"),
-        ("node_id = 3", "node_id: must be a text, got 3"),
-        ("node_id = {}", "node_id: must be a text, got a table"),
+        ("node_id = 3", "node_id: must be a text of at most 4096 characters, got 3"),
+        ("node_id = {}", "node_id: must be a text of at most 4096 characters, got a table"),
         ("[monitor]\nthrottle_vote = 1", "monitor.throttle_vote: must be true or false, got 1"),
         ("[monitor]\nsmoothing_factor = '0.1'", "monitor.smoothing_factor: must be a number in [0, 1], got '0.1'"),
         ("[monitor]\nsmoothing_factor = true", "monitor.smoothing_factor: must be a number in [0, 1], got True"),
@@ -575,3 +576,16 @@ def test_a_field_is_described_in_words_with_its_range():
 def test_words_may_be_written_with_hyphens_or_underscores(spelling: str) -> None:
     table = parse_config_text(f'[monitor]\nsmoothing_seed = "{spelling}"\n', "cpumond.toml")
     assert table["monitor"] == {"smoothing_seed": "first_value"}
+
+
+def test_a_name_fits_into_the_heartbeat() -> None:
+    assert config.MAX_NAME == wire.MAX_NAME
+    with pytest.raises(ConfigError, match="at most 4096 characters"):
+        parse_config_text(f'node_id = "{"x" * 4097}"\n', "cpumond.toml")
+
+
+@pytest.mark.parametrize("key", ["state_dir", "mountinfo", "node_id", "managed_roots"])
+def test_control_characters_are_refused(key: str) -> None:
+    value = '["a\\u0000"]' if key == "managed_roots" else '"a\\u0000"'
+    with pytest.raises(ConfigError, match=f"{key}: must be printable text"):
+        parse_config_text(f"{key} = {value}\n", "cpumond.toml")

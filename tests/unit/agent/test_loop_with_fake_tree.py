@@ -16,10 +16,14 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
+from cpumond.agent.loop import Agent
 from cpumond.cgroup import Cgroup, open_cgroup
+from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.settings import CpuSettings
+from cpumond.config import finish_config, parse_config_text
 from cpumond.errors import CgroupWriteError, ConfigError, RefusedError, UnavailableError
-from cpumond.testing import make_tree, v2_cgroup
+from cpumond.reporters.log import SilentReporter
+from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
 from cpumond.wire import Heartbeat
 
 FOUR = v2_cgroup(quota="400000 100000")
@@ -305,14 +309,12 @@ def test_the_pause_file_stops_all_writes_at_once(make_node):
 
 def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
     node = make_node({"a": FOUR}).start()
-    node.agent.use_config(
-        msgspec.structs.replace(
-            node.read_config(), node_id="other", runtime_dir=str(node.directory / "elsewhere"), mountinfo="/nowhere"
-        )
-    )
-    assert {record["key"] for record in logs if record["event"] == "needs_restart"} == {
-        "node_id", "runtime_dir", "mountinfo",
-    }  # fmt: skip
+    node.agent.use_config(msgspec.structs.replace(node.read_config(), node_id="other"))
+    assert {record["key"] for record in logs if record["event"] == "needs_restart"} == {"node_id"}
+    for key in ("state_dir", "runtime_dir", "mountinfo"):
+        elsewhere = msgspec.structs.replace(node.read_config(), **{key: str(node.directory / "elsewhere")})
+        with pytest.raises(ConfigError, match=f"{key}: cannot change from .* while the agent runs"):
+            node.agent.use_config(elsewhere)
     (node.directory / "run" / "pause").touch()
     assert node.tick().paused
     assert node.reports.heartbeats[-1].node_id == "node"
@@ -797,7 +799,8 @@ def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_ful
     config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
     node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
     node.ticks(8)
-    (node.directory / "state" / "originals.state").write_bytes(content)
+    for directory in ("state", "run"):
+        (node.directory / directory / "originals.state").write_bytes(content)
     node.kill_and_restart()
     assert (node.cores("number"), node.cores("free")) == (4.0, 0.5)
     assert (node.directory / "state" / "originals.state.damaged-0").read_bytes() == content
@@ -806,10 +809,30 @@ def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_ful
     assert {record["job_id"] for record in logs if record["event"] == "original_unknown"} == {"number", "free"}
 
 
+@pytest.mark.parametrize("lost", ["damaged", "deleted"])
+def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs, lost):
+    config = QUICK + source("jobs/number") + source("jobs/free", cpu_limit="from-cgroup")
+    node = make_node({"number": FOUR, "free": FOUR}, config=config).start()
+    node.ticks(8)
+    state = node.directory / "state" / "originals.state"
+    assert (node.directory / "run" / "originals.state").read_bytes() == state.read_bytes()
+    if lost == "damaged":
+        state.write_bytes(b"")
+    else:
+        state.unlink()
+    node.kill_and_restart()
+    assert [node.job(name).state.hard_cores for name in ("number", "free")] == [4.0, 4.0]
+    assert [node.cores(name) for name in ("number", "free")] == ([4.0, 4.0] if lost == "damaged" else [0.5, 0.5])
+    assert bool([record for record in logs if record["event"] == "state_damaged"]) == (lost == "damaged")
+    node.agent.close()
+    assert [node.read(name) for name in ("number", "free")] == ["400000 100000"] * 2
+
+
 def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(8)
-    (node.directory / "state" / "originals.state").write_bytes(b"")
+    for directory in ("state", "run"):
+        (node.directory / directory / "originals.state").write_bytes(b"")
     node.kill_and_restart()
     node.make("small", quota="200000 100000")
     node.ticks(2, 2.0)
@@ -822,6 +845,7 @@ def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_dis
     node.ticks(8)
     state = node.directory / "state"
     (state / "originals.state").write_bytes(b"")
+    (node.directory / "run" / "originals.state").write_bytes(b"")
     node.agent.table.close()
     node.agent.watcher.close()
     node.agent = node.make_agent()
@@ -1060,3 +1084,36 @@ def test_a_cgroup_without_any_quota_is_put_back_to_none(make_node):
     assert math.isinf(node.agent.table.find("a").original.cores)
     node.agent.close()
     assert node.files("a") == original
+
+
+def test_a_contested_job_keeps_the_other_writers_quota_and_gets_its_burst_back(make_node):
+    config = QUICK + source() + "[writes]\ndrift_max = 1\noverride_ttl = 0\n"
+    job = v2_cgroup(quota="400000 100000", cpu_max_burst="300000\n")
+    node = make_node({"a": job}, config=config).start()
+    node.ticks(8)
+    assert int(node.read("a", "cpu.max.burst")) < 100_000
+    node.write("a", "cpu.max", "45000 100000\n")
+    node.tick()
+    assert node.job("a").status == "contested"
+    node.agent.close()
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("45000 100000", "45000")
+
+
+def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_path):
+    for controller in ("cpu", "cpuacct"):
+        make_tree(tmp_path / controller / "jobs", {})
+    mountinfo = write_mountinfo(tmp_path / "mountinfo", {f"{tmp_path}/cpu": "cpu", f"{tmp_path}/cpuacct": "cpuacct"})
+    text = f'state_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\nmountinfo = "{mountinfo}"\n' + source()
+    for name in ("state", "run"):
+        (tmp_path / name).mkdir()
+    agent = Agent(finish_config(parse_config_text(text, "c.toml"), ""), open_hierarchies(mountinfo), SilentReporter())
+    agent.start()
+    files = {"cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n", "cpu.shares": "1024\n"}
+    quota = {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}
+    make_tree(tmp_path / "cpu" / "jobs" / "a", files | quota)
+    agent.tick(agent.clock.monotonic_s())
+    assert len(agent.table) == 0
+    make_tree(tmp_path / "cpuacct" / "jobs" / "a", {"cpuacct.usage": "0\n"})
+    agent.tick(agent.clock.monotonic_s())
+    assert len(agent.table) == 1
+    agent.close()

@@ -121,6 +121,7 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
         (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
         (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
         (["explain"], r"cpumond: Missing argument 'JOB'\. See 'cpumond explain --help'\.\n"),
+        (["schema"], r"cpumond: Missing argument 'NAME'\. .*heartbeat.*\. See 'cpumond schema --help'\.\n"),
     ],
 )
 def test_a_wrong_command_line_is_64_and_one_sentence(arguments, message, capsys):
@@ -154,9 +155,16 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
         (PermissionError(13, "x", "/etc/x"), 77, "/etc/x: Permission denied; run as root"),
         (OSError(28, "x", "/var/x"), 69, "/var/x: No space left on device"),
         (click.UsageError("wrong"), 64, "wrong"),
+        (CpumondError("it is\n\tgone\n"), 69, "it is gone\n"),
+        (
+            ZeroDivisionError("by\nzero"),
+            69,
+            "internal error: ZeroDivisionError: by zero; run with CPUMOND_DEBUG=1 for the traceback\n",
+        ),
     ],
 )
-def test_errors_are_one_sentence_and_an_exit_code(raising, capsys, error, code, sentence):
+def test_errors_are_one_sentence_and_an_exit_code(raising, capsys, monkeypatch, error, code, sentence):
+    monkeypatch.delenv("CPUMOND_DEBUG", raising=False)
     assert raising(error) == code
     err = capsys.readouterr().err
     assert err.startswith(f"cpumond: {sentence}")
@@ -167,9 +175,27 @@ def test_ctrl_c_is_130(raising):
     assert raising(KeyboardInterrupt()) == 130
 
 
-def test_a_mistake_of_our_own_is_not_hidden(raising):
-    with pytest.raises(ZeroDivisionError):
-        raising(ZeroDivisionError())
+def test_a_mistake_of_our_own_has_a_traceback_where_it_is_asked_for(raising, capsys, monkeypatch):
+    monkeypatch.setenv("CPUMOND_DEBUG", "1")
+    assert raising(ZeroDivisionError("x")) == 69
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):")
+    assert "in broken" in err
+    assert err.endswith("\ncpumond: internal error: ZeroDivisionError: x; run with CPUMOND_DEBUG=1 for the traceback\n")
+
+
+def test_an_exit_that_is_asked_for_is_not_an_error(raising):
+    with pytest.raises(SystemExit) as end:
+        raising(SystemExit(3))
+    assert end.value.code == 3
+
+
+def test_an_error_that_nobody_can_read_keeps_its_exit_code():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "cpumond", "nonsense"], stderr=full, timeout=60, check=False)
+    assert done.returncode == 64
 
 
 def test_main_ends_the_process_with_the_exit_code(capsys):

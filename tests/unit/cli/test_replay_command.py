@@ -145,6 +145,29 @@ def test_bytes_that_are_no_text_are_78_naming_the_line(tmp_path, capsys):
     assert "line 3: column usage_cores" in capsys.readouterr().err
 
 
+def test_an_endless_line_is_78_before_it_is_read(capsys):
+    assert run(["replay", "/dev/zero", "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err == (
+        "cpumond: /dev/zero: line 1: is longer than 64 KiB; expected comma-separated numbers\n"
+    )
+
+
+def test_an_endless_line_of_standard_input_is_78_too(monkeypatch, capsys):
+    with open("/dev/zero", encoding="ascii") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        assert run(["replay", "-", "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err.startswith("cpumond: standard input: line 1: is longer than 64 KiB")
+
+
+def test_a_line_of_64_kib_is_read(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE + "#" * (64 * 1024 - 1) + "\n12,0.1\n" + "#" * (64 * 1024) + "\n13,0.1\n")
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 78
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("12.0,")
+    assert err.startswith(f"cpumond: {path}: line 16: is longer than 64 KiB")
+
+
 def test_rows_before_a_bad_one_are_printed(tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("time_s,usage_cores\n0,0\n1,1\n2,bad\n")
@@ -157,7 +180,8 @@ def test_rows_before_a_bad_one_are_printed(tmp_path, capsys):
     [
         ("vote_window=7", "--set: vote_window: unknown key; did you mean 'vote_window_size'?"),
         ("smoothing_factor=2", "--set: smoothing_factor: must be a number in [0, 1], got 2"),
-        ("smoothing_factor", "--set smoothing_factor: expected key=value, for example --set vote_window_size=7"),
+        ("=1", "--set: : unknown key"),
+        ("smoothing_factor=0.5\nx=1", "--set: smoothing_factor: expected a value on one line, got '0.5\\nx=1'"),
         ("vote_window_size=3", "--set: vote_decision_threshold = 3 can never be exceeded by 3 votes; allowed: "),
         ("relative_lower_bound=0.95", "--set: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "),
     ],
@@ -185,6 +209,7 @@ def test_a_cpu_limit_that_is_not_above_0_and_finite_is_64(trace, capsys, value):
         ["TRACE", "--cpu-limit", "ten"],
         ["TRACE", "--cpu-limit", "10", "--format", "xml"],
         ["TRACE", "--cpu-limit", "10", "more"],
+        ["TRACE", "--cpu-limit", "10", "--set", "smoothing_factor"],
     ],
 )
 def test_a_wrong_command_line_is_64(trace, capsys, arguments):

@@ -155,9 +155,15 @@ def test_a_bad_row_is_refused_naming_file_line_column_and_what_is_expected(text,
     assert refused(text) == message
 
 
-def test_a_cell_too_long_for_csv_is_refused_in_one_sentence():
+def test_a_line_too_long_for_a_trace_is_refused_in_one_sentence():
     message = refused("time_s,usage_cores\n0," + "1" * 200_000 + "\n")
-    assert message.startswith("t.csv: line 2: expected comma-separated numbers: ")
+    assert message == "t.csv: line 2: is longer than 64 KiB; expected comma-separated numbers"
+
+
+def test_what_csv_itself_refuses_is_one_sentence():
+    rows = parse_trace(["time_s,usage_cores\n", "0,1\r2,3\n"], "t.csv")
+    with pytest.raises(ConfigError, match="line 2: expected comma-separated numbers: "):
+        next(rows)
 
 
 def test_rows_before_a_bad_one_are_given():
