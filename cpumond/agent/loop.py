@@ -30,10 +30,11 @@ from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
 from cpumond.agent.table import JobTable
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
+from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
 from cpumond.config import AgentConfig
-from cpumond.discovery import list_jobs
+from cpumond.discovery import list_jobs, may_match
 from cpumond.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
@@ -45,6 +46,7 @@ log = structlog.get_logger("cpumond.agent")
 PAUSE_FILE = "pause"
 LATE_PERIODS = 3
 MAX_STRIDE = 16
+LEAF_TURNS = 10
 CALM_S = 600.0
 """Foreign writes at least this far apart do not add up to a contest."""
 
@@ -121,11 +123,13 @@ class Agent:
     # ---- 1. discover
 
     def _discover(self, now_s: float) -> None:
-        children, owners, lost = self.watcher.drain()
+        paths, owners, lost = self.watcher.drain()
+        children = any(self._concerns_a_source(path) for path in paths)
         # Kept until the tick takes them: a request between two ticks comes here too.
         self._changed_limits |= owners
         self._read_all_limits |= lost
-        if not (children or lost or self._rescan_due or now_s >= self._rescan_at_s):
+        due = self._rescan_due or now_s >= self._rescan_at_s
+        if not (children or lost or due or self._gained_children()):
             return
         self._rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
@@ -140,6 +144,19 @@ class Agent:
         self.period_s = min(
             [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
+
+    def _gained_children(self) -> bool:
+        """Whether a cgroup that was changed is no leaf any more; a tenth of them is looked at in each tick."""
+        turn = self.totals.ticks % LEAF_TURNS
+        return any(
+            number % LEAF_TURNS == turn and job.touched and not is_leaf(job.cgroup.directory)
+            for number, job in enumerate(self.table)
+        )
+
+    def _concerns_a_source(self, path: str) -> bool:
+        """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
+        relative = os.path.relpath(path, self.hierarchies.cpu_root)
+        return any(may_match(source.pattern, relative) for source in self.config.source)
 
     # ---- foreign writes (operator_pains 3, 4, 5)
 

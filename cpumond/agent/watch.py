@@ -76,10 +76,11 @@ class Watcher:
             # The kernel drops the watch of a removed file by itself.
             return
 
-    def drain(self) -> tuple[bool, set[str], bool]:
-        """(children came or went, owners whose limits were written, events were lost) since the last call."""
-        children, lost = False, False
+    def drain(self) -> tuple[set[str], set[str], bool]:
+        """(paths that came, went or changed, owners whose limits were written, events were lost) since the last one."""
+        children: set[str] = set()
         owners: set[str] = set()
+        lost = False
         while True:
             event = self._inotify.sync_get()
             if event is None:
@@ -91,7 +92,7 @@ class Watcher:
             elif event.watch in self._owners:
                 owners.add(self._owners[event.watch])
             else:
-                children = True
+                children.add(str(event.path))
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from cpumond.config import Source
-from cpumond.discovery.glob import list_glob, list_static
+from cpumond.discovery.glob import list_glob, list_static, may_match
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -34,6 +34,8 @@ class Scan(msgspec.Struct):
     watched: set[str] = set()
     problems: list[str] = []
 
+
+__all__ = ["SOURCES", "FoundJob", "Scan", "list_jobs", "may_match", "name_job"]
 
 SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
     "static": list_static,

@@ -31,6 +31,16 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
     return sorted(found), sorted(watched)
 
 
+def may_match(pattern: str, path: str) -> bool:
+    """Whether ``path``, a matching one above or below it, can change what ``pattern`` finds."""
+    for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
+        if part == "**":
+            return True
+        if component != "." and not fnmatch.fnmatchcase(component, part):
+            return False
+    return True
+
+
 def _descend(root: str, place: str, parts: list[str], found: set[str], watched: set[str], depth: int) -> None:
     if not parts:
         found.add(place)

@@ -197,7 +197,7 @@ class TestCgroup:
             watcher = Watcher()
             watcher.watch_limits("a", [*cgroup.watch_paths("quota"), *cgroup.watch_paths("weight")])
             assert cgroup.write_settings(host.first, host.first)
-            assert watcher.drain() == (False, set(), False)
+            assert watcher.drain() == (set(), set(), False)
             watcher.close()
 
     @pytest.mark.parametrize("parent", [(60_000, 100_000), (33_333, 100_000), (200_000, 1_000_000), (2_000, 1_000)])
@@ -305,15 +305,15 @@ class TestCgroup:
             watcher = Watcher()
             handles = watcher.watch_limits("a", paths)
             host.set_quota("b", 50_000)
-            assert watcher.drain() == (False, set(), False)
+            assert watcher.drain() == (set(), set(), False)
             if actuator == "weight":
                 host.write("a", "cpu.shares" if host.version == 1 else "cpu.weight", "512\n")
             else:
                 host.set_quota("a", 50_000)
-            assert watcher.drain() == (False, {"a"}, False)
+            assert watcher.drain() == (set(), {"a"}, False)
             watcher.unwatch(handles)
             host.set_quota("a", 60_000)
-            assert watcher.drain() == (False, set(), False)
+            assert watcher.drain() == (set(), set(), False)
             watcher.close()
 
     def test_children_that_come_and_go_are_seen_at_once(self, host):
@@ -324,10 +324,10 @@ class TestCgroup:
         assert watcher.drain()[0]
         host.remove("group/a")
         assert watcher.drain()[0]
-        assert watcher.drain() == (False, set(), False)
+        assert watcher.drain() == (set(), set(), False)
         watcher.watch_directories(set())
         host.make("group/b")
-        assert watcher.drain() == (False, set(), False)
+        assert watcher.drain() == (set(), set(), False)
         watcher.close()
 
     def test_children_of_a_directory_that_was_made_again_are_seen(self, host):

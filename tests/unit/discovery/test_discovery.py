@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cpumond.config import Source
-from cpumond.discovery import SOURCES, FoundJob, list_jobs, name_job
+from cpumond.discovery import SOURCES, FoundJob, list_jobs, may_match, name_job
 from cpumond.discovery.glob import list_glob, list_static
 from cpumond.testing import make_tree
 
@@ -198,3 +198,21 @@ def test_what_is_watched_is_what_all_sources_watch(root):
 def test_no_hierarchy_is_no_job(tmp_path):
     scan = list_jobs([glob("**"), glob("jobs/*"), Source(kind="static", pattern="a/b")], [], str(tmp_path / "none"))
     assert (scan.jobs, scan.problems) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "may"),
+    [
+        ("jobs/*", "jobs/a", True),
+        ("jobs/*", "jobs", True),
+        ("jobs/*", ".", True),
+        ("jobs/*", "other", False),
+        ("jobs/a*/x", "jobs/b", False),
+        ("jobs/a*/x", "jobs/a1/y", False),
+        ("jobs/**/x", "jobs/b/c", True),
+        ("/jobs//one", "jobs/one", True),
+        ("jobs/one", "jobs/two", False),
+    ],
+)
+def test_only_a_change_on_the_way_to_a_match_is_looked_at(pattern: str, path: str, may: bool) -> None:
+    assert may_match(pattern, path) == may
