@@ -46,11 +46,12 @@ def read_stat(cgroups: CgroupTree, name: str) -> dict[str, int]:
 
 
 def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, agent):
-    for name, quota_us in (("light", 150_000), ("idle", 150_000), ("busy", 50_000)):
+    for name, quota_us in (("light", 150_000), ("idle", 150_000), ("busy", 30_000)):
         cgroups.make(name)
         set_limit(cgroups, name, quota_us)
-    # Enough weight to get its half core whatever else runs on the machine.
-    cgroups.write("busy", "cpu.shares", 100_000)
+    # So little, and with all the weight there is, that it gets it and is throttled whatever else runs on the machine.
+    for name in ("", "busy"):
+        cgroups.write(name, "cpu.shares", 262_144)
     light, busy = cgroups.start_load("light"), cgroups.start_load("busy")
     light.burn(0.02)
     busy.burn(1.0)
@@ -63,10 +64,10 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     assert {file for file in after if after[file] != before[file]} == {"cpu.cfs_quota_us"}
     # A job that wants more than it has keeps all of it.
     wait_until(
-        lambda: cgroups.quota_cores("busy") == agent.job("busy")["current_cpu_limit"] == 0.5, "busy keeps its limit"
+        lambda: cgroups.quota_cores("busy") == agent.job("busy")["current_cpu_limit"] == 0.3, "busy keeps its limit"
     )
     totals = agent.get("/v1/status")["totals"]
-    assert totals["cpu_limit"] == 3.5
+    assert totals["cpu_limit"] == pytest.approx(3.3)
     assert totals["reclaimed"] == pytest.approx(totals["cpu_limit"] - totals["current_cpu_limit"])
 
 

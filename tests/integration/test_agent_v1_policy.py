@@ -92,7 +92,7 @@ def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_late
     agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/group/*")))
     wait_until(lambda: at_floor(cgroups, "group/a"), "the quota is down at the floor")
     cgroups.write("group", "cpu.cfs_quota_us", 80_000)
-    assert agent.stop() == 0
+    assert agent.stop() == 69
     assert cgroups.quota_cores("group/a") == 0.8
     [failed] = agent.events("restore_failed")
     assert "group above it is 0.8 cores" in failed["error"]

@@ -298,15 +298,15 @@ def test_beyond_loopback_with_a_token(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("code", "arguments", "sentence"),
     [
-        (("--listen", "9758"), "--listen: must be \"host:port\" with a port in [0, 65535], got '9758'"),
-        (("--token-file", "/nonexistent/token"), "token file /nonexistent/token: No such file or directory"),
+        (64, ("--listen", "9758"), "--listen: must be \"host:port\" with a port in [0, 65535], got '9758'"),
+        (78, ("--token-file", "/nonexistent/token"), "token file /nonexistent/token: No such file or directory"),
     ],
 )
-def test_a_wrong_option_is_exit_78_with_one_sentence(arguments: tuple[str, ...], sentence: str):
+def test_a_wrong_option_is_one_sentence(code: int, arguments: tuple[str, ...], sentence: str):
     ended = run_cpumond("stub-scheduler", *arguments)
-    assert (ended.returncode, ended.stderr) == (78, f"cpumond: {sentence}\n")
+    assert (ended.returncode, ended.stderr) == (code, f"cpumond: {sentence}\n")
 
 
 def test_schema_prints_the_schema_of_a_heartbeat():

@@ -119,7 +119,7 @@ def test_a_target_is_legal_and_never_above_what_was_found_or_what_is_allowed(cor
     assert given_cores <= parent.cores + 1e-9
     assert abs(given_cores - target.cores) <= 1.0 / target.settings.period_us + 1e-9
     least = max(cores, 0.001)
-    assert target.cores <= max(least, min(cores, original.cores, parent.cores)) + 1e-9
+    assert target.cores <= max(least, min(cores, original.cores, parent.cores)) + 0.5 / target.settings.period_us + 1e-9
     assert target.settings.period_us >= original.period_us
     assert target.settings.weight == original.weight
     if burst_ratio is None and original.burst_us is not None:
