@@ -190,8 +190,16 @@ def test_a_quota_below_the_burst_of_somebody_else_is_written_in_the_right_order(
     agent.start(describe_agent(cgroups))
     load.burn(2.0)
     wait_until(lambda: agent.job("a")["usage"], "the load is seen")
-    # Legal now, and in the way of every lower quota.
-    cgroups.write("a", "cpu.cfs_burst_us", 150_000)
+
+    def set_burst() -> bool:
+        """Legal while the quota is at its full 1.5 cores, and then in the way of every lower one."""
+        try:
+            cgroups.write("a", "cpu.cfs_burst_us", 150_000)
+        except OSError:
+            return False
+        return True
+
+    wait_until(set_burst, "the load has its whole quota and takes a burst of that size")
     load.burn(0.0)
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
     assert cgroups.read("a", "cpu.cfs_burst_us") == "0"
