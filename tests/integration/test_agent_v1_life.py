@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 from agent_process import AgentProcess
-from configs import FLOOR, describe_agent, describe_source
+from configs import FLOOR, at_floor, describe_agent, describe_source, make
 from waiting import wait_until
 
 from cpumond.agent.loop import Agent
@@ -30,16 +30,6 @@ def v1(cgroups: CgroupTree) -> None:
     """The files below are those of version 1."""
     if cgroups.hierarchies.cpu_version != 1:
         pytest.skip("needs the cpu controller in a version 1 hierarchy")
-
-
-def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> None:
-    for name in names:
-        cgroups.make(name)
-        cgroups.write(name, "cpu.cfs_quota_us", quota_us)
-
-
-def at_floor(cgroups: CgroupTree, *names: str) -> bool:
-    return all(abs(cgroups.quota_cores(name) - FLOOR) < 0.001 for name in names)
 
 
 def list_jobs(agent: AgentProcess) -> list[str]:
