@@ -1,0 +1,12 @@
+"""Hierarchical dominant-resource fair share with guarantees: pure functions of a frozen tree. Read ARCHITECTURE.md."""
+
+from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.fairshare.result import ElementShares, FairShare, UpdateError, UpdateResult
+from cpumond.fairshare.tree import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot
+from cpumond.fairshare.update import FairShareUpdater, fair_share_update
+
+__all__ = [
+    "fair_share_update", "FairShareUpdater",
+    "Snapshot", "Options", "Pool", "Operation", "IntegralGuarantees", "ROOT", "RESOURCES", "Vector",
+    "UpdateResult", "ElementShares", "FairShare", "UpdateError",
+]  # fmt: skip

@@ -1,0 +1,120 @@
+"""From the root's share down to every operation's (fair_share_update.md 12, 13, 14)."""
+
+from __future__ import annotations
+
+from cpumond.fairshare.functions import Group, Path, ShareFunction, stop_within
+from cpumond.fairshare.nodes import PoolNode, make_path
+from cpumond.fairshare.resources import (
+    EPS,
+    Vector,
+    add,
+    greatest,
+    least,
+    subtract,
+    sum_vectors,
+)
+from cpumond.fairshare.result import FairShare
+from cpumond.fairshare.tree import Options
+
+MARGIN: Vector = (EPS, EPS, EPS, EPS, EPS)
+
+
+def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
+    """The parts of a pool's share: strong guarantee first, then integral guarantee, the rest by weight (12)."""
+    by_strong = least(total, strong)
+    rest = subtract(total, by_strong)
+    by_integral = least(rest, proposed)
+    return FairShare(total, by_strong, by_integral, subtract(rest, by_integral))
+
+
+def assign(node: PoolNode, suggestion: float, options: Options, promised: bool = False) -> None:
+    """Hand out what ``node`` takes at ``suggestion``, down to its operations (12.1, 12.2; 13 with suggestion 0)."""
+    assert node.function is not None
+    segment = node.function.segment_at(suggestion)
+    stack = [(node, segment, suggestion)]
+    while stack:
+        stack += _assign_children(*stack.pop(), options, promised)
+
+
+def _assign_children(
+    node: PoolNode, segment: int, suggestion: float, options: Options, promised: bool
+) -> list[tuple[PoolNode, int, float]]:
+    """Set the share of a pool and of its operations; returns where its child pools are on their functions."""
+    function, path = node.function, node.path
+    assert function is not None
+    total = function.value_in(segment, suggestion)
+    if promised:
+        node.promised = detail(total, node.strong, node.proposed)
+    else:
+        node.fair_share = detail(total, node.strong, node.proposed)
+    if path is None:
+        return []
+    x, group, jumped = _locate(function, segment, suggestion)
+    if any(child.function is not f for child, f in zip(node.pools, path.functions, strict=False)):
+        path, x, group, jumped = _follow_changed_children(node, x, total, options)
+    functions = path.functions
+    segments, suggestions = path.places_at(x, group, jumped)
+    pools = len(node.pools)
+    totals: list[Vector] = []
+    for f, i, s in zip(functions[pools:], segments[pools:], suggestions[pools:], strict=True):
+        if i < 0:
+            totals.append(f.at_zero)
+        else:
+            v0, v1, v2, v3, v4 = f.values[i]
+            m0, m1, m2, m3, m4 = f.slopes[i]
+            t = s - f.starts[i]
+            totals.append((v0 + m0 * t, v1 + m1 * t, v2 + m2 * t, v3 + m3 * t, v4 + m4 * t))
+    if path.factors is None:
+        totals = [total for _, total in sorted(zip(node.order, totals, strict=True))]
+    if promised:
+        node.promised_totals = totals
+    else:
+        node.operation_totals = totals
+    return list(zip(node.pools, segments, suggestions, strict=False))
+
+
+def _locate(function: ShareFunction, segment: int, suggestion: float) -> tuple[float, Group, int]:
+    """Where a pool's path is at a suggestion within a segment: fit factor, who jumps there, how many of them have."""
+    if segment < 0:
+        x, _, _, group, jumped = function.zero_position
+        return x, group, jumped
+    x, rate, end, group, jumped = function.positions[segment]
+    return min(x + rate * (suggestion - function.starts[segment]), end), group, jumped
+
+
+def _follow_changed_children(
+    node: PoolNode, x: float, total: Vector, options: Options
+) -> tuple[Path, float, Group, int]:
+    """The position of a pool whose function was made of other functions of its children (11.1): as far along what its
+    children are now as ``total`` allows, in normal mode not beyond ``x``. Only with nested integral pools."""
+    path = make_path(node, node.children_functions(), options)
+    start = path.values[0]
+    if not options.improved_fair_share_by_fit_factor:
+        _, farthest, _ = stop_within(path, greatest(add(total, MARGIN), start))
+        return path, min(x, farthest), (), 0
+    step, x, value = stop_within(path, greatest(total, start))
+    if options.improved_distribution_gap and max(subtract(total, value)) > EPS:
+        step, x, value = stop_within(path, greatest(add(total, MARGIN), start))
+    group, jumped = path.jumps.get(step, ((), 0))
+    return path, x, group, jumped
+
+
+def total_of_root(root: PoolNode) -> None:
+    """The root's share is the sum of what its children got, with the sums of their strong parts (14)."""
+    shares = [child.fair_share for child in root.pools]
+    total = sum_vectors([share.total for share in shares] + list(root.operation_totals))
+    by_strong = least(total, sum_vectors([share.strong_guarantee for share in shares]))
+    rest = subtract(total, by_strong)
+    by_integral = least(rest, root.proposed)
+    root.fair_share = FairShare(total, by_strong, by_integral, subtract(rest, by_integral))
+
+
+def assign_promised_shares(root: PoolNode, options: Options) -> None:
+    """The share within guarantees of the first pools from the root that are to have it computed, and below (13)."""
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if node.pool.compute_promised_guarantee_fair_share:
+            assign(node, 0.0, options, promised=True)
+        else:
+            nodes += node.pools

@@ -1,0 +1,150 @@
+"""Strong guarantees: inferred from the main resource, adjusted to what is there, estimated (fair_share_update.md 4, 6)."""
+
+from __future__ import annotations
+
+import math
+
+from cpumond.fairshare.nodes import PoolNode
+from cpumond.fairshare.resources import (
+    ONE,
+    RESOURCES,
+    ZERO,
+    Vector,
+    add,
+    dominates,
+    least,
+    positive_part,
+    quantised,
+    quantised_volume,
+    scale,
+    share,
+    subtract,
+    sum_vectors,
+    truncated,
+)
+from cpumond.fairshare.result import GUARANTEES_EXCEED_CLUSTER, UpdateError
+from cpumond.fairshare.tree import UNSET
+
+
+def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str) -> None:
+    """Fill ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4).
+
+    A resource that a pool leaves unset follows its main resource: the same part of the parent's guarantee, scaled to
+    what the configured siblings leave; at the first level it is not scaled.
+    """
+    main = RESOURCES.index(main_resource)
+    preorder[0].inferred_guarantee = total
+    for node in preorder:
+        children = [child for child in node.pools if child.pool.strong_guarantee_resources != UNSET]
+        if not children:
+            continue
+        has = node.inferred_guarantee
+        configured = [[g or 0.0 for g in child.pool.strong_guarantee_resources] for child in children]
+        part_of_main = [g[main] / has[main] if has[main] else 0.0 for g in configured]
+        for r in range(5):
+            if r == main:
+                continue
+            left = max(has[r] - sum(g[r] for g in configured), 0.0)
+            inferred = [
+                part * has[r] if child.pool.strong_guarantee_resources[r] is None else None
+                for child, part in zip(children, part_of_main, strict=True)
+            ]
+            wanted = sum(x for x in inferred if x is not None)
+            factor = left / wanted if node.parent is not None and wanted > left else None
+            for g, x in zip(configured, inferred, strict=True):
+                if x is not None:
+                    single = [0.0] * 5
+                    single[r] = x if factor is None else x * factor
+                    g[r] = truncated(tuple(single))[r]
+        for child, (a, b, c, d, e) in zip(children, configured, strict=True):
+            child.inferred_guarantee = (a, b, c, d, e)
+            child.strong = share(child.inferred_guarantee, total)
+    preorder[0].strong = sum_vectors([child.strong for child in preorder[0].pools])
+
+
+def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector) -> list[UpdateError]:
+    """Errors for guarantees that the cluster cannot keep; what bursts is scaled down with the root's strong share (6)."""
+    errors = []
+    # sums of hundredths of a core, which as doubles are not exact
+    strong = quantised_volume(sum_vectors([child.inferred_guarantee for child in root.pools]))
+    if not dominates(total, quantised_volume(add(strong, quantised(scale(total, root.total_flow_ratio))))):
+        errors.append(
+            UpdateError(
+                GUARANTEES_EXCEED_CLUSTER, "strong guarantees and resource flows exceed the cluster's resources"
+            )
+        )
+    if not dominates(total, quantised_volume(add(strong, quantised(scale(total, root.total_burst_ratio))))):
+        errors.append(
+            UpdateError(
+                GUARANTEES_EXCEED_CLUSTER, "strong guarantees and burst guarantees exceed the cluster's resources"
+            )
+        )
+        bursts = sum(node.burst_ratio for node in burst_pools)
+        factor = fitting_factor(ONE, root.strong, (bursts, bursts, bursts, bursts, bursts))
+        root.strong = scale(root.strong, factor)
+        for node in burst_pools:
+            node.burst_ratio *= factor
+    return errors
+
+
+def fitting_factor(available: Vector, *wanted: Vector) -> float:
+    """The greatest double in [0, 1] that scales all of ``wanted`` so that their sum is within ``available`` (6)."""
+
+    def fits(factor: float) -> bool:
+        return dominates(available, sum_vectors([scale(vector, factor) for vector in wanted]))
+
+    total = sum_vectors(list(wanted))
+    factor = min(1.0, *(a / w if w > a else 1.0 for a, w in zip(available, total, strict=True)))
+    while factor < 1.0 and fits(math.nextafter(factor, 1.0)):
+        factor = math.nextafter(factor, 1.0)
+    while not fits(factor):
+        factor = math.nextafter(factor, 0.0)
+    return factor
+
+
+def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode]) -> None:
+    """Shrink strong shares, tier by tier, to what each parent has, with one factor for all resources (6.1, 6.2)."""
+    for node in reversed(preorder):
+        if node in effective_priority:
+            node.priority_tier, node.regular_tier = node.strong, ZERO
+        elif node.pool.priority_strong_guarantee_adjustment_donorship:
+            node.priority_tier, node.regular_tier = ZERO, node.strong
+        else:
+            node.priority_tier = sum_vectors([child.priority_tier for child in node.pools])
+            node.regular_tier = subtract(node.strong, node.priority_tier)
+    for node in preorder:
+        node.strong = least(node.strong, node.limits_share)
+        children = node.pools
+        fixed = ZERO
+        wanted = sum_vectors([child.priority_tier for child in children])
+        available = positive_part(node.strong)
+        if not dominates(available, wanted):
+            factor = fitting_factor(available, wanted)
+            for child in children:
+                child.priority_tier = scale(child.priority_tier, factor)
+                child.regular_tier = ZERO
+        else:
+            fixed = add(fixed, wanted)
+            wanted = sum_vectors([child.regular_tier for child in children])
+            available = positive_part(subtract(node.strong, fixed))
+            if not dominates(available, wanted):
+                factor = fitting_factor(available, wanted)
+                for child in children:
+                    child.regular_tier = scale(child.regular_tier, factor)
+        for child in children:
+            child.strong = add(child.priority_tier, child.regular_tier)
+
+
+def estimate_guarantees(preorder: list[PoolNode]) -> None:
+    """Fill ``estimated``: the strong share, and by weight what the parent's leaves, without limits or demand (6.3)."""
+    root = preorder[0]
+    root.estimated = root.strong
+    for node in preorder:
+        left = node.estimated
+        for child in node.pools:
+            child.estimated = least(child.strong, left)
+            left = subtract(left, child.estimated)
+        node.unguaranteed = left
+        node.weight_sum = weight = sum(node.weights)
+        for child in node.pools:
+            child.estimated = add(child.estimated, scale(left, child.pool.weight / weight))

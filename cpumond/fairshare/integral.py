@@ -1,0 +1,228 @@
+"""Integral guarantees: volumes that fill and drain, burst pools, relaxed pools (fair_share_update.md 5, 10, 11)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+from cpumond.fairshare.nodes import PoolNode
+from cpumond.fairshare.resources import (
+    CPU,
+    EPS,
+    ONE,
+    ZERO,
+    Vector,
+    add,
+    dominates,
+    greatest,
+    least,
+    positive_part,
+    quantise_cpu,
+    quantised,
+    quantised_volume,
+    scale,
+    subtract,
+    sum_vectors,
+)
+from cpumond.fairshare.tree import Options
+
+Prepare = Callable[[PoolNode], None]
+"""Gives every pool of a subtree its function, but those that have one (9)."""
+
+
+# ---- volumes
+
+
+def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:
+    """Volumes grow by the flow and shrink by what the last update granted; never above the capacity by growth (5.1)."""
+    for node in nodes:
+        integral = node.pool.integral_guarantees
+        old = node.volume
+        span = quantised_volume(scale(total, elapsed_s))
+        capacity = quantised_volume(scale(quantised(scale(total, node.flow_ratio)), saturation_period_s))
+        gained = quantised_volume(scale(span, node.flow_ratio))
+        spent = quantised_volume(scale(span, node.last_share_ratio))
+        volume = positive_part(subtract(add(old, gained), spent))
+        upper = greatest(old, capacity)
+        node.volume_overflow = positive_part(subtract(volume, upper))
+        if integral.can_accept_free_volume:
+            node.acceptable_volume = positive_part(subtract(capacity, volume))
+        node.volume = least(volume, upper)
+
+
+def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
+    """The pools, in pre-order, that volumes flow through: none that is inside a pool with an integral guarantee (5.2)."""
+    nodes = []
+    end = 0
+    for node in preorder:
+        if node.index >= end:
+            nodes.append(node)
+            if node.guarantee_type != "none":
+                end = node.end
+    return nodes
+
+
+def collect_overflow(nodes: list[PoolNode]) -> None:
+    """What pools could not keep and what others could take, summed up to the root (5.2); ``nodes`` in pre-order."""
+    for node in reversed(nodes):
+        if node.guarantee_type != "none":
+            continue
+        node.children_volume_overflow = sum_vectors([child.volume_overflow for child in node.pools])
+        surplus = subtract(
+            node.children_volume_overflow, sum_vectors([child.acceptable_volume for child in node.pools])
+        )
+        node.volume_overflow = positive_part(surplus)
+        if node.pool.integral_guarantees.can_accept_free_volume:
+            node.acceptable_volume = positive_part(scale(surplus, -1.0))
+
+
+def distribute_free_volume(nodes: list[PoolNode]) -> None:
+    """Give volume that would be lost to pools that can still take some, where a pool is told to (5.3)."""
+    for node in nodes:
+        if node.guarantee_type != "none":
+            node.volume = add(node.volume, node.accepted_free_volume)
+            continue
+        free = add(node.accepted_free_volume, node.children_volume_overflow)
+        if node.pool.integral_guarantees.should_distribute_free_volume_among_children and any(free):
+            accepted = [_accept(node.pools, r, free[r]) for r in range(5)]
+            for child, volume in zip(node.pools, zip(*accepted, strict=True), strict=True):
+                child.accepted_free_volume = volume
+
+
+def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
+    """What each child accepts of ``free`` volume of resource ``r``: by its flow, up to what it can take (5.3)."""
+    accepted = [0.0] * len(children)
+    hungry = [
+        (child.acceptable_volume[r] / child.total_flow_ratio, n)
+        for n, child in enumerate(children)
+        if child.acceptable_volume[r] > EPS and child.total_flow_ratio > EPS
+    ]
+    if free == 0.0:
+        return accepted
+    weight = sum(children[n].total_flow_ratio for _, n in hungry)
+    hungry.sort()
+    filled = 0
+    for _, n in hungry:
+        child = children[n]
+        if _part(free, child.total_flow_ratio / weight, r) < child.acceptable_volume[r]:
+            break
+        accepted[n] = child.acceptable_volume[r]
+        free -= accepted[n]
+        weight -= child.total_flow_ratio
+        filled += 1
+    for _, n in hungry[filled:]:
+        accepted[n] = _part(free, children[n].total_flow_ratio / weight, r)
+    return accepted
+
+
+def _part(volume: float, part: float, r: int) -> float:
+    """A part of a volume of resource ``r``, as that resource is counted (17)."""
+    return quantise_cpu(volume * part) if r == CPU else volume * part
+
+
+def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float:
+    """The share that the pool's volume lasts for, if used up in ``smooth_period_s`` (5.4)."""
+    return min((v / t for v, t in zip(node.volume, total, strict=True) if t > 0.0), default=0.0) / smooth_period_s
+
+
+# ---- shares out of volumes
+
+
+def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options, prepare: Prepare) -> None:
+    """Give each burst pool, in order, what it takes within its burst guarantee, its volume and the limits above (10)."""
+    for node in pools:
+        bound = min(node.burst_ratio, volume_ratio(node, total, options.integral_smooth_period_s))
+        node.proposed = _fit(node, least((bound, bound, bound, bound, bound), _available(node)))
+        prepare(node)
+        node.proposed = ZERO
+        assert node.function is not None
+        _grant(node, positive_part(subtract(node.function.at_zero, node.strong)))
+
+
+def propose_relaxed_shares(
+    pools: list[PoolNode], root: PoolNode, total: Vector, options: Options, prepare: Prepare
+) -> None:
+    """Share what strong and burst guarantees leave among the relaxed pools, in proportion to their volumes (11)."""
+    if not pools:
+        return
+    taken = sum_vectors([least(add(node.strong, node.proposed), node.demand_share) for node in root.pools])
+    free = positive_part(subtract(ONE, taken))
+    ratios = {node: volume_ratio(node, total, options.integral_smooth_period_s) for node in pools}
+    pools = [node for node in pools if ratios[node] != 0.0]
+    limits = {node: node.limits_share for node in pools}
+    for node in pools:
+        integral = node.pool.integral_guarantees
+        bound = min(ratios[node], integral.relaxed_share_multiplier_limit * node.flow_ratio)
+        node.limits_share = least(node.limits_share, add(node.strong, (bound, bound, bound, bound, bound)))
+        prepare(node)
+    if not pools:
+        return
+    smallest = min(ratios[node] for node in pools)
+    weights = {node: ratios[node] / smallest for node in pools}
+
+    def takes(node: PoolNode, factor: float) -> Vector:
+        assert node.function is not None
+        return positive_part(subtract(node.function.value(min(1.0, factor * weights[node])), node.strong))
+
+    factor = bisect_max(0.0, 1.0, lambda f: dominates(free, sum_vectors([takes(node, f) for node in pools])))
+    for node in pools:
+        granted = takes(node, factor)
+        node.limits_share = limits[node]
+        _grant(node, least(granted, _available(node)))
+
+
+def _available(node: PoolNode) -> Vector:
+    """What the limits of a pool and of all above it, but the root, leave beside guarantees (10.2)."""
+    available = ONE
+    for above in node.path_to_root():
+        available = least(available, subtract(subtract(above.limits_share, above.strong), above.proposed))
+    return positive_part(available)
+
+
+def _fit(node: PoolNode, proposed: Vector) -> Vector:
+    """``proposed`` if it fits under the limits beside the strong share, else all that does (10.3)."""
+    limits, strong = node.limits_share, node.strong
+    if dominates(limits, add(strong, proposed)):
+        return proposed
+    fitting = list(subtract(limits, strong))
+    for r in range(5):
+        while strong[r] + fitting[r] > limits[r]:
+            fitting[r] = math.nextafter(fitting[r], -math.inf)
+    a, b, c, d, e = fitting
+    return (a, b, c, d, e)
+
+
+def _grant(node: PoolNode, granted: Vector) -> None:
+    """Add an integral share to the pool and all above it, and forget the function it was found with (10.6, 10.7)."""
+    for above in node.path_to_root():
+        above.proposed = _fit(above, add(above.proposed, granted))
+        top = above.parent
+    assert top is not None
+    top.proposed = add(top.proposed, granted)
+    node.function = None
+    node.last_share_ratio = max(granted)
+
+
+def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """The greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low`` (0)."""
+    if holds(high):
+        return high
+    least_bits, bits = _bits(low), _bits(high)
+    while bits - least_bits > 1:
+        middle = (least_bits + bits) // 2
+        if holds(_from_bits(middle)):
+            least_bits = middle
+        else:
+            bits = middle
+    return _from_bits(least_bits)
+
+
+def _bits(x: float) -> int:
+    """The bit pattern of a double, which orders non-negative doubles as they are."""
+    return int.from_bytes(struct.pack(">d", x), "big")
+
+
+def _from_bits(bits: int) -> float:
+    x: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
+    return x

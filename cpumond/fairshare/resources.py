@@ -1,0 +1,104 @@
+"""The resource vector: order, units, quantisation (fair_share_update.md 0 and 17)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+Vector = tuple[float, float, float, float, float]
+"""One number per resource in the order of RESOURCES: absolute units, resource*seconds, or fractions of the totals."""
+
+RESOURCES: Final = ("user_slots", "cpu", "gpu", "memory", "network")
+"""Layout of every vector, and the order in which ties are broken. Memory is in bytes, cpu in cores."""
+
+CPU: Final = 1
+EPS: Final = 1e-9
+"""The specification's epsilon, a fraction of the cluster."""
+
+ZERO: Final[Vector] = (0.0, 0.0, 0.0, 0.0, 0.0)
+ONE: Final[Vector] = (1.0, 1.0, 1.0, 1.0, 1.0)
+UNLIMITED: Final[Vector] = (math.inf, math.inf, math.inf, math.inf, math.inf)
+
+
+def add(a: Vector, b: Vector) -> Vector:
+    """Component by component: a + b."""
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
+
+
+def subtract(a: Vector, b: Vector) -> Vector:
+    """Component by component: a - b."""
+    return (a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4])
+
+
+def scale(a: Vector, factor: float) -> Vector:
+    """Each component times ``factor``."""
+    return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor, a[4] * factor)
+
+
+def least(a: Vector, b: Vector) -> Vector:
+    """The lesser of each pair of components."""
+    return (min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]), min(a[4], b[4]))
+
+
+def greatest(a: Vector, b: Vector) -> Vector:
+    """The greater of each pair of components."""
+    return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3]), max(a[4], b[4]))
+
+
+def positive_part(a: Vector) -> Vector:
+    """Each component, or 0 where it is negative."""
+    return (max(a[0], 0.0), max(a[1], 0.0), max(a[2], 0.0), max(a[3], 0.0), max(a[4], 0.0))
+
+
+def dominates(a: Vector, b: Vector) -> bool:
+    """Whether ``a`` is at least ``b`` in every resource, without tolerance."""
+    return a[0] >= b[0] and a[1] >= b[1] and a[2] >= b[2] and a[3] >= b[3] and a[4] >= b[4]
+
+
+def sum_vectors(vectors: list[Vector]) -> Vector:
+    """The sum of any number of vectors, in their order."""
+    if not vectors:
+        return ZERO
+    a, b, c, d, e = map(sum, zip(*vectors, strict=True))
+    return (a, b, c, d, e)
+
+
+def share(x: Vector, total: Vector) -> Vector:
+    """``x`` as fractions of ``total``; 0 where the cluster has none of a resource, whatever ``x`` says (0)."""
+    a, b, c, d, e = (v / t if t else 0.0 for v, t in zip(x, total, strict=True))
+    return (a, b, c, d, e)
+
+
+def ratio(x: Vector, total: Vector) -> float:
+    """The greatest fraction of ``total`` among the resources that the cluster has, 0 if it has none (3)."""
+    return max((v / t for v, t in zip(x, total, strict=True) if t > 0), default=0.0)
+
+
+def quantise_cpu(cores: float) -> float:
+    """``cores`` as a multiple of 0.01, halves away from zero (17)."""
+    return math.copysign(math.floor(abs(cores) * 100.0 + 0.5), cores) / 100.0
+
+
+def round_half_away(x: float) -> float:
+    """The nearest integer, halves away from zero (17)."""
+    return math.copysign(math.floor(abs(x) + 0.5), x)
+
+
+def _by_resource(integer: Callable[[float], float], x: Vector) -> Vector:
+    return (float(integer(x[0])), quantise_cpu(x[1]), float(integer(x[2])), float(integer(x[3])), float(integer(x[4])))
+
+
+def quantised(x: Vector) -> Vector:
+    """The nearest resources that exist: integers, and multiples of 0.01 cpu, halves away from zero (17)."""
+    return _by_resource(round_half_away, x)
+
+
+def truncated(x: Vector) -> Vector:
+    """As ``quantised``, but integer resources are truncated toward zero: inferred guarantees (17)."""
+    return _by_resource(math.trunc, x)
+
+
+def quantised_volume(x: Vector) -> Vector:
+    """resource*seconds: the cpu component is a multiple of 0.01, the others are as they are (17)."""
+    return (x[0], quantise_cpu(x[1]), x[2], x[3], x[4])

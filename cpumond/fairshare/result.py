@@ -1,0 +1,102 @@
+"""What one fair-share update gives: the shares of every element, the state for the next update, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cpumond.fairshare.resources import ZERO, Vector
+
+NESTED_PROMISED_GUARANTEES: Final = 29001
+PRIORITY_WITHOUT_DONOR: Final = 29002
+GUARANTEES_EXCEED_CLUSTER: Final = 29000
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateError:
+    """Something in the configuration of the tree that the update worked around (15)."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FairShare:
+    """A share, a fraction of the cluster per resource, and the three parts it is the sum of (12)."""
+
+    total: Vector = ZERO
+    strong_guarantee: Vector = ZERO
+    integral_guarantee: Vector = ZERO
+    weight_proportional: Vector = ZERO
+
+
+NO_SHARE: Final = FairShare()
+
+
+@dataclass(frozen=True, slots=True)
+class ElementShares:
+    """Everything an update says of one element (2 to 14).
+
+    ``..._share`` are fractions of the cluster per resource, ``..._ratio`` scalar fractions, ``..._volume``
+    resource*seconds, ``..._resources`` absolute. What only pools have is 0 for operations.
+    """
+
+    kind: str
+    """root, pool or operation."""
+    fair_share: FairShare
+    promised_guarantee_fair_share: FairShare
+    demand_share: Vector
+    usage_share: Vector
+    limits_share: Vector
+    strong_guarantee_share: Vector
+    """After adjustment (6)."""
+    strong_guarantee_share_priority_tier: Vector
+    strong_guarantee_share_regular_tier: Vector
+    proposed_integral_share: Vector
+    estimated_guarantee_share: Vector
+    inferred_strong_guarantee_resources: Vector
+    dominant_resource: str
+    fifo_index: int | None = None
+    effective_fifo_index: int | None = None
+    burst_ratio: float = 0.0
+    """After the scaling of an overcommitted cluster (6)."""
+    total_burst_ratio: float = 0.0
+    resource_flow_ratio: float = 0.0
+    total_resource_flow_ratio: float = 0.0
+    last_share_ratio: float = 0.0
+    """State for the next update."""
+    accumulated_volume: Vector = ZERO
+    """State for the next update."""
+    volume_overflow: Vector = ZERO
+    acceptable_volume: Vector = ZERO
+    accepted_free_volume: Vector = ZERO
+    children_volume_overflow: Vector = ZERO
+
+
+class Elements(Mapping[str, ElementShares]):
+    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is put together when asked for,
+    from values that no later update changes."""
+
+    __slots__ = ("_places", "_describe")
+
+    def __init__(self, places: dict[str, tuple[Any, int]], describe: Callable[[Any, int], ElementShares]) -> None:
+        self._places = places
+        self._describe = describe
+
+    def __getitem__(self, name: str) -> ElementShares:
+        return self._describe(*self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The result of ``fair_share_update``: errors in the order of section 15, and the shares by element name."""
+
+    errors: tuple[UpdateError, ...]
+    elements: Mapping[str, ElementShares]

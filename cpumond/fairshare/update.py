@@ -1,0 +1,290 @@
+"""One fair-share update, phase by phase (fair_share_update.md 2), and the memory that makes the next one cheap."""
+
+from __future__ import annotations
+
+from cpumond.fairshare.distribution import MARGIN, assign, assign_promised_shares, total_of_root
+from cpumond.fairshare.functions import NOTHING, pool_function
+from cpumond.fairshare.guarantees import adjust_guarantees, check_overcommit, estimate_guarantees, infer_guarantees
+from cpumond.fairshare.integral import (
+    collect_overflow,
+    distribute_free_volume,
+    propose_burst_shares,
+    propose_relaxed_shares,
+    refill,
+    without_below_integral,
+)
+from cpumond.fairshare.nodes import OperationRecord, PoolMemory, PoolNode, fill_attributes, make_path
+from cpumond.fairshare.resources import (
+    CPU,
+    RESOURCES,
+    ZERO,
+    Vector,
+    add,
+    dominates,
+    least,
+    scale,
+    share,
+)
+from cpumond.fairshare.result import (
+    NESTED_PROMISED_GUARANTEES,
+    PRIORITY_WITHOUT_DONOR,
+    Elements,
+    ElementShares,
+    FairShare,
+    UpdateError,
+    UpdateResult,
+)
+from cpumond.fairshare.tree import ROOT, Options, Snapshot
+
+
+def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
+    """One update of a tree that ``validate`` accepts; times in seconds (2).
+
+    Errors in the tree's guarantees are worked around and listed in the result (15), nothing is raised. For updates in
+    a row a ``FairShareUpdater`` gives the same, faster.
+    """
+    return FairShareUpdater().update(snapshot, now, previous_update_time)
+
+
+class FairShareUpdater:
+    """Updates in a row over a tree of which little changes from one to the next.
+
+    Functions of unchanged elements are kept; the result is the same, to the last bit, as without. Elements are
+    recognised by name and compared by value; those that are the identical object cost least. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, OperationRecord] = {}
+        self._memory: dict[str, PoolMemory] = {}
+        self._basis: object = None
+
+    def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
+        """One update, as ``fair_share_update``."""
+        total, options = snapshot.total_resources, snapshot.options
+        if self._basis != (total, options):
+            self._basis, self._records, self._memory = (total, options), {}, {}
+        preorder = self._build(snapshot)
+        root = preorder[0]
+        errors, priority_pools = check_flags(preorder)
+        infer_guarantees(preorder, total, options.main_resource)
+        burst_pools = [node for node in preorder if node.guarantee_type == "burst"]
+        relaxed_pools = [node for node in preorder if node.guarantee_type == "relaxed"]
+        fill_attributes(preorder, total, bool(burst_pools or relaxed_pools))
+        if burst_pools or relaxed_pools:
+            if previous_update_time is not None and any(total):
+                elapsed_s = max(_microseconds(now) - _microseconds(previous_update_time), 0) / 1e6
+                refill(
+                    burst_pools + relaxed_pools, total, elapsed_s, options.integral_pool_capacity_saturation_period_s
+                )
+            nodes = without_below_integral(preorder)
+            collect_overflow(nodes)
+            distribute_free_volume(nodes)
+        errors += check_overcommit(root, burst_pools, total)
+        adjust_guarantees(preorder, priority_pools)
+        estimate_guarantees(preorder)
+        if options.step_function_for_gang_operations and options.fifo_reordering:
+            for node in preorder:
+                reorder(node)
+
+        def prepare(node: PoolNode) -> None:
+            for below in reversed(preorder[node.index : node.end]):
+                if below.function is None:
+                    self._make_function(below, options, bool(relaxed_pools))
+
+        propose_burst_shares(burst_pools, total, options, prepare)
+        propose_relaxed_shares(relaxed_pools, root, total, options, prepare)
+        prepare(root)
+        assign(root, 1.0, options)
+        assign_promised_shares(root, options)
+        total_of_root(root)
+        places: dict[str, tuple[PoolNode, int]] = {node.pool.name: (node, -1) for node in preorder}
+        for node in preorder:
+            for n, record in enumerate(node.operations):
+                places[record.operation.name] = (node, n)
+        return UpdateResult(tuple(errors), Elements(places, _describe))
+
+    def _build(self, snapshot: Snapshot) -> list[PoolNode]:
+        """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1)."""
+        total, options = snapshot.total_resources, snapshot.options
+        full = share(total, total)
+        root = PoolNode(snapshot.root, None)
+        nodes = {ROOT: root}
+        for pool in snapshot.pools:
+            parent = nodes[pool.parent]
+            nodes[pool.name] = node = PoolNode(pool, parent)
+            parent.pools.append(node)
+        known, self._records = self._records, {}
+        records = self._records
+        gangs = options.step_function_for_gang_operations
+        for operation in snapshot.operations:
+            node = nodes[operation.parent]
+            gang = operation.gang and gangs and node.pool.step_function_for_gang_operations
+            name = operation.name
+            record = known.get(name)
+            if (
+                record is None
+                or (record.operation is not operation and record.operation != operation)
+                or record.gang is not gang
+            ):
+                record = OperationRecord(operation, gang, total, full)
+            records[name] = record
+            node.operations.append(record)
+        preorder: list[PoolNode] = []
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            node.index = len(preorder)
+            preorder.append(node)
+            stack += reversed(node.pools)
+        memory, self._memory = self._memory, {}
+        for node in reversed(preorder):
+            node.end = node.pools[-1].end if node.pools else node.index + 1
+            name = node.pool.name
+            kept = memory.get(name)
+            if kept is None or kept.operations != node.operations:
+                kept = PoolMemory(node.operations)
+            self._memory[name] = node.memory = kept
+        return preorder
+
+    def _make_function(self, node: PoolNode, options: Options, settled: bool) -> None:
+        """Give a pool its path and function, its children having theirs; kept ones if nothing they depend on changed."""
+        if not (node.pools or node.operations):
+            node.function = NOTHING
+            return
+        memory = node.memory
+        functions = node.children_functions()
+        path_of = (functions, node.weights, node.pool.mode, settled)
+        if memory.path_of != path_of:
+            memory.path_of, memory.path = path_of, make_path(node, functions, options, settled)
+        function_of = (memory.path, add(node.strong, node.proposed), node.limits_share)
+        if memory.function_of != function_of:
+            memory.function_of, memory.function = function_of, pool_function(*function_of)  # type: ignore[arg-type]
+        node.path, node.function = memory.path, memory.function
+
+
+def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
+    """Errors of nested promised-share pools and of priority pools without a donor; the priority pools with one (15)."""
+    errors = []
+    promised = {node for node in preorder if node.pool.compute_promised_guarantee_fair_share}
+    above: set[PoolNode] = set()
+    for node in preorder:
+        if node.parent is not None and (node.parent in promised or node.parent in above):
+            above.add(node)
+    if promised & above:
+        errors.append(
+            UpdateError(
+                NESTED_PROMISED_GUARANTEES, "a pool with compute_promised_guarantee_fair_share is inside another"
+            )
+        )
+    priority_pools: set[PoolNode] = set()
+    with_donor: set[PoolNode] = set()
+    alone: list[str] = []
+    for node in preorder:
+        pool = node.pool
+        if pool.priority_strong_guarantee_adjustment:
+            if node in with_donor:
+                priority_pools.add(node)
+            else:
+                alone.append(pool.name)
+        if pool.priority_strong_guarantee_adjustment_donorship or (
+            node in with_donor and not pool.priority_strong_guarantee_adjustment
+        ):
+            with_donor.update(node.pools)
+    if alone:
+        errors.append(
+            UpdateError(
+                PRIORITY_WITHOUT_DONOR,
+                "priority_strong_guarantee_adjustment needs a donor (priority_strong_guarantee_adjustment_donorship) "
+                f"above, which pool {alone[0]!r} has not",
+            )
+        )
+    return errors, priority_pools
+
+
+def reorder(node: PoolNode) -> None:
+    """Serve operations of a FIFO pool that fit its guarantee before gangs that do not (7)."""
+    pool = node.pool
+    if pool.mode != "fifo" or not pool.step_function_for_gang_operations or not pool.fifo_reordering:
+        return
+    if dominates(MARGIN, node.strong):
+        return
+    accepted: list[int] = []
+    deferred: list[int] = []
+    bound = add(node.strong, MARGIN)
+    taken = ZERO
+    stopped = False
+    for n in node.memory.fifo_order:
+        record = node.operations[n]
+        wants = least(record.demand_share, record.limits_share)
+        if record.gang and not dominates(record.limits_share, record.demand_share):
+            wants = ZERO
+        fits = dominates(bound, add(taken, wants))
+        if stopped or (record.gang and not fits and not any(record.operation.usage)):
+            deferred.append(n)
+        else:
+            accepted.append(n)
+            taken = add(taken, wants)
+            stopped = not record.gang and not fits
+    if deferred and accepted + deferred != node.memory.fifo_order:
+        node.effective_order = accepted + deferred
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _describe(node: PoolNode, n: int) -> ElementShares:
+    """What the update says of operation ``n`` of a pool, of the pool itself for -1."""
+    if n < 0:
+        return ElementShares(
+            kind="pool" if node.parent else "root",
+            fair_share=node.fair_share,
+            promised_guarantee_fair_share=node.promised,
+            demand_share=node.demand_share,
+            usage_share=node.usage_share,
+            limits_share=node.limits_share,
+            strong_guarantee_share=node.strong,
+            strong_guarantee_share_priority_tier=node.priority_tier,
+            strong_guarantee_share_regular_tier=node.regular_tier,
+            proposed_integral_share=node.proposed,
+            estimated_guarantee_share=node.estimated,
+            inferred_strong_guarantee_resources=node.inferred_guarantee,
+            dominant_resource=dominant_resource(node.usage_share if any(node.usage) else node.demand_share),
+            burst_ratio=node.burst_ratio,
+            total_burst_ratio=node.total_burst_ratio,
+            resource_flow_ratio=node.flow_ratio,
+            total_resource_flow_ratio=node.total_flow_ratio,
+            last_share_ratio=node.last_share_ratio,
+            accumulated_volume=node.volume,
+            volume_overflow=node.volume_overflow,
+            acceptable_volume=node.acceptable_volume,
+            accepted_free_volume=node.accepted_free_volume,
+            children_volume_overflow=node.children_volume_overflow,
+        )
+    record = node.operations[n]
+    total = node.operation_totals[n]
+    promised = node.promised_totals[n] if node.promised_totals else ZERO
+    fifo = node.pool.mode == "fifo"
+    return ElementShares(
+        kind="operation",
+        fair_share=FairShare(total=total, weight_proportional=total),
+        promised_guarantee_fair_share=FairShare(total=promised, weight_proportional=promised),
+        demand_share=record.demand_share,
+        usage_share=record.usage_share,
+        limits_share=record.limits_share,
+        strong_guarantee_share=ZERO,
+        strong_guarantee_share_priority_tier=ZERO,
+        strong_guarantee_share_regular_tier=ZERO,
+        proposed_integral_share=ZERO,
+        estimated_guarantee_share=scale(node.unguaranteed, record.operation.weight / node.weight_sum),
+        inferred_strong_guarantee_resources=ZERO,
+        dominant_resource=dominant_resource(record.usage_share if any(record.operation.usage) else record.demand_share),
+        fifo_index=node.memory.fifo_order.index(n) if fifo else None,
+        effective_fifo_index=node.effective_order.index(n) if node.effective_order else None,
+    )
+
+
+def dominant_resource(shares: Vector) -> str:
+    """The resource of which most of the cluster is used or demanded; cpu if none is (3)."""
+    most = max(shares)
+    return RESOURCES[shares.index(most) if most > 0.0 else CPU]
