@@ -6,6 +6,7 @@ from cpumond.fairshare.functions import Group, Path, ShareFunction, stop_within
 from cpumond.fairshare.nodes import PoolNode, make_path
 from cpumond.fairshare.resources import (
     EPS,
+    ZERO,
     Vector,
     add,
     greatest,
@@ -52,6 +53,7 @@ def _assign_children(
     x, group, jumped = _locate(function, segment, suggestion)
     if any(child.function is not f for child, f in zip(node.pools, path.functions, strict=False)):
         path, x, group, jumped = _follow_changed_children(node, x, total, options)
+    node.memory.used_reach = x
     functions = path.functions
     segments, suggestions = path.places_at(x, group, jumped)
     pools = len(node.pools)
@@ -65,7 +67,10 @@ def _assign_children(
             t = s - f.starts[i]
             totals.append((v0 + m0 * t, v1 + m1 * t, v2 + m2 * t, v3 + m3 * t, v4 + m4 * t))
     if path.factors is None:
-        totals = [total for _, total in sorted(zip(node.order, totals, strict=True))]
+        in_order = [ZERO] * len(node.operations)
+        for n, total in zip(node.order, totals, strict=False):  # those beyond the path get nothing
+            in_order[n] = total
+        totals = in_order
     if promised:
         node.promised_totals = totals
     else:

@@ -5,6 +5,8 @@ suggestion that each point of the path needs: the least ``s`` with ``value <= mi
 nothing of ``M`` (9.4) is computed but the resource that binds: along a linear piece of the path the needed suggestion
 is a maximum of lines, and one division per piece turns path into function. Where the path moves without needing more
 suggestion, ``B`` jumps; where the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
+
+Paths and functions of pools are made from 0 up to where they are needed: a prefix has the same numbers as the whole.
 """
 
 from __future__ import annotations
@@ -16,28 +18,20 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from cpumond.fairshare.resources import EPS, ZERO, Vector, add, greatest, scale, subtract, sum_vectors
+from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subtract, sum_vectors
 
 TIE: Final = 1e-12
-"""Sums of shares that are closer to a bound than this are summed again, exactly, before they are compared."""
+"""Running sums that are closer to a bound than this are summed again, child by child, before they are compared."""
 
 ROUNDING: Final = 1e-15
 """Levels closer than this are the same level."""
 
 STEEPEST: Final = 2.0**14
-"""A function with a slope above this, or one that is positive but below GENTLEST, is delicate."""
+"""A segment with a slope above this is a ramp, known by its ends: a slope times a rounded length would be too rough."""
 
-GENTLEST: Final = 2.0**-30
-
-GRID: Final = 1.5 * 2.0**12
-"""Slopes are rounded to multiples of this number's last bit, 2**-40, so that their sums, up to 2**11, are exact: what
-children add and take away again leaves nothing behind, and a resource that nobody takes more of stays as it is."""
-
-EXACT: Final = 2.0**80
-"""Unit of the integers that delicate functions are summed in."""
-
-Event = tuple[float, float, float, float, float, float]
-"""A place and by how much the slope changes there, in each resource."""
+EXACT: Final = 2.0**60
+"""Slopes are summed as integers in units of 1 / EXACT: what is added and taken away again leaves nothing behind, and a
+resource that nobody takes more of stays as it is."""
 
 Jump = tuple[float, int, Vector]
 """A place, the index of the segment that begins there, and the height in each resource."""
@@ -49,20 +43,23 @@ Position = tuple[float, float, float, Group, int]
 """Where on the path a segment lies: the fit factor at its start, fit factor per suggestion, the fit factor at its end;
 the children that jump right here, and how many of them have jumped."""
 
+SlopeChange = tuple[float, int, int, int, int, int]
+"""A fit factor and by how much the slope changes there, in each resource, in units of 1 / EXACT."""
+
 
 class ShareFunction:
-    """``B`` of one element, left-continuous on [0, 1] (9.5).
+    """``B`` of one element, left-continuous, known on [0, ``horizon``] (9.5).
 
-    Segment ``i`` covers suggestions above ``starts[i]`` up to ``starts[i + 1]`` (the last one: up to 1); its value is
-    ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``; ``at_one`` is
-    B(1). A pool's ``positions[i]`` says where its path is meanwhile (empty for operations), ``zero_position`` where it
-    is at 0. ``events`` and ``jumps`` are the same function as its parent's sum needs it; ``steepest`` is its greatest
-    slope; ``delicate`` functions are summed in integers. Never changed once made.
+    Segment ``i`` covers suggestions above ``starts[i]`` up to ``starts[i + 1]`` (the last one: up to the horizon); its
+    value is ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``;
+    ``at_horizon`` is the last value. A pool's ``positions[i]`` says where its path is meanwhile (empty for operations),
+    ``zero_position`` where it is at 0. ``jumps`` are the segments that do not begin where the one before ends,
+    ``ramps`` those steeper than STEEPEST. Never changed once made.
     """
 
     __slots__ = (
-        "starts", "values", "slopes", "at_zero", "at_one", "positions", "zero_position", "events", "jumps", "steepest",
-        "delicate",
+        "starts", "values", "slopes", "at_zero", "at_horizon", "horizon", "positions", "zero_position", "jumps",
+        "ramps",
     )  # fmt: skip
 
     def __init__(
@@ -72,36 +69,28 @@ class ShareFunction:
         slopes: list[Vector],
         at_zero: Vector,
         jumping: Sequence[int] = (),
-        positions: list[Position] | None = None,
+        positions: Sequence[Position] = (),
         zero_position: Position = (0.0, 0.0, 0.0, (), 0),
-        delicate: bool = False,
+        horizon: float = 1.0,
     ) -> None:
-        self.steepest = max(map(max, slopes))
-        self.delicate = delicate or self.steepest > STEEPEST
-        if not self.delicate:
-            slopes = [
-                ((a + GRID) - GRID, (b + GRID) - GRID, (c + GRID) - GRID, (d + GRID) - GRID, (e + GRID) - GRID)
-                for a, b, c, d, e in slopes
-            ]
         self.starts = starts
         self.values = values
         self.slopes = slopes
         self.at_zero = at_zero
-        self.positions = positions or []
+        self.horizon = horizon
+        self.positions = positions
         self.zero_position = zero_position
-        a = b = c = d = e = 0.0
-        events: list[Event] = []
-        append = events.append
-        for start, (f, g, h, i, j) in zip(starts, slopes, strict=True):
-            append((start, f - a, g - b, h - c, i - d, j - e))
-            a, b, c, d, e = f, g, h, i, j
-        self.events = events
-        self.jumps: list[Jump] = [(starts[n], n, subtract(values[n], self.end_of(n - 1))) for n in jumping]
-        self.at_one = self.end_of(len(starts) - 1)
+        self.at_horizon = self.end_of(len(starts) - 1)
+        self.jumps: Sequence[Jump] = ()
+        if jumping:
+            self.jumps = [(starts[n], n, subtract(values[n], self.end_of(n - 1))) for n in jumping]
+        self.ramps: Sequence[int] = ()
+        if max(map(max, slopes)) > STEEPEST:
+            self.ramps = [n for n, slope in enumerate(slopes) if max(slope) > STEEPEST]
 
     def end_of(self, segment: int) -> Vector:
         """The value at the right end of a segment; ``at_zero`` for -1."""
-        return self.value_in(segment, self.starts[segment + 1] if segment + 1 < len(self.starts) else 1.0)
+        return self.value_in(segment, self.starts[segment + 1] if segment + 1 < len(self.starts) else self.horizon)
 
     def value_in(self, segment: int, suggestion: float) -> Vector:
         """The value at a suggestion within a segment; ``at_zero`` for segment -1."""
@@ -113,13 +102,36 @@ class ShareFunction:
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
 
     def segment_at(self, suggestion: float) -> int:
-        """The segment that holds a suggestion in [0, 1], -1 for 0."""
+        """The segment that holds a suggestion in [0, horizon], -1 for 0."""
         return bisect_left(self.starts, suggestion) - 1
 
     def value(self, suggestion: float) -> Vector:
-        """B(suggestion), suggestion in [0, 1]."""
+        """B(suggestion), suggestion in [0, horizon]."""
         return self.value_in(self.segment_at(suggestion), suggestion)
 
+    def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
+        """Where and how the slope changes as a function of x, with suggestion ``x * factor``, for x in [0, reach].
+
+        Ramps count as flat.
+        """
+        starts = self.starts
+        if starts[-1] > reach * factor:
+            starts = starts[: bisect_right(starts, reach * factor)]
+        unit = factor * EXACT
+        slopes = [
+            (int(a * unit), int(b * unit), int(c * unit), int(d * unit), int(e * unit))
+            for a, b, c, d, e in self.slopes[: len(starts)]
+        ]
+        for ramp in self.ramps:
+            if ramp < len(starts):
+                slopes[ramp] = FLAT
+        return [
+            (s / factor, a - f, b - g, c - h, d - i, e - j)
+            for s, (a, b, c, d, e), (f, g, h, i, j) in zip(starts, slopes, [FLAT, *slopes], strict=False)
+        ]
+
+
+FLAT: Final = (0, 0, 0, 0, 0)
 
 NOTHING: Final = ShareFunction([0.0], [ZERO], [ZERO], ZERO, positions=[(1.0, 0.0, 1.0, (), 0)])
 """Who demands nothing gets nothing."""
@@ -198,9 +210,7 @@ def _grow_to_demand(
         starts.append(s)
         values.append(end)
         slopes.append(ZERO)
-    most = max(growth)
-    delicate = any(0.0 < g < most * GENTLEST for g in growth)
-    return ShareFunction(starts, values, slopes, ZERO, jumping, delicate=delicate)
+    return ShareFunction(starts, values, slopes, ZERO, jumping)
 
 
 def rising_parts(
@@ -242,23 +252,31 @@ def rising_parts(
 
 
 class Path:
-    """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices.
+    """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices, from fit factor 0 on.
 
     Vertex ``i`` is at fit factor ``xs[i]`` with value ``values[i]``; the step to the next vertex is linear with
     ``slopes[i]`` per fit factor, or a jump (None). ``jumps[i]`` says of a jump step who jumps there: all children that
     jump at this fit factor, and how many of them before the step. ``factors[c]`` is child c's suggestion per fit
-    factor (fair_share), None in a FIFO pool; ``functions`` are the children's in the order of the path.
+    factor (fair_share), None in a FIFO pool; ``functions`` are the children's in the order of the path, as far as they
+    are needed. ``complete``: the last vertex is the end of the domain.
     """
 
-    __slots__ = ("xs", "values", "slopes", "jumps", "functions", "factors")
+    __slots__ = ("xs", "values", "slopes", "jumps", "functions", "factors", "complete")
 
-    def __init__(self, functions: list[ShareFunction], factors: list[float] | None) -> None:
+    def __init__(self, functions: list[ShareFunction], factors: list[float] | None, complete: bool) -> None:
         self.xs: list[float] = [0.0]
         self.values: list[Vector] = [sum_vectors([function.at_zero for function in functions])]
         self.slopes: list[Vector | None] = []
         self.jumps: dict[int, tuple[Group, int]] = {}
         self.functions = functions
         self.factors = factors
+        self.complete = complete
+
+    def add_step(self, x: float, slope: Vector, value: Vector) -> None:
+        """Append a linear step to fit factor ``x``."""
+        self.xs.append(x)
+        self.slopes.append(slope)
+        self.values.append(value)
 
     def add_jumps(self, x: float, here: list[tuple[int, int, Vector]], one_by_one: bool) -> None:
         """Append what the children ``here`` (child, segment, height) do at ``x``: a joint jump, or one for each."""
@@ -292,154 +310,171 @@ class Path:
         """The value at a vertex, as the sum of the children's values there in their order."""
         group, jumped = self.jumps.get(vertex, ((), 0))
         if vertex - 1 in self.jumps:
-            group, jumped = self.jumps[vertex - 1]
+            group, _ = self.jumps[vertex - 1]
             jumped = self.jumps[vertex][1] if vertex in self.jumps else len(group)
         return self._sum(self.xs[vertex], group, jumped)
 
-    def sum_between(self, x: float, x_end: float) -> Vector:
-        """As ``sum_at``, in the middle of a linear step: what nobody takes more of there, free of rounding at its ends."""
-        return self._sum((x + x_end) / 2.0, (), 0)
+    def sum_along(self, step: int) -> Vector:
+        """As ``sum_at``, in the middle of a linear step: what stays as it is there, without the rounding of its ends."""
+        return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
     def _sum(self, x: float, group: Group, jumped: int) -> Vector:
         places = zip(self.functions, *self.places_at(x, group, jumped), strict=True)
         return sum_vectors([function.value_in(segment, s) for function, segment, s in places])
 
 
-def fifo_path(functions: list[ShareFunction]) -> Path:
+def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
     """The path of a FIFO pool: its children's functions one after the other, in their order (9.3)."""
-    path = Path(functions, None)
-    for child, function in enumerate(functions):
-        _append_child(path, child, path.values[-1], float(child), 1.0)
+    path = Path(functions, None, complete)
+    for child in range(len(functions)):
+        _append_child(path, child, path.values[-1], float(child), 1.0, 1.0)
     return path
 
 
-def weighted_path(
-    functions: list[ShareFunction], weights: Sequence[float], improved: bool, settled: bool = False
-) -> Path:
+def weighted_path(functions: list[ShareFunction], factors: list[float], reach: float, improved: bool) -> Path:
     """The path of a fair_share pool: its children's functions, arguments scaled by weight, summed (9.2).
 
-    Children are in their order, ``weights`` > 0 and at least one above EPS. ``improved``: children that jump at one
-    place do so one by one in their order. ``settled``: values at which the path stays are the exact sums of the
-    children's, for callers that compare them (a small path only). One sweep over all changes of slope: linear in their number but for sorting.
+    Children are in their order; ``factors`` are their weights by the least weight. The path goes to the last change of
+    slope at or before the fit factor ``reach`` in (0, 1], to the end if that is 1; the functions are known that far.
+    ``improved``: children that jump at one place do so one by one in their order. One sweep over all changes: linear
+    in their number but for sorting.
     """
-    least_weight = min(weight for weight in weights if weight > EPS)
-    factors = [weight / least_weight for weight in weights]
-    path = Path(functions, factors)
+    path = Path(functions, factors, reach == 1.0)
     takers = [child for child, function in enumerate(functions) if function is not NOTHING]
-    if not takers:
-        _go_straight(path)
-        return path
     if len(takers) == 1 and factors[takers[0]] >= 1.0:
-        _append_child(path, takers[0], ZERO, 0.0, factors[takers[0]])
-        if path.xs[-1] < 1.0:
-            _go_straight(path)
-        return path
-    jumps: list[tuple[float, int, int, Vector]] = []
-    steepness = 0.0
-    delicate = False
-    for child in takers:
-        function, factor = functions[child], factors[child]
-        steepness += function.steepest * factor
-        delicate |= function.delicate
-        jumps += [(_below(s / factor, factor, s), child, segment, height) for s, segment, height in function.jumps]
-    jumps.sort()
-    if delicate or steepness > 2.0**20:
-        _sum_delicately(path, jumps, improved)
-    else:
-        _sum(path, jumps, improved, steepness)
-        if settled and len(path.xs) <= 128:
-            _settle(path)
+        _append_child(path, takers[0], ZERO, 0.0, factors[takers[0]], reach * factors[takers[0]])
+    elif takers:
+        _sum(path, takers, reach, improved)
+    if path.complete and path.xs[-1] < 1.0:
+        path.add_step(1.0, ZERO, path.values[-1])
     return path
 
 
-def _below(x: float, factor: float, suggestion: float) -> float:
-    """The fit factor of a child's jump: near ``x``, and not so great that the child would be taken beyond it."""
-    while x * factor > suggestion:
-        x = math.nextafter(x, 0.0)
-    return x
-
-
-def _go_straight(path: Path) -> None:
-    """Append a step to fit factor 1 along which nothing changes."""
-    path.xs.append(1.0)
-    path.slopes.append(ZERO)
-    path.values.append(path.values[-1])
-
-
-def _append_child(path: Path, child: int, base: Vector, offset: float, factor: float) -> None:
-    """Append the function of a child that moves alone, beginning at ``offset``, on top of ``base``."""
+def _append_child(path: Path, child: int, base: Vector, offset: float, factor: float, until: float) -> None:
+    """Append the function of a child that moves alone, up to suggestion ``until``: from ``offset``, on top of ``base``."""
     function = path.functions[child]
     starts, values = function.starts, function.values
     jumps = {segment: height for _, segment, height in function.jumps}
     for segment, slope in enumerate(function.slopes):
         if segment in jumps:
             s = starts[segment]
-            x = offset + s / factor
-            while (x - offset) * factor > s:  # as _below
-                x = math.nextafter(x, 0.0)
-            path.xs[-1] = x
+            path.xs[-1] = x = _below(offset + s / factor, offset, factor, s)
             path.add_jumps(x, [(child, segment, jumps[segment])], True)
             path.values[-1] = add(base, values[segment])
         if segment + 1 == len(starts):
-            end, value = 1.0, function.at_one
+            end, value = function.horizon, function.at_horizon
         else:
             end = starts[segment + 1]
             value = function.end_of(segment) if segment + 1 in jumps else values[segment + 1]
-        path.xs.append(offset + end / factor)
-        path.slopes.append(slope if factor == 1.0 else scale(slope, factor))
-        path.values.append(add(base, value))
-
-
-def _sum(path: Path, jumps: list[tuple[float, int, int, Vector]], improved: bool, steepness: float) -> None:
-    """Append the sum of children none of which is delicate, with running value and slope."""
-    # twice the greatest slope of the sum, so that slopes are rounded alike and their sums are exact
-    grid = max(GRID, 1.5 * 2.0 ** (math.frexp(steepness)[1] + 1))
-    events: list[Event] = []
-    for function, f in zip(path.functions, path.factors or (), strict=True):
-        if f == 1.0 and grid == GRID:
-            events += function.events
-        else:
-            events += [
-                (
-                    s / f,
-                    (a * f + grid) - grid,
-                    (b * f + grid) - grid,
-                    (c * f + grid) - grid,
-                    (d * f + grid) - grid,
-                    (e * f + grid) - grid,
-                )
-                for s, a, b, c, d, e in function.events
-            ]
-    events.sort()
-    slope = ZERO
-    begin = 0
-    for x, here in groupby(jumps, itemgetter(0)):
-        if x >= 1.0:
+        if end > until:
             break
-        end = bisect_left(events, (x,), begin)
-        slope = _sweep(path, events[begin:end], slope, x)
-        path.add_jumps(x, [jump[1:] for jump in here], improved)
+        path.add_step(offset + end / factor, slope if factor == 1.0 else scale(slope, factor), add(base, value))
+
+
+def _below(x: float, offset: float, factor: float, suggestion: float) -> float:
+    """The fit factor of a child's jump: near ``x``, and not so great that the child would be taken beyond it."""
+    while (x - offset) * factor > suggestion:
+        x = math.nextafter(x, 0.0)
+    return x
+
+
+_END, _JUMP, _RAMP = range(3)
+"""What breaks a sum of running slopes, in the order in which it happens at one place."""
+
+Ramp = tuple[float, float, Vector]
+"""A ramp on a path: the fit factors of its start and end, and its rise."""
+
+
+def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
+    """Append the sum of the children ``takers``, with running value and slope; jumps and ramps are added by height."""
+    changes: list[SlopeChange] = []
+    breaks: list[tuple[float, int, int, int, Vector]] = []
+    ramps: dict[tuple[int, int], Ramp] = {}
+    for child in takers:
+        function, factor = path.functions[child], path.factors[child] if path.factors else 1.0
+        changes += function.slope_changes(factor, reach)
+        breaks += [
+            (_below(s / factor, 0.0, factor, s), _JUMP, child, segment, height) for s, segment, height in function.jumps
+        ]
+        for segment in function.ramps:
+            x, x_end, rise = _ramp(function, segment, factor)
+            if x_end > x:
+                ramps[child, segment] = x, x_end, rise
+                breaks += [(x, _RAMP, child, segment, ZERO), (x_end, _END, child, segment, rise)]
+            elif segment + 1 < len(function.starts):  # nothing between its ends but rounding
+                breaks.append((x, _JUMP, child, segment + 1, rise))
+    changes.sort()
+    breaks.sort(key=itemgetter(0, 1, 2, 3))
+    value, slope = path.values[0], FLAT
+    active: dict[tuple[int, int], Ramp] = {}
+    begin = 0
+    for x, here in groupby(breaks, itemgetter(0)):
+        if x >= 1.0 or x > reach:
+            break
+        end = bisect_left(changes, (x,), begin)
+        value, slope = _sweep(path, changes[begin:end], value, slope, x, active)
         begin = end
-    _sweep(path, events[begin:], slope, 1.0)
+        jumps = []
+        for _, kind, child, segment, height in here:
+            if kind == _RAMP:
+                active[child, segment] = ramps[child, segment]
+                continue
+            value = add(value, height)
+            if kind == _END:
+                active.pop((child, segment), None)
+            else:
+                jumps.append((child, segment, height))
+        if jumps:
+            path.add_jumps(x, jumps, improved)
+    _sweep(path, changes[begin:], value, slope, 1.0 if path.complete else None, active)
 
 
-def _sweep(path: Path, events: list[Event], slope: Vector, until: float) -> Vector:
-    """Append the vertices from the end of ``path`` through the changes of slope to ``until``; returns the slope then."""
+def _ramp(function: ShareFunction, segment: int, factor: float) -> Ramp:
+    """Where a steep segment of a child begins and ends on the path, and how much it rises."""
+    x = function.starts[segment] / factor
+    if segment + 1 == len(function.starts):
+        return x, function.horizon / factor, subtract(function.at_horizon, function.values[segment])
+    end = function.end_of(segment)
+    if all(jump[1] != segment + 1 for jump in function.jumps):
+        end = function.values[segment + 1]
+    return x, function.starts[segment + 1] / factor, subtract(end, function.values[segment])
+
+
+def _sweep(
+    path: Path,
+    changes: list[SlopeChange],
+    value: Vector,
+    slope: tuple[int, int, int, int, int],
+    until: float | None,
+    active: dict[tuple[int, int], Ramp],
+) -> tuple[Vector, tuple[int, int, int, int, int]]:
+    """Append steps from the end of ``path`` through ``changes`` and on to ``until``.
+
+    ``value`` and ``slope`` are the sums so far without the ``active`` ramps; returned is what they are then.
+    """
+    if active:
+        return _sweep_with_ramps(path, changes, value, slope, until, active)
     at = path.xs[-1]
-    v0, v1, v2, v3, v4 = path.values[-1]
+    v0, v1, v2, v3, v4 = value
     m0, m1, m2, m3, m4 = slope
     add_x, add_value, add_slope = path.xs.append, path.values.append, path.slopes.append
-    for x, d0, d1, d2, d3, d4 in events:
+    unit = 1.0 / EXACT
+    for x, d0, d1, d2, d3, d4 in changes:
         if x > at:
-            if x >= until:
+            if x >= 1.0:
                 break
-            add_slope((m0, m1, m2, m3, m4))
             dx = x - at
-            v0 += m0 * dx
-            v1 += m1 * dx
-            v2 += m2 * dx
-            v3 += m3 * dx
-            v4 += m4 * dx
+            r0 = m0 * unit
+            r1 = m1 * unit
+            r2 = m2 * unit
+            r3 = m3 * unit
+            r4 = m4 * unit
+            add_slope((r0, r1, r2, r3, r4))
+            v0 += r0 * dx
+            v1 += r1 * dx
+            v2 += r2 * dx
+            v3 += r3 * dx
+            v4 += r4 * dx
             add_value((v0, v1, v2, v3, v4))
             add_x(x)
             at = x
@@ -448,74 +483,55 @@ def _sweep(path: Path, events: list[Event], slope: Vector, until: float) -> Vect
         m2 += d2
         m3 += d3
         m4 += d4
-    if until > at:
-        dx = until - at
-        add_slope((m0, m1, m2, m3, m4))
-        add_value((v0 + m0 * dx, v1 + m1 * dx, v2 + m2 * dx, v3 + m3 * dx, v4 + m4 * dx))
-        add_x(until)
-    return (m0, m1, m2, m3, m4)
+    value, slope = (v0, v1, v2, v3, v4), (m0, m1, m2, m3, m4)
+    if until is not None and until > at:
+        rates: Vector = (m0 * unit, m1 * unit, m2 * unit, m3 * unit, m4 * unit)
+        value = add(value, scale(rates, until - at))
+        path.add_step(until, rates, value)
+    return value, slope
 
 
-def _settle(path: Path) -> None:
-    """Where a resource stays as it is, replace its running sum by the children's own."""
+def _sweep_with_ramps(
+    path: Path,
+    changes: list[SlopeChange],
+    value: Vector,
+    slope: tuple[int, int, int, int, int],
+    until: float | None,
+    active: dict[tuple[int, int], Ramp],
+) -> tuple[Vector, tuple[int, int, int, int, int]]:
+    """As ``_sweep``, with the rise of ramps on top: each is exact at its ends, whatever its slope."""
+    for x, *change in [*changes, *([(until, *FLAT)] if until is not None else [])]:
+        at = path.xs[-1]
+        if x > at:
+            if x > 1.0:
+                break
+            a, b, c, d, e = slope
+            value = add(value, scale((a / EXACT, b / EXACT, c / EXACT, d / EXACT, e / EXACT), x - at))
+            on_top = [scale(rise, (x - start) / (end - start)) for start, end, rise in active.values()]
+            reached = greatest(sum_vectors([value, *on_top]), path.values[-1])
+            path.add_step(x, scale(subtract(reached, path.values[-1]), 1.0 / (x - at)), reached)
+        a, b, c, d, e = change
+        slope = (slope[0] + a, slope[1] + b, slope[2] + c, slope[3] + d, slope[4] + e)
+    return value, slope
+
+
+def settle(path: Path) -> None:
+    """Where a resource stays as it is, replace its running sum by the children's own.
+
+    For callers that compare such values with each other; worth it for small paths only.
+    """
     for r in range(5):
-        flat = [m is not None and m[r] == 0.0 for m in path.slopes]
+        flat = [slope is not None and slope[r] == 0.0 for slope in path.slopes]
+        flat.append(False)
         step = 0
         while True in flat[step:]:
             first = flat.index(True, step)
-            step = (flat + [False]).index(False, first)
-            exact = path.sum_between(path.xs[first], path.xs[first + 1])[r]
+            step = flat.index(False, first)
+            exact = path.sum_along(first)[r]
             for vertex in range(first, step + 1):
                 v = list(path.values[vertex])
                 v[r] = exact
                 path.values[vertex] = (v[0], v[1], v[2], v[3], v[4])
-
-
-def _sum_delicately(path: Path, jumps: list[tuple[float, int, int, Vector]], improved: bool) -> None:
-    """As ``_sum`` for any slopes: lines are summed as integers, anchored where their segments begin.
-
-    The sum of the lines is ``constants + rates * x`` with integers in units of 1 / EXACT**2 and 1 / EXACT: a line that
-    is taken away leaves nothing behind, however steep it was.
-    """
-    unit = int(EXACT)
-    events: list[tuple[float, list[int], list[int]]] = []
-    place_of = {(child, segment): x for x, child, segment, _ in jumps}
-    for child, (function, factor) in enumerate(zip(path.functions, path.factors or (), strict=True)):
-        before_constants = before_rates = [0, 0, 0, 0, 0]
-        for n, (start, value, slope) in enumerate(zip(function.starts, function.values, function.slopes, strict=True)):
-            x = place_of.get((child, n), start / factor)
-            at = int(x * EXACT)
-            rates = [int(m * factor * EXACT) for m in slope]
-            constants = [int(v * EXACT) * unit - m * at for v, m in zip(value, rates, strict=True)]
-            change = [a - b for a, b in zip(constants, before_constants, strict=True)]
-            events.append((x, change, [a - b for a, b in zip(rates, before_rates, strict=True)]))
-            before_constants, before_rates = constants, rates
-    events.sort(key=itemgetter(0))
-    jumping = {x: [jump[1:] for jump in here] for x, here in groupby(jumps, itemgetter(0))}
-    constants, rates = [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]
-    for x, changes in groupby([*events, (1.0, constants, rates)], itemgetter(0)):
-        if x > 1.0:
-            break
-        at = int(x * EXACT)
-        if x < 1.0:
-            for _, constant, rate in changes:
-                constants = list(map(int.__add__, constants, constant))
-                rates = list(map(int.__add__, rates, rate))
-        a, b, c, d, e = (
-            (constant + rate * at) / (unit * unit) for constant, rate in zip(constants, rates, strict=True)
-        )
-        before = path.values[-1]
-        value = below = greatest((a, b, c, d, e), before)
-        for _, _, height in jumping.get(x, ()):
-            below = greatest(subtract(below, height), before)
-        dx = x - path.xs[-1]
-        if dx > 0.0:
-            path.slopes.append(scale(subtract(below, before), 1.0 / dx))
-            path.xs.append(x)
-            path.values.append(below)
-        if x in jumping and x < 1.0:
-            path.add_jumps(x, jumping[x], improved)
-            path.values[-1] = value
 
 
 # ---- from path to function
@@ -537,7 +553,9 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     x = path.xs[step]
     v = values[step]
     if step == len(path.slopes):
-        return step, x, sum_vectors([function.at_one for function in path.functions])
+        if path.complete:
+            v = sum_vectors([function.at_horizon for function in path.functions])
+        return step, x, v
     m = path.slopes[step]
     if m is None:
         return step, x, v
@@ -550,7 +568,7 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     room = min(max(room, 0.0), path.xs[end] - x)
     value = add(v, scale(m, room))
     if room and 0.0 in m:
-        exact = path.sum_between(x, x + room)
+        exact = path.sum_along(step)
         a, b, c, d, e = (value[r] if m[r] else exact[r] for r in range(5))
         value = (a, b, c, d, e)
     return step, x + room, value
@@ -566,19 +584,18 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
     near = bisect_right(values, limit - TIE, 0, beyond, key=key)
     if 0 < near < beyond:
         m = path.slopes[beyond - 2]
+        exact = limit
         if m is None:
             exact = path.sum_at(beyond - 1)[r]
         elif m[r] == 0.0:
-            exact = path.sum_between(path.xs[beyond - 2], path.xs[beyond - 1])[r]
-        else:
-            return beyond
+            exact = path.sum_along(beyond - 2)[r]
         if exact > limit:
             return near
     return beyond
 
 
-def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunction:
-    """``B`` of a pool whose children take ``path`` (9.4, 9.5).
+def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunction | None:
+    """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
 
     ``guarantee`` is strong + proposed share, ``limits`` the limits share. What lies within the guarantee is B(0); what
     lies beyond the limits is never reached; in between each step of the path is measured by the suggestion it needs.
@@ -586,6 +603,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
     q = greatest(guarantee, path.values[0])
     first, x, value = stop_within(path, q)
     last, last_x, last_value = stop_within(path, greatest(limits, path.values[0]))
+    known = path.complete or last < len(path.slopes)
     if (last, last_x) < (first, x):
         first, x, value = last, last_x, last_value
     xs, values, slopes = path.xs[first : last + 1], path.values[first : last + 1], path.slopes[first:last]
@@ -594,7 +612,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
         xs.append(last_x)
         slopes.append(path.slopes[last])
         values.append(last_value)
-    else:
+    elif known:
         values[-1] = last_value
     levels = values
     if any(q):
@@ -635,11 +653,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
                     moved = False
                 rate = (dx_end - dx) / (part_high - low)
                 starts.append(low)
-                segment_values.append(
-                    (v[0] + m[0] * dx, v[1] + m[1] * dx, v[2] + m[2] * dx, v[3] + m[3] * dx, v[4] + m[4] * dx)
-                    if dx
-                    else v
-                )
+                segment_values.append(add(v, scale(m, dx)) if dx else v)
                 segment_slopes.append((m[0] * rate, m[1] * rate, m[2] * rate, m[3] * rate, m[4] * rate))
                 positions.append((x + dx, rate, x + dx_end, (), 0))
                 reached = dx_end
@@ -647,26 +661,24 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
         s = high
         same = s + s * ROUNDING
         if s > 1.0 - TIE:
-            if s > 1.0 + TIE or _needs_all(path, first + n + 1, q, s):
+            ends = n + 1 == len(slopes) and last < len(path.slopes)
+            if s > 1.0 + TIE or ends or _needs_all(path, first + n + 1, q, s):
+                known, s = True, 1.0
                 break
             s = min(s, 1.0 - 2.0**-53)
     else:
-        if moved:
-            jumping.append(len(starts))
-        starts.append(s)
-        segment_values.append(values[-1])
-        segment_slopes.append(ZERO)
-        positions.append(_waiting(path, last, xs[-1]))
-    return ShareFunction(
-        starts,
-        segment_values,
-        segment_slopes,
-        value,
-        jumping,
-        positions,
-        _waiting(path, first, xs[0]),
-        any(function.delicate for function in path.functions),
-    )
+        if known:
+            if moved:
+                jumping.append(len(starts))
+            starts.append(s)
+            segment_values.append(values[-1])
+            segment_slopes.append(ZERO)
+            positions.append(_waiting(path, last, xs[-1]))
+    if not starts:
+        return None
+    horizon = 1.0 if known else s
+    at_zero_position = _waiting(path, first, xs[0])
+    return ShareFunction(starts, segment_values, segment_slopes, value, jumping, positions, at_zero_position, horizon)
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:
@@ -677,11 +689,11 @@ def _waiting(path: Path, step: int, x: float) -> Position:
 
 def _needs_all(path: Path, vertex: int, guarantee: Vector, level: float) -> bool:
     """Whether a vertex whose needed suggestion is 1 but for rounding needs 1, where functions end (8, 9.4)."""
-    if vertex >= len(path.slopes):
-        return level >= 1.0
+    if vertex == len(path.slopes):
+        return path.complete and level >= 1.0
     levels = subtract(path.values[vertex], guarantee)
     r = levels.index(max(levels))
     m = path.slopes[vertex]
     if m is None:
         return path.sum_at(vertex)[r] - guarantee[r] >= 1.0
-    return m[r] > 0.0 or path.sum_between(path.xs[vertex], path.xs[vertex + 1])[r] - guarantee[r] >= 1.0
+    return m[r] > 0.0 or path.sum_along(vertex)[r] - guarantee[r] >= 1.0

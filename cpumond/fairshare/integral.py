@@ -27,8 +27,8 @@ from cpumond.fairshare.resources import (
 )
 from cpumond.fairshare.tree import Options
 
-Prepare = Callable[[PoolNode], None]
-"""Gives every pool of a subtree its function, but those that have one (9)."""
+Prepare = Callable[[PoolNode, float], None]
+"""Gives every pool of a subtree its function, known as far as a suggestion to the top needs, but those that have it (9)."""
 
 
 # ---- volumes
@@ -134,7 +134,7 @@ def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options,
     for node in pools:
         bound = min(node.burst_ratio, volume_ratio(node, total, options.integral_smooth_period_s))
         node.proposed = _fit(node, least((bound, bound, bound, bound, bound), _available(node)))
-        prepare(node)
+        prepare(node, 0.0)
         node.proposed = ZERO
         assert node.function is not None
         _grant(node, positive_part(subtract(node.function.at_zero, node.strong)))
@@ -155,7 +155,7 @@ def propose_relaxed_shares(
         integral = node.pool.integral_guarantees
         bound = min(ratios[node], integral.relaxed_share_multiplier_limit * node.flow_ratio)
         node.limits_share = least(node.limits_share, add(node.strong, (bound, bound, bound, bound, bound)))
-        prepare(node)
+        prepare(node, 1.0)
     if not pools:
         return
     smallest = min(ratios[node] for node in pools)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
-from cpumond.fairshare.functions import Path, ShareFunction, fifo_path, gang_function, operation_function, weighted_path
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, share, sum_vectors
+from cpumond.fairshare.functions import (
+    Path,
+    ShareFunction,
+    fifo_path,
+    gang_function,
+    operation_function,
+    settle,
+    weighted_path,
+)
+from cpumond.fairshare.resources import EPS, UNLIMITED, ZERO, Vector, add, least, ratio, share, sum_vectors
 from cpumond.fairshare.result import NO_SHARE, FairShare
 from cpumond.fairshare.tree import Operation, Options, Pool
+
+SETTLED: Final = 128
+"""Vertices of the longest path whose sums are settled."""
 
 
 class OperationRecord:
     """One operation: its shares (fractions of the cluster) and its function. Never changed, so it serves many updates."""
 
-    __slots__ = ("operation", "gang", "demand_share", "usage_share", "limits_share", "function")
+    __slots__ = ("operation", "gang", "demand_share", "usage_share", "limits_share", "_function")
 
     def __init__(self, operation: Operation, gang: bool, total: Vector, full: Vector) -> None:
         self.operation = operation
@@ -25,16 +38,26 @@ class OperationRecord:
             limits = share(least(operation.resource_limits, total), total)
         cap = operation.max_share_ratio
         self.limits_share = limits if cap >= 1.0 else least(limits, (cap, cap, cap, cap, cap))
-        if gang:
-            self.function = gang_function(self.demand_share, self.limits_share)
-        else:
-            self.function = operation_function(self.usage_share, self.demand_share, self.limits_share)
+        self._function: ShareFunction | None = None
+
+    @property
+    def function(self) -> ShareFunction:
+        """``B`` of the operation, made when it is first needed (9.1)."""
+        if self._function is None:
+            if self.gang:
+                self._function = gang_function(self.demand_share, self.limits_share)
+            else:
+                self._function = operation_function(self.usage_share, self.demand_share, self.limits_share)
+        return self._function
 
 
 class PoolMemory:
     """What a pool keeps from one update to the next: results, each beside the values it was made of."""
 
-    __slots__ = ("operations", "demand", "usage", "weights", "fifo_order", "path_of", "path", "function_of", "function")
+    __slots__ = (
+        "operations", "demand", "usage", "weights", "fifo_order", "path_of", "path", "path_reach", "function_of",
+        "function", "used_reach",
+    )  # fmt: skip
 
     def __init__(self, operations: list[OperationRecord]) -> None:
         self.operations = operations
@@ -44,6 +67,8 @@ class PoolMemory:
         self.fifo_order: list[int] = []
         self.path_of: object = None
         self.path: Path | None = None
+        self.path_reach = 0.0
+        self.used_reach = 0.0
         self.function_of: object = None
         self.function: ShareFunction | None = None
 
@@ -62,8 +87,8 @@ class PoolNode:
         "burst_ratio", "flow_ratio", "total_burst_ratio", "total_flow_ratio",
         "volume", "last_share_ratio", "volume_overflow", "acceptable_volume", "accepted_free_volume",
         "children_volume_overflow",
-        "memory", "effective_order", "path", "function", "fair_share", "promised", "operation_totals",
-        "promised_totals",
+        "memory", "effective_order", "whole", "factors", "need", "reach", "path", "function",
+        "fair_share", "promised", "operation_totals", "promised_totals",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, parent: PoolNode | None) -> None:
@@ -87,6 +112,9 @@ class PoolNode:
         self.children_volume_overflow = ZERO
         self.memory: PoolMemory
         self.effective_order: list[int] = []
+        self.factors: list[float] = []
+        self.whole = False
+        self.need = self.reach = 0.0
         self.path: Path | None = None
         self.function: ShareFunction | None = None
         self.fair_share: FairShare = NO_SHARE
@@ -100,14 +128,19 @@ class PoolNode:
         return "none" if self.parent is None else self.pool.integral_guarantees.guarantee_type
 
     @property
+    def full_reach(self) -> float:
+        """The fit factor at which its path is complete (9.2, 9.3)."""
+        return float(len(self.operations)) if self.pool.mode == "fifo" else 1.0
+
+    @property
     def order(self) -> list[int]:
         """Indices of a FIFO pool's operations in the order they are served (7)."""
         return self.effective_order or self.memory.fifo_order
 
     def children_functions(self) -> list[ShareFunction]:
-        """The functions of its children, which have theirs, in the order of the path (9)."""
+        """The functions of its children, as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
-            return [self.operations[n].function for n in self.order]
+            return [self.operations[n].function for n in self.order[: math.ceil(self.reach)]]
         functions = [record.function for record in self.operations]
         if self.pools:
             return [child.function for child in self.pools if child.function is not None] + functions
@@ -123,11 +156,50 @@ class PoolNode:
         return nodes
 
 
-def make_path(node: PoolNode, functions: list[ShareFunction], options: Options, settled: bool = False) -> Path:
-    """The path of a pool with children, which have ``functions`` (9.2, 9.3)."""
+def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) -> Path:
+    """The path of a pool with children, which have ``functions`` as far as its reach (9.2, 9.3)."""
     if node.pool.mode == "fifo":
-        return fifo_path(functions)
-    return weighted_path(functions, node.weights, options.improved_fair_share_by_fit_factor, settled)
+        return fifo_path(functions, len(functions) == len(node.operations))
+    path = weighted_path(functions, node.factors, node.reach, options.improved_fair_share_by_fit_factor)
+    if node.whole and len(path.xs) <= SETTLED:
+        settle(path)
+    return path
+
+
+def guess_reach(node: PoolNode) -> float:
+    """A fit factor that probably suffices for the suggestion ``node.need``; its function is made up to there first.
+
+    As if there were one resource, of which each child takes its guarantee and then by weight up to its demand. More
+    than what is needed costs time, less a second try; the result depends on neither.
+    """
+    demands = [max(least(child.demand_share, child.limits_share)) for child in node.pools]
+    demands += [max(record.demand_share) for record in node.operations]
+    wanted = sum(demands)
+    most = max(node.demand_share)
+    if most <= 0.0:
+        return node.full_reach
+    # several resources together let a pool take more than one resource would
+    target = (node.need + max(add(node.strong, node.proposed))) * (wanted / most) * 1.2
+    if target >= wanted:
+        return node.full_reach
+    if node.pool.mode == "fifo":
+        for n, place in enumerate(node.order):
+            target -= demands[place]
+            if target < 0.0:
+                return n + 1.0
+    for n, child in enumerate(node.pools):
+        taken = min(max(child.strong), demands[n])
+        demands[n] -= taken
+        target -= taken
+    rate = sum(node.factors)
+    for x, demand, factor in sorted(
+        (demand / factor, demand, factor) for demand, factor in zip(demands, node.factors, strict=True)
+    ):
+        if target <= x * rate:
+            break
+        target -= demand
+        rate -= factor
+    return min(max(target / rate, 1e-6), 1.0) if rate > 0.0 else 1.0
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
@@ -136,6 +208,8 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
     for node in reversed(preorder):
         pool, memory = node.pool, node.memory
         node.weights = [child.pool.weight for child in node.pools] + memory.weights
+        least_weight = min((weight for weight in node.weights if weight > EPS), default=1.0)
+        node.factors = [weight / least_weight for weight in node.weights]
         node.demand = add(sum_vectors([child.demand for child in node.pools]), memory.demand)
         node.usage = add(sum_vectors([child.usage for child in node.pools]), memory.usage)
         node.demand_share = share(node.demand, total)

@@ -13,7 +13,14 @@ from cpumond.fairshare.integral import (
     refill,
     without_below_integral,
 )
-from cpumond.fairshare.nodes import OperationRecord, PoolMemory, PoolNode, fill_attributes, make_path
+from cpumond.fairshare.nodes import (
+    OperationRecord,
+    PoolMemory,
+    PoolNode,
+    fill_attributes,
+    guess_reach,
+    make_path,
+)
 from cpumond.fairshare.resources import (
     CPU,
     RESOURCES,
@@ -86,14 +93,19 @@ class FairShareUpdater:
             for node in preorder:
                 reorder(node)
 
-        def prepare(node: PoolNode) -> None:
-            for below in reversed(preorder[node.index : node.end]):
-                if below.function is None:
-                    self._make_function(below, options, bool(relaxed_pools))
+        nested = mark_whole(preorder, burst_pools, relaxed_pools)
+
+        def prepare(node: PoolNode, suggestion: float) -> None:
+            if nested:
+                for below in reversed(preorder[node.index : node.end]):
+                    if below.function is None:
+                        self._make_function(below, options)
+            else:
+                self._prepare(node, suggestion, options)
 
         propose_burst_shares(burst_pools, total, options, prepare)
         propose_relaxed_shares(relaxed_pools, root, total, options, prepare)
-        prepare(root)
+        prepare(root, 1.0)
         assign(root, 1.0, options)
         assign_promised_shares(root, options)
         total_of_root(root)
@@ -146,20 +158,66 @@ class FairShareUpdater:
             self._memory[name] = node.memory = kept
         return preorder
 
-    def _make_function(self, node: PoolNode, options: Options, settled: bool) -> None:
-        """Give a pool its path and function, its children having theirs; kept ones if nothing they depend on changed."""
+    def _prepare(self, top: PoolNode, suggestion: float, options: Options) -> None:
+        """Give a pool and all below functions that are known as far as they are needed, for the top a suggestion (9).
+
+        A pool's path is made as far as seems enough, its ``reach``, which says how far its children must be known; if
+        that was not enough, it is made again, twice as far.
+        """
+        top.need = suggestion
+        stack = [top]
+        while stack:
+            node = stack[-1]
+            if node.function is not None and node.function.horizon >= node.need:
+                stack.pop()
+                continue
+            if node.reach == 0.0:
+                used = node.memory.used_reach
+                node.reach = node.full_reach if node.whole else min(used * 1.1, node.full_reach) or guess_reach(node)
+            lacking = []
+            for child, factor in zip(node.pools, node.factors, strict=False):
+                need = min(node.reach * factor, 1.0)
+                if child.function is None or child.function.horizon < need:
+                    child.need = need
+                    lacking.append(child)
+            if lacking:
+                stack += lacking
+                continue
+            self._make_function(node, options)
+            if node.function is None or node.function.horizon < node.need:
+                node.reach = min(node.reach * 2.0, node.full_reach)
+
+    def _make_function(self, node: PoolNode, options: Options) -> None:
+        """Give a pool its path and function, its children having theirs; kept ones if all they depend on is the same."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return
         memory = node.memory
         functions = node.children_functions()
-        path_of = (functions, node.weights, node.pool.mode, settled)
-        if memory.path_of != path_of:
-            memory.path_of, memory.path = path_of, make_path(node, functions, options, settled)
-        function_of = (memory.path, add(node.strong, node.proposed), node.limits_share)
+        path_of = (functions, node.factors, node.pool.mode, node.whole)
+        if memory.path is None or memory.path_of != path_of or memory.path_reach < node.reach:
+            memory.path_of, memory.path_reach, memory.path = path_of, node.reach, make_path(node, functions, options)
+        guarantee = add(node.strong, node.proposed)
+        function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
-            memory.function_of, memory.function = function_of, pool_function(*function_of)  # type: ignore[arg-type]
+            memory.function_of = function_of
+            memory.function = pool_function(memory.path, guarantee, node.limits_share)
         node.path, node.function = memory.path, memory.function
+
+
+def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
+    """Mark the pools whose functions are made whole at once; returns whether integral pools are inside each other.
+
+    In and below relaxed pools, whose shares are compared with what is free to the last bit (11). If integral pools are
+    nested, everywhere: functions are then kept although what they were made of has changed (11.1).
+    """
+    nested = any(
+        above.guarantee_type != "none" for node in burst_pools + relaxed_pools for above in node.path_to_root()[1:]
+    )
+    for node in preorder if nested else [below for top in relaxed_pools for below in preorder[top.index : top.end]]:
+        node.whole = True
+        node.reach = node.full_reach
+    return nested
 
 
 def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
