@@ -318,6 +318,16 @@ class Path:
         """As ``sum_at``, in the middle of a linear step: what stays as it is there, without the rounding of its ends."""
         return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
+    def sum_at_end(self) -> Vector:
+        """As ``sum_at``, for the last vertex of a complete path."""
+        factors = self.factors or [1.0] * len(self.functions)
+        return sum_vectors(
+            [
+                f.at_horizon if factor >= 1.0 else f.value(factor)
+                for f, factor in zip(self.functions, factors, strict=True)
+            ]
+        )
+
     def _sum(self, x: float, group: Group, jumped: int) -> Vector:
         places = zip(self.functions, *self.places_at(x, group, jumped), strict=True)
         return sum_vectors([function.value_in(segment, s) for function, segment, s in places])
@@ -553,9 +563,7 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     x = path.xs[step]
     v = values[step]
     if step == len(path.slopes):
-        if path.complete:
-            v = sum_vectors([function.at_horizon for function in path.functions])
-        return step, x, v
+        return step, x, path.sum_at_end() if path.complete else v
     m = path.slopes[step]
     if m is None:
         return step, x, v
@@ -564,14 +572,20 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
         exact = path.sum_at(step)
         if any(exact[r] >= bound[r] for r in stopping):
             return step - 1, x, values[step - 1]
-    room = min((bound[r] - v[r]) / m[r] if m[r] else 0.0 for r in stopping)
-    room = min(max(room, 0.0), path.xs[end] - x)
-    value = add(v, scale(m, room))
-    if room and 0.0 in m:
+    x_end, v_end = path.xs[end], values[end]
+    stop = min(between(bound[r], v[r], v_end[r], x, x_end) if v_end[r] > v[r] else x for r in stopping)
+    stop = min(max(stop, x), x_end)
+    a, b, c, d, e = (between(stop, x, x_end, v[r], v_end[r]) for r in range(5))
+    if stop > x and 0.0 in m:
         exact = path.sum_along(step)
-        a, b, c, d, e = (value[r] if m[r] else exact[r] for r in range(5))
-        value = (a, b, c, d, e)
-    return step, x + room, value
+        a, b, c, d, e = (v if rate else at for v, rate, at in zip((a, b, c, d, e), m, exact, strict=True))
+    return step, stop, (a, b, c, d, e)
+
+
+def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
+    """The value at ``x`` on the line from (x0, v0) to (x1, v1), reckoned from the nearer end (8)."""
+    t = (x - x0) / (x1 - x0)
+    return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
 
 
 def _first_beyond(path: Path, r: int, limit: float) -> int:

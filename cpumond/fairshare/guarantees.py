@@ -6,21 +6,23 @@ import math
 
 from cpumond.fairshare.nodes import PoolNode
 from cpumond.fairshare.resources import (
+    CPU,
     ONE,
     RESOURCES,
     ZERO,
     Vector,
     add,
+    bisect_max,
     dominates,
     least,
     positive_part,
+    quantise_cpu,
     quantised,
-    quantised_volume,
     scale,
     share,
     subtract,
+    sum_resources,
     sum_vectors,
-    truncated,
 )
 from cpumond.fairshare.result import GUARANTEES_EXCEED_CLUSTER, UpdateError
 from cpumond.fairshare.tree import UNSET
@@ -53,53 +55,47 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
             factor = left / wanted if node.parent is not None and wanted > left else None
             for g, x in zip(configured, inferred, strict=True):
                 if x is not None:
-                    single = [0.0] * 5
-                    single[r] = x if factor is None else x * factor
-                    g[r] = truncated(tuple(single))[r]
+                    x = x if factor is None else x * factor
+                    g[r] = quantise_cpu(x) if r == CPU else float(math.trunc(x))
         for child, (a, b, c, d, e) in zip(children, configured, strict=True):
             child.inferred_guarantee = (a, b, c, d, e)
             child.strong = share(child.inferred_guarantee, total)
-    preorder[0].strong = sum_vectors([child.strong for child in preorder[0].pools])
+    at_first_level = sum_resources([child.inferred_guarantee for child in preorder[0].pools])
+    preorder[0].strong = share(at_first_level, total)
 
 
 def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector) -> list[UpdateError]:
     """Errors for guarantees that the cluster cannot keep; what bursts is scaled down with the root's strong share (6)."""
     errors = []
-    # sums of hundredths of a core, which as doubles are not exact
-    strong = quantised_volume(sum_vectors([child.inferred_guarantee for child in root.pools]))
-    if not dominates(total, quantised_volume(add(strong, quantised(scale(total, root.total_flow_ratio))))):
+    strong = sum_resources([child.inferred_guarantee for child in root.pools])
+    if not dominates(total, sum_resources([strong, quantised(scale(total, root.total_flow_ratio))])):
         errors.append(
             UpdateError(
                 GUARANTEES_EXCEED_CLUSTER, "strong guarantees and resource flows exceed the cluster's resources"
             )
         )
-    if not dominates(total, quantised_volume(add(strong, quantised(scale(total, root.total_burst_ratio))))):
+    if not dominates(total, sum_resources([strong, quantised(scale(total, root.total_burst_ratio))])):
         errors.append(
             UpdateError(
                 GUARANTEES_EXCEED_CLUSTER, "strong guarantees and burst guarantees exceed the cluster's resources"
             )
         )
         bursts = sum(node.burst_ratio for node in burst_pools)
-        factor = fitting_factor(ONE, root.strong, (bursts, bursts, bursts, bursts, bursts))
+
+        def fits(factor: float) -> bool:
+            burst = factor * bursts
+            return dominates(ONE, add(scale(root.strong, factor), (burst, burst, burst, burst, burst)))
+
+        factor = bisect_max(0.0, 1.0, fits)
         root.strong = scale(root.strong, factor)
         for node in burst_pools:
             node.burst_ratio *= factor
     return errors
 
 
-def fitting_factor(available: Vector, *wanted: Vector) -> float:
-    """The greatest double in [0, 1] that scales all of ``wanted`` so that their sum is within ``available`` (6)."""
-
-    def fits(factor: float) -> bool:
-        return dominates(available, sum_vectors([scale(vector, factor) for vector in wanted]))
-
-    total = sum_vectors(list(wanted))
-    factor = min(1.0, *(a / w if w > a else 1.0 for a, w in zip(available, total, strict=True)))
-    while factor < 1.0 and fits(math.nextafter(factor, 1.0)):
-        factor = math.nextafter(factor, 1.0)
-    while not fits(factor):
-        factor = math.nextafter(factor, 0.0)
-    return factor
+def fitting_factor(available: Vector, wanted: Vector) -> float:
+    """The greatest factor in [0, 1] that scales ``wanted`` into ``available`` in every resource (6.2)."""
+    return bisect_max(0.0, 1.0, lambda factor: dominates(available, scale(wanted, factor)))
 
 
 def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 
 from cpumond.fairshare.nodes import PoolNode
@@ -14,6 +13,7 @@ from cpumond.fairshare.resources import (
     ZERO,
     Vector,
     add,
+    bisect_max,
     dominates,
     greatest,
     least,
@@ -74,7 +74,7 @@ def collect_overflow(nodes: list[PoolNode]) -> None:
         )
         node.volume_overflow = positive_part(surplus)
         if node.pool.integral_guarantees.can_accept_free_volume:
-            node.acceptable_volume = positive_part(scale(surplus, -1.0))
+            node.acceptable_volume = positive_part(subtract(ZERO, surplus))
 
 
 def distribute_free_volume(nodes: list[PoolNode]) -> None:
@@ -202,27 +202,3 @@ def _grant(node: PoolNode, granted: Vector) -> None:
     top.proposed = add(top.proposed, granted)
     node.function = None
     node.last_share_ratio = max(granted)
-
-
-def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """The greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low`` (0)."""
-    if holds(high):
-        return high
-    least_bits, bits = _bits(low), _bits(high)
-    while bits - least_bits > 1:
-        middle = (least_bits + bits) // 2
-        if holds(_from_bits(middle)):
-            least_bits = middle
-        else:
-            bits = middle
-    return _from_bits(least_bits)
-
-
-def _bits(x: float) -> int:
-    """The bit pattern of a double, which orders non-negative doubles as they are."""
-    return int.from_bytes(struct.pack(">d", x), "big")
-
-
-def _from_bits(bits: int) -> float:
-    x: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
-    return x

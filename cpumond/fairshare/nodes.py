@@ -15,7 +15,7 @@ from cpumond.fairshare.functions import (
     settle,
     weighted_path,
 )
-from cpumond.fairshare.resources import EPS, UNLIMITED, ZERO, Vector, add, least, ratio, share, sum_vectors
+from cpumond.fairshare.resources import EPS, UNLIMITED, ZERO, Vector, add, least, ratio, share, sum_resources
 from cpumond.fairshare.result import NO_SHARE, FairShare
 from cpumond.fairshare.tree import Operation, Options, Pool
 
@@ -55,16 +55,17 @@ class PoolMemory:
     """What a pool keeps from one update to the next: results, each beside the values it was made of."""
 
     __slots__ = (
-        "operations", "demand", "usage", "weights", "fifo_order", "path_of", "path", "path_reach", "function_of",
+        "operations", "demand", "usage", "weights", "fifo_order", "fifo_index", "path_of", "path", "path_reach", "function_of",
         "function", "used_reach",
     )  # fmt: skip
 
     def __init__(self, operations: list[OperationRecord]) -> None:
         self.operations = operations
-        self.demand = sum_vectors([record.operation.demand for record in operations])
-        self.usage = sum_vectors([record.operation.usage for record in operations])
+        self.demand = sum_resources([record.operation.demand for record in operations])
+        self.usage = sum_resources([record.operation.usage for record in operations])
         self.weights = [record.operation.weight for record in operations]
         self.fifo_order: list[int] = []
+        self.fifo_index: list[int] = []
         self.path_of: object = None
         self.path: Path | None = None
         self.path_reach = 0.0
@@ -87,7 +88,7 @@ class PoolNode:
         "burst_ratio", "flow_ratio", "total_burst_ratio", "total_flow_ratio",
         "volume", "last_share_ratio", "volume_overflow", "acceptable_volume", "accepted_free_volume",
         "children_volume_overflow",
-        "memory", "effective_order", "whole", "factors", "need", "reach", "path", "function",
+        "memory", "effective_order", "effective_index", "whole", "factors", "need", "reach", "path", "function",
         "fair_share", "promised", "operation_totals", "promised_totals",
     )  # fmt: skip
 
@@ -112,6 +113,7 @@ class PoolNode:
         self.children_volume_overflow = ZERO
         self.memory: PoolMemory
         self.effective_order: list[int] = []
+        self.effective_index: list[int] = []
         self.factors: list[float] = []
         self.whole = False
         self.need = self.reach = 0.0
@@ -210,8 +212,8 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
         node.weights = [child.pool.weight for child in node.pools] + memory.weights
         least_weight = min((weight for weight in node.weights if weight > EPS), default=1.0)
         node.factors = [weight / least_weight for weight in node.weights]
-        node.demand = add(sum_vectors([child.demand for child in node.pools]), memory.demand)
-        node.usage = add(sum_vectors([child.usage for child in node.pools]), memory.usage)
+        node.demand = sum_resources([*(child.demand for child in node.pools), memory.demand])
+        node.usage = sum_resources([*(child.usage for child in node.pools), memory.usage])
         node.demand_share = share(node.demand, total)
         node.usage_share = share(node.usage, total)
         limits = pool.resource_limits
@@ -225,3 +227,12 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
         if pool.mode == "fifo" and not memory.fifo_order:
             keys = [(-record.operation.weight, record.operation.start_time) for record in node.operations]
             memory.fifo_order = sorted(range(len(keys)), key=keys.__getitem__)
+            memory.fifo_index = invert(memory.fifo_order)
+
+
+def invert(order: list[int]) -> list[int]:
+    """For each index its place in ``order``."""
+    places = [0] * len(order)
+    for place, n in enumerate(order):
+        places[n] = place
+    return places

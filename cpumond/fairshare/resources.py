@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -85,20 +86,41 @@ def round_half_away(x: float) -> float:
     return math.copysign(math.floor(abs(x) + 0.5), x)
 
 
-def _by_resource(integer: Callable[[float], float], x: Vector) -> Vector:
-    return (float(integer(x[0])), quantise_cpu(x[1]), float(integer(x[2])), float(integer(x[3])), float(integer(x[4])))
-
-
 def quantised(x: Vector) -> Vector:
     """The nearest resources that exist: integers, and multiples of 0.01 cpu, halves away from zero (17)."""
-    return _by_resource(round_half_away, x)
-
-
-def truncated(x: Vector) -> Vector:
-    """As ``quantised``, but integer resources are truncated toward zero: inferred guarantees (17)."""
-    return _by_resource(math.trunc, x)
+    a, cpu, c, d, e = x
+    return (round_half_away(a), quantise_cpu(cpu), round_half_away(c), round_half_away(d), round_half_away(e))
 
 
 def quantised_volume(x: Vector) -> Vector:
     """resource*seconds: the cpu component is a multiple of 0.01, the others are as they are (17)."""
     return (x[0], quantise_cpu(x[1]), x[2], x[3], x[4])
+
+
+def sum_resources(vectors: list[Vector]) -> Vector:
+    """The sum of amounts of resources, cores counted in hundredths as they are (17)."""
+    return quantised_volume(sum_vectors(vectors))
+
+
+def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """The greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low`` (0)."""
+    if holds(high):
+        return high
+    least_bits, bits = _bits(low), _bits(high)
+    while bits - least_bits > 1:
+        middle = (least_bits + bits) // 2
+        if holds(_from_bits(middle)):
+            least_bits = middle
+        else:
+            bits = middle
+    return _from_bits(least_bits)
+
+
+def _bits(x: float) -> int:
+    """The bit pattern of a double, which orders non-negative doubles as they are."""
+    return int.from_bytes(struct.pack(">d", x), "big")
+
+
+def _from_bits(bits: int) -> float:
+    x: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
+    return x

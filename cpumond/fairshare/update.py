@@ -19,6 +19,7 @@ from cpumond.fairshare.nodes import (
     PoolNode,
     fill_attributes,
     guess_reach,
+    invert,
     make_path,
 )
 from cpumond.fairshare.resources import (
@@ -285,6 +286,7 @@ def reorder(node: PoolNode) -> None:
             stopped = not record.gang and not fits
     if deferred and accepted + deferred != node.memory.fifo_order:
         node.effective_order = accepted + deferred
+        node.effective_index = invert(node.effective_order)
 
 
 def _microseconds(seconds: float) -> int:
@@ -337,8 +339,8 @@ def _describe(node: PoolNode, n: int) -> ElementShares:
         estimated_guarantee_share=scale(node.unguaranteed, record.operation.weight / node.weight_sum),
         inferred_strong_guarantee_resources=ZERO,
         dominant_resource=dominant_resource(record.usage_share if any(record.operation.usage) else record.demand_share),
-        fifo_index=node.memory.fifo_order.index(n) if fifo else None,
-        effective_fifo_index=node.effective_order.index(n) if node.effective_order else None,
+        fifo_index=node.memory.fifo_index[n] if fifo else None,
+        effective_fifo_index=node.effective_index[n] if node.effective_index else None,
     )
 
 
