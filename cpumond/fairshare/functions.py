@@ -554,10 +554,7 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     (number of steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it.
     """
     values = path.values
-    first_beyond = [
-        _first_beyond(path, r, limit) if last > limit - TIE else len(values)
-        for r, (limit, last) in enumerate(zip(bound, values[-1], strict=True))
-    ]
+    first_beyond = [_first_beyond(path, r, limit) for r, limit in enumerate(bound)]
     end = min(first_beyond)
     step = end - 1
     x = path.xs[step]
@@ -591,21 +588,19 @@ def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
 def _first_beyond(path: Path, r: int, limit: float) -> int:
     """The first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none does.
 
-    Where the path stays level with the limit, or jumps to it, the children's own sum decides.
+    Near the limit the children's own sums decide.
     """
     values, key = path.values, itemgetter(r)
+    if not values[-1][r] > max(limit - TIE, 0.0):
+        return len(values)
     beyond = bisect_right(values, limit + TIE, key=key)
-    near = bisect_right(values, limit - TIE, 0, beyond, key=key)
-    if 0 < near < beyond:
-        m = path.slopes[beyond - 2]
-        exact = limit
-        if m is None:
-            exact = path.sum_at(beyond - 1)[r]
-        elif m[r] == 0.0:
-            exact = path.sum_along(beyond - 2)[r]
-        if exact > limit:
-            return near
-    return beyond
+    near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
+
+    def exact(vertex: int) -> float:
+        slope = path.slopes[vertex - 1]
+        return (path.sum_along(vertex - 1) if slope is not None and slope[r] == 0.0 else path.sum_at(vertex))[r]
+
+    return bisect_right(range(beyond), limit, near, beyond, key=exact) if near < beyond else beyond
 
 
 def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunction | None:

@@ -17,8 +17,8 @@ from cpumond.fairshare.resources import (
     least,
     positive_part,
     quantise_cpu,
-    quantised,
     scale,
+    scale_resources,
     share,
     subtract,
     sum_resources,
@@ -47,6 +47,7 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
             if r == main:
                 continue
             left = max(has[r] - sum(g[r] for g in configured), 0.0)
+            left = quantise_cpu(left) if r == CPU else left
             inferred = [
                 part * has[r] if child.pool.strong_guarantee_resources[r] is None else None
                 for child, part in zip(children, part_of_main, strict=True)
@@ -68,13 +69,13 @@ def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector)
     """Errors for guarantees that the cluster cannot keep; what bursts is scaled down with the root's strong share (6)."""
     errors = []
     strong = sum_resources([child.inferred_guarantee for child in root.pools])
-    if not dominates(total, sum_resources([strong, quantised(scale(total, root.total_flow_ratio))])):
+    if not dominates(total, sum_resources([strong, scale_resources(total, root.total_flow_ratio)])):
         errors.append(
             UpdateError(
                 GUARANTEES_EXCEED_CLUSTER, "strong guarantees and resource flows exceed the cluster's resources"
             )
         )
-    if not dominates(total, sum_resources([strong, quantised(scale(total, root.total_burst_ratio))])):
+    if not dominates(total, sum_resources([strong, scale_resources(total, root.total_burst_ratio)])):
         errors.append(
             UpdateError(
                 GUARANTEES_EXCEED_CLUSTER, "strong guarantees and burst guarantees exceed the cluster's resources"

@@ -15,14 +15,16 @@ from cpumond.fairshare.resources import (
     add,
     bisect_max,
     dominates,
+    exact_cpu,
     greatest,
     least,
     positive_part,
     quantise_cpu,
-    quantised,
-    quantised_volume,
-    scale,
+    scale_cpu,
+    scale_resources,
+    scale_volume,
     subtract,
+    sum_resources,
     sum_vectors,
 )
 from cpumond.fairshare.tree import Options
@@ -39,15 +41,14 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
     for node in nodes:
         integral = node.pool.integral_guarantees
         old = node.volume
-        span = quantised_volume(scale(total, elapsed_s))
-        capacity = quantised_volume(scale(quantised(scale(total, node.flow_ratio)), saturation_period_s))
-        gained = quantised_volume(scale(span, node.flow_ratio))
-        spent = quantised_volume(scale(span, node.last_share_ratio))
-        volume = positive_part(subtract(add(old, gained), spent))
+        span = scale_volume(total, elapsed_s)
+        capacity = scale_volume(scale_resources(total, node.flow_ratio), saturation_period_s)
+        grown = add(old, scale_volume(span, node.flow_ratio))
+        volume = exact_cpu(positive_part(subtract(grown, scale_volume(span, node.last_share_ratio))))
         upper = greatest(old, capacity)
-        node.volume_overflow = positive_part(subtract(volume, upper))
+        node.volume_overflow = exact_cpu(positive_part(subtract(volume, upper)))
         if integral.can_accept_free_volume:
-            node.acceptable_volume = positive_part(subtract(capacity, volume))
+            node.acceptable_volume = exact_cpu(positive_part(subtract(capacity, volume)))
         node.volume = least(volume, upper)
 
 
@@ -68,10 +69,9 @@ def collect_overflow(nodes: list[PoolNode]) -> None:
     for node in reversed(nodes):
         if node.guarantee_type != "none":
             continue
-        node.children_volume_overflow = sum_vectors([child.volume_overflow for child in node.pools])
-        surplus = subtract(
-            node.children_volume_overflow, sum_vectors([child.acceptable_volume for child in node.pools])
-        )
+        node.children_volume_overflow = sum_resources([child.volume_overflow for child in node.pools])
+        acceptable = sum_resources([child.acceptable_volume for child in node.pools])
+        surplus = exact_cpu(subtract(node.children_volume_overflow, acceptable))
         node.volume_overflow = positive_part(surplus)
         if node.pool.integral_guarantees.can_accept_free_volume:
             node.acceptable_volume = positive_part(subtract(ZERO, surplus))
@@ -81,9 +81,9 @@ def distribute_free_volume(nodes: list[PoolNode]) -> None:
     """Give volume that would be lost to pools that can still take some, where a pool is told to (5.3)."""
     for node in nodes:
         if node.guarantee_type != "none":
-            node.volume = add(node.volume, node.accepted_free_volume)
+            node.volume = sum_resources([node.volume, node.accepted_free_volume])
             continue
-        free = add(node.accepted_free_volume, node.children_volume_overflow)
+        free = sum_resources([node.accepted_free_volume, node.children_volume_overflow])
         if node.pool.integral_guarantees.should_distribute_free_volume_among_children and any(free):
             accepted = [_accept(node.pools, r, free[r]) for r in range(5)]
             for child, volume in zip(node.pools, zip(*accepted, strict=True), strict=True):
@@ -94,7 +94,7 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
     """What each child accepts of ``free`` volume of resource ``r``: by its flow, up to what it can take (5.3)."""
     accepted = [0.0] * len(children)
     hungry = [
-        (child.acceptable_volume[r] / child.total_flow_ratio, n)
+        (_counted(child.acceptable_volume[r] / child.total_flow_ratio, r), n)
         for n, child in enumerate(children)
         if child.acceptable_volume[r] > EPS and child.total_flow_ratio > EPS
     ]
@@ -108,7 +108,7 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
         if _part(free, child.total_flow_ratio / weight, r) < child.acceptable_volume[r]:
             break
         accepted[n] = child.acceptable_volume[r]
-        free -= accepted[n]
+        free = _counted(free - accepted[n], r)
         weight -= child.total_flow_ratio
         filled += 1
     for _, n in hungry[filled:]:
@@ -116,9 +116,14 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
     return accepted
 
 
+def _counted(volume: float, r: int) -> float:
+    """A volume of resource ``r`` as that resource is counted (17)."""
+    return quantise_cpu(volume) if r == CPU else volume
+
+
 def _part(volume: float, part: float, r: int) -> float:
-    """A part of a volume of resource ``r``, as that resource is counted (17)."""
-    return quantise_cpu(volume * part) if r == CPU else volume * part
+    """A part of a volume of resource ``r``, counted likewise."""
+    return scale_cpu(volume, part) if r == CPU else volume * part
 
 
 def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float:

@@ -76,30 +76,46 @@ def ratio(x: Vector, total: Vector) -> float:
     return max((v / t for v, t in zip(x, total, strict=True) if t > 0), default=0.0)
 
 
-def quantise_cpu(cores: float) -> float:
-    """``cores`` as a multiple of 0.01, halves away from zero (17)."""
-    return math.copysign(math.floor(abs(cores) * 100.0 + 0.5), cores) / 100.0
-
-
 def round_half_away(x: float) -> float:
     """The nearest integer, halves away from zero (17)."""
     return math.copysign(math.floor(abs(x) + 0.5), x)
 
 
-def quantised(x: Vector) -> Vector:
-    """The nearest resources that exist: integers, and multiples of 0.01 cpu, halves away from zero (17)."""
-    a, cpu, c, d, e = x
-    return (round_half_away(a), quantise_cpu(cpu), round_half_away(c), round_half_away(d), round_half_away(e))
+def quantise_cpu(cores: float) -> float:
+    """``cores`` as a multiple of 0.01, halves away from zero (17)."""
+    return round_half_away(cores * 100.0) / 100.0
 
 
-def quantised_volume(x: Vector) -> Vector:
-    """resource*seconds: the cpu component is a multiple of 0.01, the others are as they are (17)."""
-    return (x[0], quantise_cpu(x[1]), x[2], x[3], x[4])
+def scale_cpu(cores: float, factor: float) -> float:
+    """``cores``, a multiple of 0.01, times ``factor``, rounded to a multiple of 0.01 from whole hundredths (17)."""
+    return round_half_away(round(cores * 100.0) * factor) / 100.0
+
+
+def scale_resources(x: Vector, factor: float) -> Vector:
+    """Amounts of resources times ``factor``: integers and multiples of 0.01 cpu, halves away from zero (17)."""
+    a, cpu, c, d, e = scale(x, factor)
+    return (
+        round_half_away(a),
+        scale_cpu(x[CPU], factor),
+        round_half_away(c),
+        round_half_away(d),
+        round_half_away(e),
+    )
 
 
 def sum_resources(vectors: list[Vector]) -> Vector:
-    """The sum of amounts of resources, cores counted in hundredths as they are (17)."""
-    return quantised_volume(sum_vectors(vectors))
+    """The sum of amounts or volumes, cpu counted in hundredths as it is (17)."""
+    return exact_cpu(sum_vectors(vectors))
+
+
+def scale_volume(x: Vector, factor: float) -> Vector:
+    """resource*seconds times ``factor``: cpu is a multiple of 0.01, the others are as they are (17)."""
+    return (x[0] * factor, scale_cpu(x[CPU], factor), x[2] * factor, x[3] * factor, x[4] * factor)
+
+
+def exact_cpu(x: Vector) -> Vector:
+    """``x`` with the rounding of sums and differences taken out of its cpu, which is a multiple of 0.01 (17)."""
+    return (x[0], quantise_cpu(x[CPU]), x[2], x[3], x[4])
 
 
 def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:

@@ -30,6 +30,7 @@ from cpumond.fairshare.resources import (
     add,
     dominates,
     least,
+    round_half_away,
     scale,
     share,
 )
@@ -80,7 +81,7 @@ class FairShareUpdater:
         fill_attributes(preorder, total, bool(burst_pools or relaxed_pools))
         if burst_pools or relaxed_pools:
             if previous_update_time is not None and any(total):
-                elapsed_s = max(_microseconds(now) - _microseconds(previous_update_time), 0) / 1e6
+                elapsed_s = max(_microseconds(now) - _microseconds(previous_update_time), 0.0) / 1e6
                 refill(
                     burst_pools + relaxed_pools, total, elapsed_s, options.integral_pool_capacity_saturation_period_s
                 )
@@ -289,8 +290,8 @@ def reorder(node: PoolNode) -> None:
         node.effective_index = invert(node.effective_order)
 
 
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
+def _microseconds(seconds: float) -> float:
+    return round_half_away(seconds * 1e6)
 
 
 def _describe(node: PoolNode, n: int) -> ElementShares:
