@@ -6,6 +6,7 @@
     ├── UsageError               64  the command line is wrong
     ├── UnavailableError         69  what is asked for is not there: a cgroup, a controller, the agent
     ├── ConfigError              78  a configuration or input file is wrong
+    │   └── FairShareInputError      a pool tree that no fair-share update can be made of
     ├── CreateError              73  a file, socket or cgroup cannot be made
     ├── AccessError              77  the rights are missing
     ├── RefusedError             77  outside what the operator allowed (managed_roots, leaf cgroups only)
@@ -53,6 +54,10 @@ class ConfigError(CpumondError):
 
 class UnavailableError(CpumondError):
     """What is asked for is not there: a cgroup, a controller, the running agent."""
+
+
+class FairShareInputError(ConfigError):
+    """A pool tree that no fair-share update can be made of; the message names the element and what is expected."""
 
 
 class CreateError(CpumondError):

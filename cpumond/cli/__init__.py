@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "dry-run": ("watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
     "record": ("watch", "Write a trace of a live cgroup for replay."),
     "replay": ("trace", "Run the monitor over a recorded trace."),
+    "fair-share": ("fair_share", "Shares of a pool tree: compute, draw, explain, simulate."),
     "demo": ("demo", "Three real loads, the agent and a receiver, live on this machine."),
     "doctor": ("doctor", "What this host offers and what to do about what is missing."),
     "schema": ("receiver", "Print the JSON Schema of a message."),

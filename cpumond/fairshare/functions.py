@@ -125,6 +125,9 @@ class ShareFunction:
         for ramp in self.ramps:
             if ramp < len(starts):
                 slopes[ramp] = FLAT
+        if self.slopes[-1] != ZERO and 1.0 == self.horizon < reach * factor:  # beyond suggestion 1 it stays as it is
+            starts = [*starts, 1.0]
+            slopes.append(FLAT)
         return [
             (s / factor, a - f, b - g, c - h, d - i, e - j)
             for s, (a, b, c, d, e), (f, g, h, i, j) in zip(starts, slopes, [FLAT, *slopes], strict=False)
