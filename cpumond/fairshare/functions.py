@@ -72,6 +72,7 @@ class ShareFunction:
         positions: Sequence[Position] = (),
         zero_position: Position = (0.0, 0.0, 0.0, (), 0),
         horizon: float = 1.0,
+        at_horizon: Vector | None = None,
     ) -> None:
         self.starts = starts
         self.values = values
@@ -80,7 +81,10 @@ class ShareFunction:
         self.horizon = horizon
         self.positions = positions
         self.zero_position = zero_position
-        self.at_horizon = self.end_of(len(starts) - 1)
+        if at_horizon is None:
+            t = horizon - starts[-1]
+            at_horizon = add(values[-1], scale(slopes[-1], t))
+        self.at_horizon = at_horizon
         self.jumps: Sequence[Jump] = ()
         if jumping:
             self.jumps = [(starts[n], n, subtract(values[n], self.end_of(n - 1))) for n in jumping]
@@ -96,6 +100,8 @@ class ShareFunction:
         """The value at a suggestion within a segment; ``at_zero`` for segment -1."""
         if segment < 0:
             return self.at_zero
+        if suggestion == self.horizon:
+            return self.at_horizon
         t = suggestion - self.starts[segment]
         v = self.values[segment]
         m = self.slopes[segment]
@@ -138,6 +144,12 @@ FLAT: Final = (0, 0, 0, 0, 0)
 
 NOTHING: Final = ShareFunction([0.0], [ZERO], [ZERO], ZERO, positions=[(1.0, 0.0, 1.0, (), 0)])
 """Who demands nothing gets nothing."""
+
+
+def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
+    """The value at ``x`` on the line from (x0, v0) to (x1, v1), reckoned from the nearer end (8)."""
+    t = (x - x0) / (x1 - x0)
+    return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
 
 
 # ---- operations
@@ -191,10 +203,14 @@ def _grow_to_demand(
 ) -> ShareFunction:
     """The second half of ``operation_function``: from the usage, which has been reached, to the demand."""
     growth = subtract(demand, usage)
-    room = min((limit - u) / g for limit, u, g in zip((*limits, 1.0), (*usage, 0.0), (*growth, 1.0), strict=True) if g)
-    end: Vector = demand
-    if room < 1.0:
-        end = add(usage, scale(growth, room))
+    stop = 2.0
+    for limit, u, d in zip(limits, usage, demand, strict=True):
+        if d > limit:
+            stop = min(stop, between(limit, u, d, 1.0, 2.0))
+    room, end = stop - 1.0, demand
+    if stop < 2.0:
+        a, b, c, d, e = (between(stop, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
+        end = (a, b, c, d, e)
     s = max(usage)
     needed = max(end)
     reached, jumping = 0.0, []
@@ -213,7 +229,7 @@ def _grow_to_demand(
         starts.append(s)
         values.append(end)
         slopes.append(ZERO)
-    return ShareFunction(starts, values, slopes, ZERO, jumping)
+    return ShareFunction(starts, values, slopes, ZERO, jumping, at_horizon=end)
 
 
 def rising_parts(
@@ -582,12 +598,6 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     return step, stop, (a, b, c, d, e)
 
 
-def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
-    """The value at ``x`` on the line from (x0, v0) to (x1, v1), reckoned from the nearer end (8)."""
-    t = (x - x0) / (x1 - x0)
-    return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
-
-
 def _first_beyond(path: Path, r: int, limit: float) -> int:
     """The first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none does.
 
@@ -606,6 +616,30 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
     return bisect_right(range(beyond), limit, near, beyond, key=exact) if near < beyond else beyond
 
 
+class _Segments:
+    """The segments of a pool's function while they are made; ``moved``: the path moved on since the last one ended."""
+
+    __slots__ = ("starts", "values", "slopes", "positions", "jumping", "moved")
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.values: list[Vector] = []
+        self.slopes: list[Vector] = []
+        self.positions: list[Position] = []
+        self.jumping: list[int] = []
+        self.moved = False
+
+    def add(self, start: float, value: Vector, slope: Vector, position: Position) -> None:
+        """Append a segment; its start is a jump if the path has moved."""
+        if self.moved:
+            self.jumping.append(len(self.starts))
+            self.moved = False
+        self.starts.append(start)
+        self.values.append(value)
+        self.slopes.append(slope)
+        self.positions.append(position)
+
+
 def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunction | None:
     """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
 
@@ -613,84 +647,98 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
     lies beyond the limits is never reached; in between each step of the path is measured by the suggestion it needs.
     """
     q = greatest(guarantee, path.values[0])
-    first, x, value = stop_within(path, q)
+    first, x, at_zero = stop_within(path, q)
     last, last_x, last_value = stop_within(path, greatest(limits, path.values[0]))
-    known = path.complete or last < len(path.slopes)
     if (last, last_x) < (first, x):
-        first, x, value = last, last_x, last_value
+        first, x, at_zero = last, last_x, last_value
+    cut = last < len(path.slopes)
     xs, values, slopes = path.xs[first : last + 1], path.values[first : last + 1], path.slopes[first:last]
-    xs[0], values[0] = x, value
-    if last_x > xs[-1]:
+    xs[0], values[0] = x, at_zero
+    if cut and last_x > xs[-1]:
         xs.append(last_x)
         slopes.append(path.slopes[last])
         values.append(last_value)
-    elif known:
+    elif path.complete:
         values[-1] = last_value
     levels = values
     if any(q):
         q0, q1, q2, q3, q4 = q
         levels = [(a - q0, b - q1, c - q2, d - q3, e - q4) for a, b, c, d, e in values]
 
-    starts: list[float] = []
-    segment_values: list[Vector] = []
-    segment_slopes: list[Vector] = []
-    positions: list[Position] = []
-    jumping: list[int] = []
-    moved = False
+    segments = _Segments()
+    at_one: Vector | None = None
     s = same = 0.0
     for n, m in enumerate(slopes):
-        level = levels[n + 1]
-        high = max(level)
+        high = max(levels[n + 1])
         if high <= same:  # more for no more suggestion: B jumps here
-            moved = True
+            segments.moved = True
             continue
-        x, v = xs[n], values[n]
         if m is None:  # waits below the jump until its upper end is affordable
-            if moved:
-                jumping.append(len(starts))
-            starts.append(s)
-            segment_values.append(v)
-            segment_slopes.append(ZERO)
-            positions.append((x, 0.0, x, *path.jumps[first + n]))
-            moved = True
+            segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]))
+            segments.moved = True
         else:
-            reached, length = 0.0, xs[n + 1] - x
-            if levels[n][level.index(high)] >= s - ROUNDING:  # one resource binds from end to end
-                parts = [(s, high, 0.0, length)]
-            else:
-                parts = rising_parts(levels[n], m, length, s, high)
-            for low, part_high, dx, dx_end in parts:
-                if moved or dx > reached:
-                    jumping.append(len(starts))
-                    moved = False
-                rate = (dx_end - dx) / (part_high - low)
-                starts.append(low)
-                segment_values.append(add(v, scale(m, dx)) if dx else v)
-                segment_slopes.append((m[0] * rate, m[1] * rate, m[2] * rate, m[3] * rate, m[4] * rate))
-                positions.append((x + dx, rate, x + dx_end, (), 0))
-                reached = dx_end
-            moved |= reached < length
+            _add_rising(segments, s, high, (xs[n], xs[n + 1]), values[n], m, (levels[n], levels[n + 1]))
         s = high
         same = s + s * ROUNDING
         if s > 1.0 - TIE:
-            ends = n + 1 == len(slopes) and last < len(path.slopes)
+            if s > 1.0 + TIE and m is not None:
+                at_one = _at_one(levels[n], levels[n + 1], xs[n], xs[n + 1], values[n], values[n + 1])
+                break
+            ends = cut and n + 1 == len(slopes)
             if s > 1.0 + TIE or ends or _needs_all(path, first + n + 1, q, s):
-                known, s = True, 1.0
+                at_one = values[n] if m is None else values[n + 1]
                 break
             s = min(s, 1.0 - 2.0**-53)
-    else:
-        if known:
-            if moved:
-                jumping.append(len(starts))
-            starts.append(s)
-            segment_values.append(values[-1])
-            segment_slopes.append(ZERO)
-            positions.append(_waiting(path, last, xs[-1]))
-    if not starts:
+    known = cut or path.complete
+    if known and at_one is None:
+        at_one = values[-1]
+        segments.add(s, at_one, ZERO, _waiting(path, last, xs[-1]))
+    if not segments.starts:
         return None
-    horizon = 1.0 if known else s
-    at_zero_position = _waiting(path, first, xs[0])
-    return ShareFunction(starts, segment_values, segment_slopes, value, jumping, positions, at_zero_position, horizon)
+    return ShareFunction(
+        segments.starts,
+        segments.values,
+        segments.slopes,
+        at_zero,
+        segments.jumping,
+        segments.positions,
+        _waiting(path, first, xs[0]),
+        s if at_one is None else 1.0,
+        at_one,
+    )
+
+
+def _add_rising(
+    segments: _Segments,
+    s: float,
+    high: float,
+    span: tuple[float, float],
+    v: Vector,
+    m: Vector,
+    levels: tuple[Vector, Vector],
+) -> None:
+    """Add what a linear step of the path, from suggestion ``s`` up to ``high``, is as segments (9.4)."""
+    x, x_end = span
+    if levels[0][levels[1].index(high)] >= s - ROUNDING:  # one resource binds from end to end
+        rate = (x_end - x) / (high - s)
+        slope = (m[0] * rate, m[1] * rate, m[2] * rate, m[3] * rate, m[4] * rate)
+        segments.add(s, v, slope, (x, rate, x_end, (), 0))
+        return
+    reached = 0.0
+    for low, part_high, dx, dx_end in rising_parts(levels[0], m, x_end - x, s, high):
+        segments.moved |= dx > reached
+        rate = (dx_end - dx) / (part_high - low)
+        segments.add(low, add(v, scale(m, dx)), scale(m, rate), (x + dx, rate, x + dx_end, (), 0))
+        reached = dx_end
+    segments.moved |= reached < x_end - x
+
+
+def _at_one(level: Vector, level_end: Vector, x: float, x_end: float, v: Vector, v_end: Vector) -> Vector:
+    """B(1), reckoned from the ends of the step on which suggestion 1 is reached (9.4)."""
+    pairs = zip(level, level_end, strict=True)
+    stop = min(between(1.0, low, high, x, x_end) for low, high in pairs if high > 1.0)
+    a, b, c, d, e = (between(stop, x, x_end, low, high) for low, high in zip(v, v_end, strict=True))
+    return (a, b, c, d, e)
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:
