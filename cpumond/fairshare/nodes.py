@@ -15,9 +15,25 @@ from cpumond.fairshare.functions import (
     settle,
     weighted_path,
 )
-from cpumond.fairshare.resources import EPS, UNLIMITED, ZERO, Vector, add, least, ratio, share, sum_resources
+from cpumond.fairshare.resources import (
+    EPS,
+    UNLIMITED,
+    ZERO,
+    Vector,
+    add,
+    greatest,
+    least,
+    ratio,
+    scale,
+    share,
+    subtract,
+    sum_resources,
+    sum_vectors,
+)
 from cpumond.fairshare.result import NO_SHARE, FairShare
 from cpumond.fairshare.tree import Operation, Options, Pool
+
+MARGIN_OF_GUESS: Final = 1.15
 
 SETTLED: Final = 128
 """Vertices of the longest path whose sums are settled."""
@@ -171,37 +187,41 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 def guess_reach(node: PoolNode) -> float:
     """A fit factor that probably suffices for the suggestion ``node.need``; its function is made up to there first.
 
-    As if there were one resource, of which each child takes its guarantee and then by weight up to its demand. More
-    than what is needed costs time, less a second try; the result depends on neither.
+    As if each child, beyond its guarantee, went straight to its demand. More than what is needed costs time, less a
+    second try; the result depends on neither.
     """
-    demands = [max(least(child.demand_share, child.limits_share)) for child in node.pools]
-    demands += [max(record.demand_share) for record in node.operations]
-    wanted = sum(demands)
-    most = max(node.demand_share)
-    if most <= 0.0:
-        return node.full_reach
-    # several resources together let a pool take more than one resource would
-    target = (node.need + max(add(node.strong, node.proposed))) * (wanted / most) * 1.2
-    if target >= wanted:
-        return node.full_reach
+    taken = [least(child.strong, child.demand_share) for child in node.pools]
+    wanted = [
+        subtract(least(child.demand_share, child.limits_share), guaranteed)
+        for child, guaranteed in zip(node.pools, taken, strict=True)
+    ]
+    wanted += [record.demand_share for record in node.operations]
+    value = sum_vectors(taken)
+    guaranteed = greatest(add(node.strong, node.proposed), value)
+    need = node.need
+    bound = least(node.limits_share, add(guaranteed, (need, need, need, need, need)))
+    left = subtract(bound, value)
     if node.pool.mode == "fifo":
         for n, place in enumerate(node.order):
-            target -= demands[place]
-            if target < 0.0:
+            left = subtract(left, wanted[place])
+            if min(left) < 0.0:
                 return n + 1.0
-    for n, child in enumerate(node.pools):
-        taken = min(max(child.strong), demands[n])
-        demands[n] -= taken
-        target -= taken
-    rate = sum(node.factors)
-    for x, demand, factor in sorted(
-        (demand / factor, demand, factor) for demand, factor in zip(demands, node.factors, strict=True)
-    ):
-        if target <= x * rate:
-            break
-        target -= demand
-        rate -= factor
-    return min(max(target / rate, 1e-6), 1.0) if rate > 0.0 else 1.0
+        return node.full_reach
+    a, b, c, d, e = left
+    ends = [max(vector) / factor for vector, factor in zip(wanted, node.factors, strict=True)]
+    rates = [scale(vector, 1.0 / end) if end > 0.0 else ZERO for vector, end in zip(wanted, ends, strict=True)]
+    f, g, h, i, j = sum_vectors(rates)
+    x = 0.0
+    for n in sorted(range(len(ends)), key=ends.__getitem__):
+        dx = ends[n] - x
+        if f * dx > a or g * dx > b or h * dx > c or i * dx > d or j * dx > e:
+            steps = zip((a, b, c, d, e), (f, g, h, i, j), strict=True)
+            return min((x + min(room / rate for room, rate in steps if rate > 0.0)) * MARGIN_OF_GUESS, 1.0) or 1.0
+        a, b, c, d, e = a - f * dx, b - g * dx, c - h * dx, d - i * dx, e - j * dx
+        k, m, o, p, q = rates[n]
+        f, g, h, i, j = f - k, g - m, h - o, i - p, j - q
+        x = ends[n]
+    return 1.0
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
