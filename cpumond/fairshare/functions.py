@@ -120,23 +120,23 @@ class ShareFunction:
 
         Ramps count as flat.
         """
-        starts = self.starts
+        starts, slopes = self.starts, self.slopes
         if starts[-1] > reach * factor:
-            starts = starts[: bisect_right(starts, reach * factor)]
+            count = bisect_right(starts, reach * factor)
+            starts, slopes = starts[:count], slopes[:count]
         unit = factor * EXACT
-        slopes = [
-            (int(a * unit), int(b * unit), int(c * unit), int(d * unit), int(e * unit))
-            for a, b, c, d, e in self.slopes[: len(starts)]
+        rates = [
+            (int(a * unit), int(b * unit), int(c * unit), int(d * unit), int(e * unit)) for a, b, c, d, e in slopes
         ]
         for ramp in self.ramps:
-            if ramp < len(starts):
-                slopes[ramp] = FLAT
+            if ramp < len(rates):
+                rates[ramp] = FLAT
         if self.slopes[-1] != ZERO and 1.0 == self.horizon < reach * factor:  # beyond suggestion 1 it stays as it is
             starts = [*starts, 1.0]
-            slopes.append(FLAT)
+            rates.append(FLAT)
         return [
             (s / factor, a - f, b - g, c - h, d - i, e - j)
-            for s, (a, b, c, d, e), (f, g, h, i, j) in zip(starts, slopes, [FLAT, *slopes], strict=False)
+            for s, (a, b, c, d, e), (f, g, h, i, j) in zip(starts, rates, [FLAT, *rates], strict=False)
         ]
 
 
@@ -676,8 +676,13 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
         if m is None:  # waits below the jump until its upper end is affordable
             segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]))
             segments.moved = True
+        elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource binds from end to end
+            a, b, c, d, e = m
+            rate = (xs[n + 1] - xs[n]) / (high - s)
+            slope = (a * rate, b * rate, c * rate, d * rate, e * rate)
+            segments.add(s, values[n], slope, (xs[n], rate, xs[n + 1], (), 0))
         else:
-            _add_rising(segments, s, high, (xs[n], xs[n + 1]), values[n], m, (levels[n], levels[n + 1]))
+            _add_rising(segments, s, high, (xs[n], xs[n + 1]), values[n], m, levels[n])
         s = high
         same = s + s * ROUNDING
         if s > 1.0 - TIE:
@@ -709,23 +714,12 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
 
 
 def _add_rising(
-    segments: _Segments,
-    s: float,
-    high: float,
-    span: tuple[float, float],
-    v: Vector,
-    m: Vector,
-    levels: tuple[Vector, Vector],
+    segments: _Segments, s: float, high: float, span: tuple[float, float], v: Vector, m: Vector, level: Vector
 ) -> None:
     """Add what a linear step of the path, from suggestion ``s`` up to ``high``, is as segments (9.4)."""
     x, x_end = span
-    if levels[0][levels[1].index(high)] >= s - ROUNDING:  # one resource binds from end to end
-        rate = (x_end - x) / (high - s)
-        slope = (m[0] * rate, m[1] * rate, m[2] * rate, m[3] * rate, m[4] * rate)
-        segments.add(s, v, slope, (x, rate, x_end, (), 0))
-        return
     reached = 0.0
-    for low, part_high, dx, dx_end in rising_parts(levels[0], m, x_end - x, s, high):
+    for low, part_high, dx, dx_end in rising_parts(level, m, x_end - x, s, high):
         segments.moved |= dx > reached
         rate = (dx_end - dx) / (part_high - low)
         segments.add(low, add(v, scale(m, dx)), scale(m, rate), (x + dx, rate, x + dx_end, (), 0))

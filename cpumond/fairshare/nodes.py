@@ -34,6 +34,7 @@ from cpumond.fairshare.result import NO_SHARE, FairShare
 from cpumond.fairshare.tree import Operation, Options, Pool
 
 MARGIN_OF_GUESS: Final = 1.15
+LEAST_GUESS: Final = 2.0**-20
 
 SETTLED: Final = 128
 """Vertices of the longest path whose sums are settled."""
@@ -71,21 +72,22 @@ class PoolMemory:
     """What a pool keeps from one update to the next: results, each beside the values it was made of."""
 
     __slots__ = (
-        "operations", "demand", "usage", "weights", "fifo_order", "fifo_index", "path_of", "path", "path_reach", "function_of",
-        "function", "used_reach",
+        "operations", "demand", "usage", "weights", "factors", "fifo_order", "fifo_index",
+        "path_of", "path", "path_reach", "function_of", "function", "used_reach",
     )  # fmt: skip
 
-    def __init__(self, operations: list[OperationRecord]) -> None:
+    def __init__(self, operations: list[OperationRecord], used_reach: float = 0.0) -> None:
         self.operations = operations
         self.demand = sum_resources([record.operation.demand for record in operations])
         self.usage = sum_resources([record.operation.usage for record in operations])
         self.weights = [record.operation.weight for record in operations]
+        self.factors = by_least(self.weights)
         self.fifo_order: list[int] = []
         self.fifo_index: list[int] = []
         self.path_of: object = None
         self.path: Path | None = None
         self.path_reach = 0.0
-        self.used_reach = 0.0
+        self.used_reach = used_reach
         self.function_of: object = None
         self.function: ShareFunction | None = None
 
@@ -216,7 +218,8 @@ def guess_reach(node: PoolNode) -> float:
         dx = ends[n] - x
         if f * dx > a or g * dx > b or h * dx > c or i * dx > d or j * dx > e:
             steps = zip((a, b, c, d, e), (f, g, h, i, j), strict=True)
-            return min((x + min(room / rate for room, rate in steps if rate > 0.0)) * MARGIN_OF_GUESS, 1.0) or 1.0
+            guess = (x + min(room / rate for room, rate in steps if rate > 0.0)) * MARGIN_OF_GUESS
+            return max(LEAST_GUESS, min(guess, 1.0))
         a, b, c, d, e = a - f * dx, b - g * dx, c - h * dx, d - i * dx, e - j * dx
         k, m, o, p, q = rates[n]
         f, g, h, i, j = f - k, g - m, h - o, i - p, j - q
@@ -229,11 +232,14 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
     full = share(total, total)
     for node in reversed(preorder):
         pool, memory = node.pool, node.memory
-        node.weights = [child.pool.weight for child in node.pools] + memory.weights
-        least_weight = min((weight for weight in node.weights if weight > EPS), default=1.0)
-        node.factors = [weight / least_weight for weight in node.weights]
-        node.demand = sum_resources([*(child.demand for child in node.pools), memory.demand])
-        node.usage = sum_resources([*(child.usage for child in node.pools), memory.usage])
+        if node.pools:
+            node.weights = [child.pool.weight for child in node.pools] + memory.weights
+            node.factors = by_least(node.weights)
+            node.demand = sum_resources([*(child.demand for child in node.pools), memory.demand])
+            node.usage = sum_resources([*(child.usage for child in node.pools), memory.usage])
+        else:
+            node.weights, node.factors = memory.weights, memory.factors
+            node.demand, node.usage = memory.demand, memory.usage
         node.demand_share = share(node.demand, total)
         node.usage_share = share(node.usage, total)
         limits = pool.resource_limits
@@ -248,6 +254,12 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
             keys = [(-record.operation.weight, record.operation.start_time) for record in node.operations]
             memory.fifo_order = sorted(range(len(keys)), key=keys.__getitem__)
             memory.fifo_index = invert(memory.fifo_order)
+
+
+def by_least(weights: list[float]) -> list[float]:
+    """The weights by the least of them that is above EPS: a child's suggestion per fit factor (9.2)."""
+    least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
+    return [weight / least_weight for weight in weights]
 
 
 def invert(order: list[int]) -> list[int]:

@@ -67,8 +67,9 @@ def sum_vectors(vectors: list[Vector]) -> Vector:
 
 def share(x: Vector, total: Vector) -> Vector:
     """``x`` as fractions of ``total``; 0 where the cluster has none of a resource, whatever ``x`` says (0)."""
-    a, b, c, d, e = (v / t if t else 0.0 for v, t in zip(x, total, strict=True))
-    return (a, b, c, d, e)
+    a, b, c, d, e = x
+    f, g, h, i, j = total
+    return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)
 
 
 def ratio(x: Vector, total: Vector) -> float:

@@ -78,20 +78,30 @@ class Elements(Mapping[str, ElementShares]):
     """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is put together when asked for,
     from values that no later update changes."""
 
-    __slots__ = ("_places", "_describe")
+    __slots__ = ("_find", "_describe", "_places")
 
-    def __init__(self, places: dict[str, tuple[Any, int]], describe: Callable[[Any, int], ElementShares]) -> None:
-        self._places = places
+    def __init__(
+        self, find: Callable[[], dict[str, tuple[Any, int]]], describe: Callable[[Any, int], ElementShares]
+    ) -> None:
+        self._find = find
         self._describe = describe
+        self._places: dict[str, tuple[Any, int]] | None = None
+
+    @property
+    def places(self) -> dict[str, tuple[Any, int]]:
+        """Name -> what ``describe`` takes, made when first needed."""
+        if self._places is None:
+            self._places = self._find()
+        return self._places
 
     def __getitem__(self, name: str) -> ElementShares:
-        return self._describe(*self._places[name])
+        return self._describe(*self.places[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cpumond.fairshare.distribution import MARGIN, assign, assign_promised_shares, total_of_root
 from cpumond.fairshare.functions import NOTHING, pool_function
 from cpumond.fairshare.guarantees import adjust_guarantees, check_overcommit, estimate_guarantees, infer_guarantees
@@ -111,11 +113,7 @@ class FairShareUpdater:
         assign(root, 1.0, options)
         assign_promised_shares(root, options)
         total_of_root(root)
-        places: dict[str, tuple[PoolNode, int]] = {node.pool.name: (node, -1) for node in preorder}
-        for node in preorder:
-            for n, record in enumerate(node.operations):
-                places[record.operation.name] = (node, n)
-        return UpdateResult(tuple(errors), Elements(places, _describe))
+        return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe))
 
     def _build(self, snapshot: Snapshot) -> list[PoolNode]:
         """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1)."""
@@ -127,22 +125,22 @@ class FairShareUpdater:
             parent = nodes[pool.parent]
             nodes[pool.name] = node = PoolNode(pool, parent)
             parent.pools.append(node)
-        known, self._records = self._records, {}
         records = self._records
         gangs = options.step_function_for_gang_operations
         for operation in snapshot.operations:
             node = nodes[operation.parent]
             gang = operation.gang and gangs and node.pool.step_function_for_gang_operations
-            name = operation.name
-            record = known.get(name)
+            record = records.get(operation.name)
             if (
                 record is None
                 or (record.operation is not operation and record.operation != operation)
                 or record.gang is not gang
             ):
-                record = OperationRecord(operation, gang, total, full)
-            records[name] = record
+                records[operation.name] = record = OperationRecord(operation, gang, total, full)
             node.operations.append(record)
+        if len(records) > len(snapshot.operations):
+            names = {operation.name for operation in snapshot.operations}
+            self._records = {name: record for name, record in records.items() if name in names}
         preorder: list[PoolNode] = []
         stack = [root]
         while stack:
@@ -155,8 +153,10 @@ class FairShareUpdater:
             node.end = node.pools[-1].end if node.pools else node.index + 1
             name = node.pool.name
             kept = memory.get(name)
-            if kept is None or kept.operations != node.operations:
+            if kept is None:
                 kept = PoolMemory(node.operations)
+            elif kept.operations != node.operations:
+                kept = PoolMemory(node.operations, kept.used_reach)
             self._memory[name] = node.memory = kept
         return preorder
 
@@ -292,6 +292,15 @@ def reorder(node: PoolNode) -> None:
 
 def _microseconds(seconds: float) -> float:
     return round_half_away(seconds * 1e6)
+
+
+def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
+    """Where each element is: its pool, and its index there, -1 for the pool itself."""
+    places = {node.pool.name: (node, -1) for node in preorder}
+    for node in preorder:
+        for n, record in enumerate(node.operations):
+            places[record.operation.name] = (node, n)
+    return places
 
 
 def _describe(node: PoolNode, n: int) -> ElementShares:
