@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpumond.fairshare.functions import Group, Path, ShareFunction, stop_within
+from cpumond.fairshare.functions import Group, Path, stop_within
 from cpumond.fairshare.nodes import PoolNode, make_path
 from cpumond.fairshare.resources import (
     EPS,
@@ -50,7 +50,7 @@ def _assign_children(
         node.fair_share = detail(total, node.strong, node.proposed)
     if path is None:
         return []
-    x, group, jumped = _locate(function, segment, suggestion)
+    x, group, jumped = function.position_at(segment, suggestion)
     if any(child.function is not f for child, f in zip(node.pools, path.functions, strict=False)):
         path, x, group, jumped = _follow_changed_children(node, x, total, options)
     node.memory.used_reach = x
@@ -76,15 +76,6 @@ def _assign_children(
     else:
         node.operation_totals = totals
     return list(zip(node.pools, segments, suggestions, strict=False))
-
-
-def _locate(function: ShareFunction, segment: int, suggestion: float) -> tuple[float, Group, int]:
-    """Where a pool's path is at a suggestion within a segment: fit factor, who jumps there, how many of them have."""
-    if segment < 0:
-        x, _, _, group, jumped = function.zero_position
-        return x, group, jumped
-    x, rate, end, group, jumped = function.positions[segment]
-    return min(x + rate * (suggestion - function.starts[segment]), end), group, jumped
 
 
 def _follow_changed_children(

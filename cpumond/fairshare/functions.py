@@ -59,7 +59,7 @@ class ShareFunction:
 
     __slots__ = (
         "starts", "values", "slopes", "at_zero", "at_horizon", "horizon", "positions", "zero_position", "jumps",
-        "ramps",
+        "ramps", "_changes",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,7 @@ class ShareFunction:
         self.jumps: Sequence[Jump] = ()
         if jumping:
             self.jumps = [(starts[n], n, subtract(values[n], self.end_of(n - 1))) for n in jumping]
+        self._changes: tuple[float, list[SlopeChange]] = (0.0, [])
         self.ramps: Sequence[int] = ()
         if max(map(max, slopes)) > STEEPEST:
             self.ramps = [n for n, slope in enumerate(slopes) if max(slope) > STEEPEST]
@@ -115,14 +116,33 @@ class ShareFunction:
         """B(suggestion), suggestion in [0, horizon]."""
         return self.value_in(self.segment_at(suggestion), suggestion)
 
+    def position_at(self, segment: int, suggestion: float) -> tuple[float, Group, int]:
+        """Where a pool's path is at a suggestion within a segment (9.4).
+
+        The fit factor, the children that jump there, and how many of them have.
+        """
+        if segment < 0:
+            x, _, _, group, jumped = self.zero_position
+            return x, group, jumped
+        x, rate, end, group, jumped = self.positions[segment]
+        return min(x + rate * (suggestion - self.starts[segment]), end), group, jumped
+
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
         """Where and how the slope changes as a function of x, with suggestion ``x * factor``, for x in [0, reach].
 
-        Ramps count as flat.
+        Ramps count as flat. Kept for the next sum if it is a pool's, which is longer than an operation's.
         """
+        if not self.positions:
+            return self._list_changes(factor, reach * factor)
+        if self._changes[0] != factor:
+            self._changes = (factor, self._list_changes(factor, 1.0))
+        changes = self._changes[1]
+        return changes if changes[-1][0] <= reach else changes[: bisect_right(changes, (reach, math.inf))]
+
+    def _list_changes(self, factor: float, until: float) -> list[SlopeChange]:
         starts, slopes = self.starts, self.slopes
-        if starts[-1] > reach * factor:
-            count = bisect_right(starts, reach * factor)
+        if starts[-1] > until:
+            count = bisect_right(starts, until)
             starts, slopes = starts[:count], slopes[:count]
         unit = factor * EXACT
         rates = [
@@ -131,7 +151,7 @@ class ShareFunction:
         for ramp in self.ramps:
             if ramp < len(rates):
                 rates[ramp] = FLAT
-        if self.slopes[-1] != ZERO and 1.0 == self.horizon < reach * factor:  # beyond suggestion 1 it stays as it is
+        if self.slopes[-1] != ZERO and 1.0 == self.horizon <= until:  # beyond suggestion 1 it stays as it is
             starts = [*starts, 1.0]
             rates.append(FLAT)
         return [
@@ -640,11 +660,12 @@ class _Segments:
         self.positions.append(position)
 
 
-def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunction | None:
+def pool_function(path: Path, guarantee: Vector, limits: Vector, least: float = 0.0) -> ShareFunction | None:
     """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
 
     ``guarantee`` is strong + proposed share, ``limits`` the limits share. What lies within the guarantee is B(0); what
     lies beyond the limits is never reached; in between each step of the path is measured by the suggestion it needs.
+    Below the suggestion ``least``, but for 0, the function is not made, and must not be asked.
     """
     q = greatest(guarantee, path.values[0])
     first, x, at_zero = stop_within(path, q)
@@ -668,7 +689,13 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector) -> ShareFunctio
     segments = _Segments()
     at_one: Vector | None = None
     s = same = 0.0
-    for n, m in enumerate(slopes):
+    begin = 0
+    if least:
+        begin = max(bisect_right(levels, least, key=max) - 1, 0)
+        s = same = max(max(levels[begin]), 0.0)
+        segments.moved = begin > 0
+    for n in range(begin, len(slopes)):
+        m = slopes[n]
         high = max(levels[n + 1])
         if high <= same:  # more for no more suggestion: B jumps here
             segments.moved = True

@@ -33,6 +33,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.result import NO_SHARE, FairShare
 from cpumond.fairshare.tree import Operation, Options, Pool
 
+MARGIN_OF_REACH: Final = 1.04
 MARGIN_OF_GUESS: Final = 1.15
 LEAST_GUESS: Final = 2.0**-20
 
@@ -76,7 +77,9 @@ class PoolMemory:
         "path_of", "path", "path_reach", "function_of", "function", "used_reach",
     )  # fmt: skip
 
-    def __init__(self, operations: list[OperationRecord], used_reach: float = 0.0) -> None:
+    def __init__(
+        self, operations: list[OperationRecord], last: ShareFunction | None = None, used_reach: float = 0.0
+    ) -> None:
         self.operations = operations
         self.demand = sum_resources([record.operation.demand for record in operations])
         self.usage = sum_resources([record.operation.usage for record in operations])
@@ -184,6 +187,22 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
     if node.whole and len(path.xs) <= SETTLED:
         settle(path)
     return path
+
+
+def first_reach(node: PoolNode) -> float:
+    """The fit factor that a pool's path is made up to first (9): a little beyond where the last update needed it.
+
+    The result does not depend on it. The root uses all of its reach, so that its last position tells most.
+    """
+    last = node.memory.function
+    reach = 0.0
+    if node.parent is None:
+        reach = node.memory.used_reach * MARGIN_OF_REACH
+    elif last is not None and last.horizon >= node.need:
+        reach = last.position_at(last.segment_at(node.need), node.need)[0] * MARGIN_OF_REACH
+    if node.whole:
+        reach = node.full_reach
+    return min(reach, node.full_reach) or guess_reach(node)
 
 
 def guess_reach(node: PoolNode) -> float:

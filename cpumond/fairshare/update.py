@@ -20,7 +20,7 @@ from cpumond.fairshare.nodes import (
     PoolMemory,
     PoolNode,
     fill_attributes,
-    guess_reach,
+    first_reach,
     invert,
     make_path,
 )
@@ -156,7 +156,7 @@ class FairShareUpdater:
             if kept is None:
                 kept = PoolMemory(node.operations)
             elif kept.operations != node.operations:
-                kept = PoolMemory(node.operations, kept.used_reach)
+                kept = PoolMemory(node.operations, kept.function, kept.used_reach)
             self._memory[name] = node.memory = kept
         return preorder
 
@@ -174,8 +174,7 @@ class FairShareUpdater:
                 stack.pop()
                 continue
             if node.reach == 0.0:
-                used = node.memory.used_reach
-                node.reach = node.full_reach if node.whole else min(used * 1.1, node.full_reach) or guess_reach(node)
+                node.reach = first_reach(node)
             lacking = []
             for child, factor in zip(node.pools, node.factors, strict=False):
                 need = min(node.reach * factor, 1.0)
@@ -203,7 +202,9 @@ class FairShareUpdater:
         function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
             memory.function_of = function_of
-            memory.function = pool_function(memory.path, guarantee, node.limits_share)
+            # of the root nothing is asked but B(1), and B(0) for promised shares (12, 13)
+            least = 0.0 if node.parent else 0.5
+            memory.function = pool_function(memory.path, guarantee, node.limits_share, least)
         node.path, node.function = memory.path, memory.function
 
 
