@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subtract, sum_vectors
 
@@ -354,7 +354,7 @@ class Path:
         return self._sum(self.xs[vertex], group, jumped)
 
     def sum_along(self, step: int) -> Vector:
-        """As ``sum_at``, in the middle of a linear step: what stays as it is there, without the rounding of its ends."""
+        """As ``sum_at``, in the middle of a linear step: what stays as it is there, free of its ends' rounding."""
         return self._sum((self.xs[step] + self.xs[step + 1]) / 2.0, (), 0)
 
     def sum_at_end(self) -> Vector:
@@ -400,7 +400,7 @@ def weighted_path(functions: list[ShareFunction], factors: list[float], reach: f
 
 
 def _append_child(path: Path, child: int, base: Vector, offset: float, factor: float, until: float) -> None:
-    """Append the function of a child that moves alone, up to suggestion ``until``: from ``offset``, on top of ``base``."""
+    """Append a child that moves alone, up to suggestion ``until``: from ``offset`` on, on top of ``base``."""
     function = path.functions[child]
     starts, values = function.starts, function.values
     jumps = {segment: height for _, segment, height in function.jumps}
@@ -692,7 +692,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, least: float = 
     begin = 0
     if least:
         begin = max(bisect_right(levels, least, key=max) - 1, 0)
-        s = same = max(max(levels[begin]), 0.0)
+        s = same = max(*levels[begin], 0.0)
         segments.moved = begin > 0
     for n in range(begin, len(slopes)):
         m = slopes[n]
@@ -713,12 +713,10 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, least: float = 
         s = high
         same = s + s * ROUNDING
         if s > 1.0 - TIE:
-            if s > 1.0 + TIE and m is not None:
-                at_one = _at_one(levels[n], levels[n + 1], xs[n], xs[n + 1], values[n], values[n + 1])
-                break
-            ends = cut and n + 1 == len(slopes)
-            if s > 1.0 + TIE or ends or _needs_all(path, first + n + 1, q, s):
-                at_one = values[n] if m is None else values[n + 1]
+            step = _Step(path.slopes[first + n] is None, xs[n : n + 2], levels[n : n + 2], values[n : n + 2])
+            vertex = None if cut and n + 1 == len(slopes) else first + n + 1
+            at_one = _value_at_one(step, path, vertex, q)
+            if at_one is not None:
                 break
             s = min(s, 1.0 - 2.0**-53)
     known = cut or path.complete
@@ -754,12 +752,29 @@ def _add_rising(
     segments.moved |= reached < x_end - x
 
 
-def _at_one(level: Vector, level_end: Vector, x: float, x_end: float, v: Vector, v_end: Vector) -> Vector:
-    """B(1), reckoned from the ends of the step on which suggestion 1 is reached (9.4)."""
-    pairs = zip(level, level_end, strict=True)
-    stop = min(between(1.0, low, high, x, x_end) for low, high in pairs if high > 1.0)
-    a, b, c, d, e = (between(stop, x, x_end, low, high) for low, high in zip(v, v_end, strict=True))
-    return (a, b, c, d, e)
+class _Step(NamedTuple):
+    """A step of a path on which suggestion 1 is reached or all but reached: its two ends."""
+
+    jump: bool
+    xs: list[float]
+    levels: list[Vector]
+    values: list[Vector]
+
+
+def _value_at_one(step: _Step, path: Path, vertex: int | None, guarantee: Vector) -> Vector | None:
+    """B(1) if it is on this step, where functions end (8, 9.4); None if there is more within suggestion 1.
+
+    ``vertex`` is the end of the step on its path, None if the limits cut the path there.
+    """
+    needed = max(step.levels[1])
+    if needed > 1.0 + TIE and not step.jump:
+        x, x_end = step.xs
+        stop = min(between(1.0, low, high, x, x_end) for low, high in zip(*step.levels, strict=True) if high > 1.0)
+        a, b, c, d, e = (between(stop, x, x_end, low, high) for low, high in zip(*step.values, strict=True))
+        return (a, b, c, d, e)
+    if needed > 1.0 + TIE or vertex is None or _needs_all(path, vertex, guarantee, needed):
+        return step.values[0] if step.jump else step.values[1]
+    return None
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:

@@ -1,4 +1,4 @@
-"""Strong guarantees: inferred from the main resource, adjusted to what is there, estimated (fair_share_update.md 4, 6)."""
+"""Strong guarantees: inferred, adjusted to what is there, estimated (fair_share_update.md 4, 6)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
             factor = left / wanted if node.parent is not None and wanted > left else None
             for g, x in zip(configured, inferred, strict=True):
                 if x is not None:
-                    x = x if factor is None else x * factor
-                    g[r] = quantise_cpu(x) if r == CPU else float(math.trunc(x))
+                    scaled = x if factor is None else x * factor
+                    g[r] = quantise_cpu(scaled) if r == CPU else float(math.trunc(scaled))
         for child, (a, b, c, d, e) in zip(children, configured, strict=True):
             child.inferred_guarantee = (a, b, c, d, e)
             child.strong = share(child.inferred_guarantee, total)
@@ -66,7 +66,7 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
 
 
 def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector) -> list[UpdateError]:
-    """Errors for guarantees that the cluster cannot keep; what bursts is scaled down with the root's strong share (6)."""
+    """Errors for guarantees the cluster cannot keep; bursts are scaled down with the root's strong share (6)."""
     errors = []
     strong = sum_resources([child.inferred_guarantee for child in root.pools])
     if not dominates(total, sum_resources([strong, scale_resources(total, root.total_flow_ratio)])):

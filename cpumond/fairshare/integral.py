@@ -30,7 +30,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.tree import Options
 
 Prepare = Callable[[PoolNode, float], None]
-"""Gives every pool of a subtree its function, known as far as a suggestion to the top needs, but those that have it (9)."""
+"""Gives the pools of a subtree functions that are known as far as a suggestion to its top needs (9)."""
 
 
 # ---- volumes
@@ -53,7 +53,7 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
 
 
 def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
-    """The pools, in pre-order, that volumes flow through: none that is inside a pool with an integral guarantee (5.2)."""
+    """The pools, in pre-order, that volumes flow through: none inside a pool with an integral guarantee (5.2)."""
     nodes = []
     end = 0
     for node in preorder:
@@ -135,7 +135,7 @@ def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float
 
 
 def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options, prepare: Prepare) -> None:
-    """Give each burst pool, in order, what it takes within its burst guarantee, its volume and the limits above (10)."""
+    """Give each burst pool, in order, what it takes within burst guarantee, volume and limits (10)."""
     for node in pools:
         bound = min(node.burst_ratio, volume_ratio(node, total, options.integral_smooth_period_s))
         node.proposed = _fit(node, least((bound, bound, bound, bound, bound), _available(node)))

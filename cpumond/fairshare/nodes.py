@@ -42,7 +42,7 @@ SETTLED: Final = 128
 
 
 class OperationRecord:
-    """One operation: its shares (fractions of the cluster) and its function. Never changed, so it serves many updates."""
+    """One operation: its shares (fractions of the cluster) and its function; serves any number of updates."""
 
     __slots__ = ("operation", "gang", "demand_share", "usage_share", "limits_share", "_function")
 

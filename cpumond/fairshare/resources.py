@@ -94,7 +94,7 @@ def scale_cpu(cores: float, factor: float) -> float:
 
 def scale_resources(x: Vector, factor: float) -> Vector:
     """Amounts of resources times ``factor``: integers and multiples of 0.01 cpu, halves away from zero (17)."""
-    a, cpu, c, d, e = scale(x, factor)
+    a, _, c, d, e = scale(x, factor)
     return (
         round_half_away(a),
         scale_cpu(x[CPU], factor),

@@ -189,7 +189,7 @@ class FairShareUpdater:
                 node.reach = min(node.reach * 2.0, node.full_reach)
 
     def _make_function(self, node: PoolNode, options: Options) -> None:
-        """Give a pool its path and function, its children having theirs; kept ones if all they depend on is the same."""
+        """Give a pool its path and function, its children having theirs; kept ones if nothing has changed for them."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return

@@ -17,7 +17,7 @@ MODULES = {
 }
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
-PURE = ("monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings")
+PURE = ("monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare")
 VALUE_MODULES = {
     "__future__", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno", "fractions",
     "functools", "heapq", "itertools", "math", "operator", "re", "struct", "typing",
@@ -27,6 +27,7 @@ VALUE_MODULES = {
 MORE_FOR = {
     "cpumond.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.units": {"sys"},  # sys.float_info
+    "cpumond.fairshare.validate": {"difflib"},  # suggestions for misspelt names
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
 }
 BELOW: dict[str, set[str]] = {
@@ -34,6 +35,7 @@ BELOW: dict[str, set[str]] = {
     "units": set(),
     "wire": set(),
     "monitor": {"errors", "units", "monitor"},
+    "fairshare": {"errors", "units", "fairshare"},
     "cgroup": {"errors", "units", "monitor.model", "cgroup"},
     "config": {"errors", "units", "monitor.model"},
     "discovery": {"errors", "units", "config", "discovery"},
@@ -92,6 +94,12 @@ def test_a_pure_module_knows_values_only(name):
         assert pure or imported in allowed, f"{name} imports {imported}"
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if is_in(part_of(name), "fairshare")])
+def test_the_fair_share_library_needs_the_standard_library_only(name):
+    for imported in list_imports(name):
+        assert imported.split(".")[0] in VALUE_MODULES | {"cpumond", "difflib"}, f"{name} imports {imported}"
+
+
 @pytest.mark.parametrize("name", PURE_MODULES)
 def test_a_pure_module_neither_opens_nor_prints(name):
     called = {
@@ -136,4 +144,4 @@ def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
 
 
 def test_every_folder_has_its_rules():
-    assert set(FOLDERS) - set(BELOW) <= {"cli", "executor", "fairshare", "scheduler", "api"}
+    assert set(FOLDERS) - set(BELOW) <= {"cli", "executor", "scheduler", "api"}

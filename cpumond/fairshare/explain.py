@@ -1,0 +1,484 @@
+"""Why an element has the share it has, in words: the rule that holds it, and what each pool above it got.
+
+Reads a snapshot and the result of its update and computes no share itself. Sections are those of
+fair_share_update.md; shares are shown in percent of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cpumond.fairshare.resources import ONE, RESOURCES, Vector, least, ratio, share
+from cpumond.fairshare.result import ElementShares, UpdateResult
+from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
+from cpumond.fairshare.validate import printable
+
+Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", "burst", "relaxed", "cluster"]
+"""What an element's share ends at.
+
+demand: it has all it asks for; limit: limits of its own or of a pool above; gang: a whole demand at once does not fit;
+fifo: those served before; weight: its part among siblings that want more; strong_guarantee, burst, relaxed: it has its
+guarantee and nothing is shared out by weight; cluster: a resource is used up, and none of these decides.
+"""
+
+TOLERANCE: Final = 1e-8
+"""Shares that differ by less are the same: above the rounding of an update (1e-9), below any real difference."""
+
+NO_STEP: Final = "nothing is used up, but the next step up is a whole gang at once, which does not fit"
+"""Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
+
+SHOWN_NAMES: Final = 3
+GIB: Final = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The rule that holds ``element``, and lines for people: that rule in a sentence, then the path from the root."""
+
+    element: str
+    rule: Rule
+    lines: tuple[str, ...]
+
+
+def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
+    """Which rule gave the element ``name`` its share in ``result``, which is the update of ``snapshot``.
+
+    Raises KeyError for a name that is not in the tree.
+    """
+    tree = _Tree(snapshot, result)
+    binding = tree.find_binding(name)
+    lines = [_tell_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
+    for element in tree.path(name):
+        lines += _describe_element(tree, element)
+    return Explanation(name, binding.rule, tuple(lines))
+
+
+# ---- what holds an element
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """``rule`` holds at ``at``, the element or a pool above it; ``resource`` where one of them is at its limit."""
+
+    rule: Rule
+    at: str
+    resource: int | None = None
+
+
+class _Tree:
+    """A snapshot and its result side by side, and what follows from both."""
+
+    def __init__(self, snapshot: Snapshot, result: UpdateResult) -> None:
+        self.total = snapshot.total_resources
+        self.options = snapshot.options
+        self.pools = {ROOT: snapshot.root, **{pool.name: pool for pool in snapshot.pools}}
+        self.operations = {operation.name: operation for operation in snapshot.operations}
+        self.children: dict[str, list[str]] = {name: [] for name in self.pools}
+        elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
+        for element in elements:
+            self.children[element.parent].append(element.name)
+        self._result = result
+        self._shares: dict[str, ElementShares] = {}
+        self._wants_more: dict[str, bool] = {}
+
+    def element(self, name: str) -> Pool | Operation:
+        return self.operations[name] if name in self.operations else self.pools[name]
+
+    def shares(self, name: str) -> ElementShares:
+        if name not in self._shares:
+            self._shares[name] = self._result.elements[name]
+        return self._shares[name]
+
+    def path(self, name: str) -> list[str]:
+        """The elements from the root to ``name``."""
+        path = [name]
+        while path[-1] != ROOT:
+            path.append(self.element(path[-1]).parent)
+        return path[::-1]
+
+    def siblings(self, name: str) -> list[str]:
+        return [sibling for sibling in self.children[self.element(name).parent] if sibling != name]
+
+    def is_gang(self, name: str) -> bool:
+        """Whether an operation gets all or nothing: the tree, its pool and it say so (9.1)."""
+        operation = self.operations.get(name)
+        if operation is None or not operation.gang:
+            return False
+        pool = self.pools[operation.parent]
+        return self.options.step_function_for_gang_operations and pool.step_function_for_gang_operations
+
+    def is_hopeless(self, name: str) -> bool:
+        """Whether a gang asks for more than its own limits, and so never gets anything."""
+        shares = self.shares(name)
+        return self.is_gang(name) and not _covers(shares.limits_share, shares.demand_share)
+
+    def is_satisfied(self, name: str) -> bool:
+        shares = self.shares(name)
+        return _covers(shares.fair_share.total, shares.demand_share)
+
+    def limit_in_force(self, name: str) -> int | None:
+        """The resource in which an element is at its own limit and asks for more; of the root: the cluster's (3).
+
+        Below the root, all that the cluster has is no limit of one's own.
+        """
+        shares = self.shares(name)
+        for r, (total, limit, demand) in enumerate(
+            zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)
+        ):
+            is_limit = name == ROOT or limit < 1.0
+            if is_limit and demand > limit + TOLERANCE and total >= limit - TOLERANCE:
+                return r
+        return None
+
+    def wants_more(self, name: str) -> bool:
+        """Whether an element could take more: some operation in it is below its demand, and no limit holds it."""
+        if not self._wants_more:
+            wants = self._wants_more
+            for operation in self.operations:
+                free = self.limit_in_force(operation) is None and not self.is_hopeless(operation)
+                wants[operation] = free and not self.is_satisfied(operation)
+            # Parents come before their children, so from behind the children are known.
+            for pool in reversed(self.pools):
+                some = any(wants[child] for child in self.children[pool])
+                wants[pool] = some and self.limit_in_force(pool) is None
+        return self._wants_more[name]
+
+    def fifo_index(self, name: str) -> int:
+        """The place in which a FIFO pool serves an operation, from 0 (3, 7)."""
+        shares = self.shares(name)
+        index = shares.fifo_index if shares.effective_fifo_index is None else shares.effective_fifo_index
+        return index or 0
+
+    def served_before(self, name: str) -> list[str]:
+        """The operations of a FIFO pool that ask for something and come before this one, first to last."""
+        own = self.fifo_index(name)
+        before = [(self.fifo_index(other), other) for other in self.siblings(name)]
+        return [other for index, other in sorted(before) if index < own and any(self.shares(other).demand_share)]
+
+    def find_scarce(self, name: str) -> tuple[str, int] | None:
+        """(pool, resource) of the nearest pool above an element that is at its limit; the root's is the cluster."""
+        for pool in self.path(name)[-2::-1]:
+            resource = self.limit_in_force(pool)
+            if resource is not None:
+                return pool, resource
+        return None
+
+    def find_binding(self, name: str) -> _Binding:
+        """From the element upwards, the first level at which something holds it; but a pool may be held from inside."""
+        if self.is_satisfied(name):
+            return _Binding("demand", name)
+        if name in self.pools and self.limit_in_force(name) is None and not self.wants_more(name):
+            return self._find_binding_inside(name)
+        at = name
+        while True:
+            resource = self.limit_in_force(at)
+            if at == ROOT:
+                is_own = resource is not None and self.pools[ROOT].resource_limits[resource] < self.total[resource]
+                rule: Rule = "gang" if resource is None else "limit" if is_own else "cluster"
+                return _Binding(rule, ROOT, resource)
+            if resource is not None:
+                return _Binding("limit", at, resource)
+            if self.is_gang(at):
+                return _Binding("gang", at)
+            parent = self.element(at).parent
+            if self.pools[parent].mode == "fifo":
+                if self.served_before(at):
+                    return _Binding("fifo", at)
+            elif any(self.wants_more(sibling) for sibling in self.siblings(at)):
+                return _Binding(self._rule_among_rivals(at), at)
+            at = parent
+
+    def _find_binding_inside(self, name: str) -> _Binding:
+        """The first of the limits that hold all that is in a pool."""
+        at, resource = name, None
+        while resource is None and at in self.pools:
+            at = next(child for child in self.children[at] if not self.is_satisfied(child))
+            resource = self.limit_in_force(at)
+        return _Binding("gang" if resource is None else "limit", at, resource)
+
+    def _rule_among_rivals(self, name: str) -> Rule:
+        """Siblings want more, too: they share by weight, unless guarantees left nothing to share."""
+        parts = self.shares(name).fair_share
+        level = [name, *self.siblings(name)]
+        if any(_is_some(self.shares(other).fair_share.weight_proportional) for other in level):
+            return "weight"
+        if _is_some(parts.integral_guarantee):
+            return "relaxed" if self.pools[name].integral_guarantees.guarantee_type == "relaxed" else "burst"
+        return "strong_guarantee" if _is_some(parts.strong_guarantee) else "cluster"
+
+
+def _covers(a: Vector, b: Vector) -> bool:
+    return all(x >= y - TOLERANCE for x, y in zip(a, b, strict=True))
+
+
+def _is_some(a: Vector) -> bool:
+    return max(a) > TOLERANCE
+
+
+# ---- the sentence about it
+
+
+def _tell_binding(tree: _Tree, name: str, binding: _Binding) -> str:
+    shares = tree.shares(name)
+    r = RESOURCES.index(shares.dominant_resource)
+    gets, total = shares.fair_share.total[r], tree.total[r]
+    amount = f"{show_amount(r, gets * total)} of {show_amount(r, total)} {RESOURCES[r]}"
+    share_of = f"{show_percent(gets)} % of the cluster ({amount})" if _is_some(shares.fair_share.total) else "nothing"
+    return f"{printable(name)} gets {share_of}: {TELL[binding.rule](tree, name, binding)}."
+
+
+def _of(tree: _Tree, word: str, name: str, at: str) -> str:
+    """``its weight``, or that of a pool above, or of an element inside."""
+    if at == name:
+        return f"its {word}"
+    return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"
+
+
+def _tell_demand(tree: _Tree, name: str, _binding: _Binding) -> str:
+    if _is_some(tree.shares(name).demand_share):
+        return "all it asks for"
+    operation = tree.operations.get(name)
+    return "the cluster has none of what it asks for" if operation and any(operation.demand) else "it asks for nothing"
+
+
+def _tell_limit(tree: _Tree, name: str, binding: _Binding) -> str:
+    at, r = binding.at, binding.resource
+    assert r is not None
+    return f"limited by {_of(tree, _limit_word(tree, at, r), name, at)}, {_limit_text(tree, at, r)}"
+
+
+def _limit_word(tree: _Tree, name: str, r: int) -> str:
+    operation = tree.operations.get(name)
+    if operation is not None and operation.max_share_ratio < operation.resource_limits[r] / tree.total[r]:
+        return "max_share_ratio"
+    return "resource_limits"
+
+
+def _limit_text(tree: _Tree, name: str, r: int) -> str:
+    limit = tree.shares(name).limits_share[r]
+    return f"{show_percent(limit)} % of {RESOURCES[r]} ({show_amount(r, limit * tree.total[r])})"
+
+
+def _tell_gang(tree: _Tree, name: str, binding: _Binding) -> str:
+    if binding.at == ROOT:
+        return NO_STEP
+    if binding.at != name:
+        return f"the gang {printable(binding.at)} inside it asks for more than its own limits allow"
+    shares = tree.shares(name)
+    whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
+    if tree.is_hopeless(name):
+        return f"{whole} is more than its own limits allow"
+    return f"{whole} does not fit{_tell_scarce(tree, name) if tree.find_scarce(name) else ''}"
+
+
+def _demand_text(shares: ElementShares) -> str:
+    r = RESOURCES.index(shares.dominant_resource)
+    return f"{show_percent(shares.demand_share[r])} % of {RESOURCES[r]}"
+
+
+def _tell_fifo(tree: _Tree, name: str, binding: _Binding) -> str:
+    before = tree.served_before(binding.at)
+    verb = "comes" if len(before) == 1 else "come"
+    place = _of(tree, "place in fifo order", name, binding.at)
+    return f"limited by {place}, {_list_names(before)} {verb} first{_tell_scarce(tree, binding.at)}"
+
+
+def _tell_weight(tree: _Tree, name: str, binding: _Binding) -> str:
+    part = _weight_among(tree, binding.at, tree.wants_more)
+    weight = _of(tree, "weight", name, binding.at)
+    return f"limited by {weight}, {part} among the siblings that still want more{_tell_scarce(tree, binding.at)}"
+
+
+def _tell_guarantee(tree: _Tree, name: str, binding: _Binding) -> str:
+    words = {"strong_guarantee": "strong guarantee", "burst": "burst guarantee", "relaxed": "relaxed guarantee"}
+    guarantee = _of(tree, words[binding.rule], name, binding.at)
+    return f"limited to {guarantee}, nothing is left to share out by weight{_tell_scarce(tree, binding.at)}"
+
+
+def _tell_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
+    if binding.resource is not None:
+        return f"it has all that the cluster has left, {RESOURCES[binding.resource]} is used up"
+    who = "it has" if binding.at == name else f"{printable(binding.at)} above it has"
+    return f"{who} no guarantee, and those of others leave nothing{_tell_scarce(tree, binding.at)}"
+
+
+TELL: Final[dict[Rule, Callable[[_Tree, str, _Binding], str]]] = {
+    "demand": _tell_demand,
+    "limit": _tell_limit,
+    "gang": _tell_gang,
+    "fifo": _tell_fifo,
+    "weight": _tell_weight,
+    "strong_guarantee": _tell_guarantee,
+    "burst": _tell_guarantee,
+    "relaxed": _tell_guarantee,
+    "cluster": _tell_cluster,
+}
+
+
+def _tell_scarce(tree: _Tree, name: str) -> str:
+    scarce = tree.find_scarce(name)
+    if scarce is None:
+        return f"; {NO_STEP}"
+    pool, r = scarce
+    if pool == ROOT:
+        return f"; {RESOURCES[r]} is the scarce resource"
+    return f"; {printable(pool)} above it is at its limit, {_limit_text(tree, pool, r)}"
+
+
+def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
+    """``1 of 4``: the weight of an element and that of all siblings that count, itself included."""
+    own = tree.element(name).weight
+    others = sum(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
+    return f"{own:g} of {own + others:g}"
+
+
+def _list_names(names: list[str]) -> str:
+    shown = ", ".join(printable(name) for name in names[:SHOWN_NAMES])
+    return f"{shown} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else shown
+
+
+# ---- one element of the path
+
+
+def _describe_element(tree: _Tree, name: str) -> list[str]:
+    """A line with the element's share and its parts, and one below it for each setting that plays a part."""
+    shares = tree.shares(name)
+    r = RESOURCES.index(shares.dominant_resource)
+    parts = shares.fair_share
+    operation = tree.operations.get(name)
+    if operation is None:
+        kind = f"{tree.pools[name].mode} pool"
+        sums = (parts.strong_guarantee[r], parts.integral_guarantee[r], parts.weight_proportional[r])
+        sources = " = {} strong + {} integral + {} by weight".format(*map(show_percent, sums))
+    else:
+        kind, sources = "gang operation" if tree.is_gang(name) else "operation", ""
+    total, demand = show_percent(parts.total[r]), show_percent(shares.demand_share[r])
+    lines = [f"  {printable(name)}, {kind}: {total} of {demand} {RESOURCES[r]} demanded{sources}"]
+    details: list[str] = []
+    if name != ROOT:
+        details.append(_describe_place(tree, name))
+    if operation is None:
+        details += _describe_strong(tree, name)
+        details += _describe_integral(tree, name)
+    details += _describe_limits(tree, name)
+    return lines + [f"    {detail}" for detail in details]
+
+
+def _describe_place(tree: _Tree, name: str) -> str:
+    parent = tree.element(name).parent
+    if tree.pools[parent].mode == "fifo":
+        before = tree.served_before(name)
+        after = f"after {_list_names(before)}" if before else "nothing before it"
+        moved = ""
+        if tree.shares(name).effective_fifo_index is not None:
+            moved = f" ({tree.shares(name).fifo_index} before gangs that do not fit were put back)"
+        return f"place {tree.fifo_index(name)} of fifo pool {printable(parent)}, from 0{moved}: {after}"
+    if not tree.siblings(name):
+        return "no siblings to share with"
+    among = _weight_among(tree, name, lambda _: True)
+    hungry = f", {_weight_among(tree, name, tree.wants_more)} with those that want more" * tree.wants_more(name)
+    return f"weight {among} among all siblings{hungry}"
+
+
+def _describe_strong(tree: _Tree, name: str) -> list[str]:
+    shares, pool = tree.shares(name), tree.pools[name]
+    guaranteed = _guaranteed(tree, name)
+    if name == ROOT or not _is_some(guaranteed):
+        return []
+    texts = [
+        f"{show_percent(x)} {resource} ({'inferred' if configured is None else 'configured'})"
+        for x, resource, configured in zip(guaranteed, RESOURCES, pool.strong_guarantee_resources, strict=True)
+        if x > TOLERANCE
+    ]
+    lines = [f"strong guarantee: {', '.join(texts)}"]
+    if _is_adjusted(tree, name):
+        left = [
+            f"{show_percent(after)} {resource}"
+            for after, before, resource in zip(shares.strong_guarantee_share, guaranteed, RESOURCES, strict=True)
+            if before > after + TOLERANCE
+        ]
+        lines.append(f"adjusted down to {', '.join(left)}: {_why_adjusted(tree, name)}")
+    return lines
+
+
+def _guaranteed(tree: _Tree, name: str) -> Vector:
+    """The strong guarantee as it is configured and inferred, before it is adjusted (4)."""
+    return share(tree.shares(name).inferred_strong_guarantee_resources, tree.total)
+
+
+def _is_adjusted(tree: _Tree, name: str) -> bool:
+    return not _covers(tree.shares(name).strong_guarantee_share, _guaranteed(tree, name))
+
+
+def _why_adjusted(tree: _Tree, name: str) -> str:
+    """Where on the path the guarantee was cut first, and by what (6)."""
+    cut = next(pool for pool in tree.path(name)[1:] if _is_adjusted(tree, pool))
+    shares = tree.shares(cut)
+    if not _covers(shares.limits_share, least(_guaranteed(tree, cut), ONE)):
+        return f"more than {_of(tree, 'limits', name, cut)} allow"
+    parent = tree.element(cut).parent
+    if _is_some(shares.strong_guarantee_share_regular_tier) and any(
+        _is_some(tree.shares(sibling).strong_guarantee_share_priority_tier) for sibling in tree.siblings(cut)
+    ):
+        return f"in {printable(parent)} pools with priority_strong_guarantee_adjustment come first"
+    if parent == ROOT:
+        return "the guarantees of the first level are more than the cluster has"
+    return f"the guarantees in {printable(parent)} are more than its own"
+
+
+def _describe_integral(tree: _Tree, name: str) -> list[str]:
+    shares, integral = tree.shares(name), tree.pools[name].integral_guarantees
+    if name == ROOT or integral.guarantee_type == "none":
+        return []
+    volume = min((v / t for v, t in zip(shares.accumulated_volume, tree.total, strict=True) if t > 0), default=0.0)
+    by_volume = volume / tree.options.integral_smooth_period_s
+    flow = shares.resource_flow_ratio
+    if integral.guarantee_type == "burst":
+        most, held = shares.burst_ratio, "its burst guarantee"
+        bound = f"burst guarantee {show_percent(most)}"
+        configured = ratio(integral.burst_guarantee_resources, tree.total)
+        if configured > most + TOLERANCE:
+            bound += f" (scaled down from {show_percent(configured)}, guarantees are more than the cluster has)"
+    else:
+        times = integral.relaxed_share_multiplier_limit
+        most, held = times * flow, f"{times:g} x flow"
+        bound = f"at most {held} = {show_percent(most)}"
+    takes = max(shares.proposed_integral_share)
+    if takes < min(by_volume, most) - TOLERANCE:
+        why = "its demand and limits take no more"
+    else:
+        why = f"held by {held if most <= by_volume else 'its accumulated volume'}"
+    volume_text = f"accumulated volume for {show_percent(by_volume)} over one smooth period"
+    takes_text = f"gets {show_percent(takes)}, {why}"
+    return [f"{integral.guarantee_type}: flow {show_percent(flow)}, {bound}, {volume_text}; {takes_text}"]
+
+
+def _describe_limits(tree: _Tree, name: str) -> list[str]:
+    """Limits that are below what it asks for; the others play no part."""
+    shares = tree.shares(name)
+    in_force = tree.limit_in_force(name)
+    if name == ROOT:
+        return ["nothing is used up" if in_force is None else f"{RESOURCES[in_force]} is used up"]
+    texts = [
+        f"{_limit_text(tree, name, r)} by {_limit_word(tree, name, r)}{', in force' if r == in_force else ''}"
+        for r, limit in enumerate(shares.limits_share)
+        if limit < min(shares.demand_share[r], 1.0)
+    ]
+    return [f"limits: {'; '.join(texts)}"] if texts else []
+
+
+# ---- numbers
+
+
+def show_percent(fraction: float) -> str:
+    """A fraction in percent with one digit after the point, more where only zeros would be seen."""
+    percent = fraction * 100.0
+    return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
+
+
+def show_amount(resource: int, value: float) -> str:
+    """An amount of the resource of that index: memory in GiB, others as they are, with up to two digits."""
+    text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
+    return text.rstrip("0").rstrip(".") + unit

@@ -1,0 +1,70 @@
+"""What callers fold into the weights and limits of a snapshot: settings that the update itself does not know.
+
+fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.errors import FairShareInputError
+from cpumond.fairshare.resources import Vector, least, scale_resources
+from cpumond.fairshare.validate import number
+
+MIN_WEIGHT: Final = 2.0**-26
+MAX_WEIGHT: Final = 2.0**26
+DEFAULT_WEIGHT: Final = 1.0
+
+
+def limits_of_total(total: Vector, ratio: float) -> Vector:
+    """The limits that ``max_share_ratio``, in [0, 1], is when it means a share of the cluster (18).
+
+    Quantised as all resources are (17). A pool's ``resource_limits`` are the lesser of its own and these.
+    """
+    return scale_resources(total, ratio)
+
+
+def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vector, ratio: float | None) -> Vector:
+    """The limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md 2.10).
+
+    ``parent_limits`` are what this function gave for the parent, so it goes from the root down; infinite is no limit.
+    For an operation the parent is its pool. Without a ratio (None) the element's own ``resource_limits`` stay.
+    """
+    if ratio is None:
+        return resource_limits
+    return least(resource_limits, limits_of_total(least(parent_limits, total), ratio))
+
+
+def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIGHT) -> float:
+    """The weight of an update, in [2^-26, 2^26], for the one that somebody set (semantics.md 0.3 no. 4, 2.5).
+
+    0 and what is below the least weight become the least weight. None, not set, gives ``inferred``. ``where`` names
+    the element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN.
+    """
+    if weight is None:
+        return inferred
+    if not 0.0 <= weight <= MAX_WEIGHT:
+        raise FairShareInputError(
+            f"{where}: weight: expected a number in [0, {number(MAX_WEIGHT)}], got {number(weight)}"
+        )
+    return max(weight, MIN_WEIGHT)
+
+
+def infer_weight(
+    multiplier: float | None,
+    strong_share: Vector,
+    total_flow_ratio: float,
+    parent_strong_share: Vector,
+    parent_total_flow_ratio: float,
+) -> float:
+    """The weight of a pool that has none of its own, > 0 (18, semantics.md 2.5).
+
+    ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1, None where it is not set. The
+    weight is the pool's guarantee, the greatest component of its strong share and its total flow ratio, as a fraction
+    of its parent's, times the multiplier; within [2^-26, 2^26]. Where that is not > 0 it is the default, 1.
+    """
+    own = max(strong_share) + total_flow_ratio
+    parent = max(parent_strong_share) + parent_total_flow_ratio
+    if multiplier is None or not (own > 0.0 and parent > 0.0):
+        return DEFAULT_WEIGHT
+    return min(max(own / parent * multiplier, MIN_WEIGHT), MAX_WEIGHT)

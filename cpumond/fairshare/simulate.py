@@ -1,0 +1,356 @@
+"""A pool tree over time: scripted demand in, one fair-share update per step, what each pool gets out.
+
+Pure and streaming: time is a number that is counted up, one step is held at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from cpumond.errors import FairShareInputError
+from cpumond.fairshare.resources import EPS, RESOURCES, ZERO, Vector, least, scale_resources
+from cpumond.fairshare.result import ElementShares, UpdateResult
+from cpumond.fairshare.tree import GuaranteeType, Operation, Pool, Snapshot
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.fairshare.validate import MAX_AMOUNT, did_you_mean, number, quoted
+from cpumond.units import format_duration
+
+Action = Literal["start", "stop", "ramp"]
+
+MIN_REPEAT_S: Final = 1.0
+"""The shortest ``repeat_every_s``: what happens between two steps is gone through one by one."""
+
+NOISE: Final = 1e-12
+"""Fraction of the cluster below which a difference is one of rounding."""
+
+MAX_S: Final = 36500 * 86400.0
+"""The longest simulation and the latest event: about a hundred years."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of what one operation asks for; between its events the demand stays as it is.
+
+    start: ``demand`` (absolute, >= 0) from ``at_s`` on; stop: nothing from ``at_s`` on; ramp: from the demand of that
+    moment to ``demand`` in a straight line over ``over_s`` seconds (> 0), all resources together. With
+    ``repeat_every_s`` it happens again and again, that many seconds apart. Times are seconds from the beginning.
+    """
+
+    operation: str
+    at_s: float
+    action: Action
+    demand: Vector = ZERO
+    over_s: float = 0.0
+    repeat_every_s: float | None = None
+
+    @property
+    def end_s(self) -> float:
+        """When the demand that it leads to is reached."""
+        return self.at_s + self.over_s
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A tree as it is at time 0, and what its operations ask for from then on. ``check_script`` says what is legal.
+
+    Before its first event an operation asks for the ``demand`` that the tree gives it.
+    """
+
+    snapshot: Snapshot
+    script: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRow:
+    """One pool at one step, after the update of that moment. The fields are the columns that are printed.
+
+    Amounts are of the main resource in its own unit (cores for cpu), as they are in force: after the scaling of an
+    overcommitted cluster (6). ``demand`` and ``usage`` are sums over the operations of the pool. ``fair_share`` is the
+    sum of the three parts after it (12). ``accumulated_volume`` and ``integral_pool_capacity`` are amount*seconds (5).
+    Without an integral guarantee the flow, burst, volume and capacity are 0.
+    """
+
+    time_s: float
+    pool: str
+    guarantee_type: GuaranteeType
+    demand: float
+    usage: float
+    strong_guarantee: float
+    resource_flow: float
+    burst_guarantee: float
+    fair_share: float
+    fair_share_strong_guarantee: float
+    fair_share_integral_guarantee: float
+    fair_share_weight_proportional: float
+    accumulated_volume: float
+    integral_pool_capacity: float
+
+
+def check_script(scenario: Scenario) -> None:
+    """Raise FairShareInputError at the first event that does not fit; it is named by its place in the script, from 1.
+
+    Every event is of an operation of the tree, with numbers that are finite and not negative. The events of one
+    operation are in the order of time and do not overlap: each begins after the one before, and not before its ramp
+    is over. Those that repeat come last, all with one period, and one round of them is over when the next begins.
+    """
+    events_of: dict[str, list[tuple[int, Event]]] = {operation.name: [] for operation in scenario.snapshot.operations}
+    for place, event in enumerate(scenario.script, 1):
+        where = f"script {place}"
+        if event.operation not in events_of:
+            hint = did_you_mean(event.operation, events_of) or "; name one of the tree's operations"
+            raise FairShareInputError(f"{where}.operation: there is no operation {quoted(event.operation)}{hint}")
+        _check_event(event, where)
+        events_of[event.operation].append((place, event))
+    for events in events_of.values():
+        for (place, before), (later_place, after) in itertools.pairwise(events):
+            _check_pair(before, place, after, f"script {later_place}")
+        repeated = [(place, event) for place, event in events if event.repeat_every_s is not None]
+        if repeated:
+            (place, first), (last_place, last) = repeated[0], repeated[-1]
+            _check_round(first, place, last, f"script {last_place}")
+
+
+def _check_event(event: Event, where: str) -> None:
+    for name, amount in zip(RESOURCES, event.demand, strict=True):
+        if not 0.0 <= amount <= MAX_AMOUNT:
+            raise FairShareInputError(
+                f"{where}.demand.{name}: expected a number in [0, {number(MAX_AMOUNT)}], got {number(amount)}"
+            )
+    every_s = event.repeat_every_s if event.repeat_every_s is not None else MIN_REPEAT_S
+    times = (("at", event.at_s, 0.0), ("over", event.over_s, 0.0), ("repeat_every", every_s, MIN_REPEAT_S))
+    for key, seconds, least_s in times:
+        if not least_s <= seconds <= MAX_S:
+            raise FairShareInputError(
+                f"{where}.{key}: expected a duration in [{format_duration(least_s)}, {format_duration(MAX_S)}], "
+                f"got {format_duration(seconds)}"
+            )
+    if (event.action == "ramp") != (event.over_s > 0.0):
+        raise FairShareInputError(f"{where}.over: a ramp takes longer than 0s; use start or stop for a sudden change")
+
+
+def _check_pair(before: Event, place: int, after: Event, where: str) -> None:
+    """One event of an operation against the one before it, which is at ``place`` in the script."""
+    if after.at_s <= before.at_s:
+        raise FairShareInputError(
+            f"{where}.at: {format_duration(after.at_s)} is not after the {format_duration(before.at_s)} of script "
+            f"{place}; sort the events of {quoted(after.operation)} by time, one at a time"
+        )
+    if after.at_s < before.end_s:
+        raise FairShareInputError(
+            f"{where}.at: {format_duration(after.at_s)} is within the ramp of script {place} of the same operation, "
+            f"which is over at {format_duration(before.end_s)}; begin later or shorten the ramp"
+        )
+    if before.repeat_every_s is not None and after.repeat_every_s != before.repeat_every_s:
+        raise FairShareInputError(
+            f"{where}.repeat_every: must be {format_duration(before.repeat_every_s)}, as of script {place}; events "
+            f"of {quoted(after.operation)} that repeat come last and have one period"
+        )
+
+
+def _check_round(first: Event, place: int, last: Event, where: str) -> None:
+    """What repeats of one operation is over within its period; ``first`` is at ``place`` in the script."""
+    assert first.repeat_every_s is not None
+    again_s = first.at_s + first.repeat_every_s
+    # A sudden change at the moment at which the next round begins would be undone at once.
+    if last.end_s > again_s or (last is not first and last.at_s >= again_s):
+        raise FairShareInputError(
+            f"{where}: is over at {format_duration(last.end_s)}, but script {place} of the same operation happens "
+            f"again at {format_duration(again_s)}; use a longer repeat_every"
+        )
+
+
+def count_steps(until_s: float, step_s: float) -> int:
+    """How many steps ``simulate`` makes: those at 0, ``step_s``, ... up to ``until_s`` inclusive (both >= 0)."""
+    return math.floor(until_s / step_s * (1.0 + EPS)) + 1
+
+
+def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[SimulationRow]:
+    """The tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s`` inclusive: at each step a row per pool, in order.
+
+    Each step is one update at that moment with the demand of that moment; ``accumulated_volume`` and
+    ``last_share_ratio`` of an integral pool are carried on to the next. What an operation is granted it uses at once,
+    all of it, until the next step: there are no jobs to start or to stop, so real pools follow more slowly.
+    ``step_s`` (> 0) is the period of updates: a volume runs dry over ``integral_smooth_period_s``, which steps longer
+    than that cannot show. ``scenario`` must be one that ``check_script`` accepts.
+    """
+    snapshot = scenario.snapshot
+    pools = snapshot.pools
+    updater = FairShareUpdater()
+    rows = _RowMaker(snapshot)
+    demands = _list_demands(scenario)
+    granted = [operation.usage for operation in snapshot.operations]
+    before_s: float | None = None
+    for step in range(count_steps(until_s, step_s)):
+        time_s = step * step_s
+        operations = _move_operations(snapshot.operations, demands, granted, time_s)
+        if operations is not snapshot.operations or pools is not snapshot.pools:
+            snapshot = replace(snapshot, operations=operations, pools=pools)
+        result = updater.update(snapshot, time_s, before_s)
+        granted = _list_granted(snapshot, result)
+        shares_of = [result.elements[pool.name] for pool in pools]
+        yield from rows.make(time_s, snapshot, shares_of, granted)
+        pools = _carry_state(pools, shares_of)
+        before_s = time_s
+
+
+class _Demand:
+    """What one operation asks for, at times that do not decrease."""
+
+    __slots__ = ("_begin_s", "_end_s", "_events", "_from", "_next", "_next_s", "_to")
+
+    def __init__(self, at_first: Vector, events: Sequence[Event]) -> None:
+        self._from = self._to = at_first
+        self._begin_s = self._end_s = 0.0
+        self._events = _in_turn(events)
+        self._next_s: float
+        self._next: Event | None
+        self._next_s, self._next = next(self._events, (math.inf, None))
+
+    def at(self, time_s: float) -> Vector:
+        """The demand at ``time_s``; the same object while it stays as it is."""
+        while self._next is not None and time_s >= self._next_s:
+            # No event begins within a ramp, so the one before has reached what it leads to.
+            self._from, self._to = self._to, self._next.demand if self._next.action != "stop" else ZERO
+            self._begin_s, self._end_s = self._next_s, self._next_s + self._next.over_s
+            self._next_s, self._next = next(self._events, (math.inf, None))
+        if time_s >= self._end_s:
+            return self._to
+        part = (time_s - self._begin_s) / (self._end_s - self._begin_s)
+        a, b, c, d, e = (x + (y - x) * part for x, y in zip(self._from, self._to, strict=True))
+        return (a, b, c, d, e)
+
+
+def _in_turn(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
+    """When each event happens, in the order of time; without end where some repeat."""
+    yield from ((event.at_s, event) for event in events if event.repeat_every_s is None)
+    repeated = [(event, event.repeat_every_s) for event in events if event.repeat_every_s is not None]
+    for turn in itertools.count() if repeated else ():
+        yield from ((event.at_s + turn * every_s, event) for event, every_s in repeated)
+
+
+def _list_demands(scenario: Scenario) -> list[_Demand | None]:
+    """What each operation asks for; None for those that the script does not name: the same all the time."""
+    events_of: dict[str, list[Event]] = {}
+    for event in scenario.script:
+        events_of.setdefault(event.operation, []).append(event)
+    return [
+        _Demand(operation.demand, events_of[operation.name]) if operation.name in events_of else None
+        for operation in scenario.snapshot.operations
+    ]
+
+
+def _move_operations(
+    operations: tuple[Operation, ...], demands: list[_Demand | None], granted: list[Vector], time_s: float
+) -> tuple[Operation, ...]:
+    """The operations with the demand of ``time_s`` and the usage that was granted; identical where nothing changed."""
+    moved: dict[int, Operation] = {}
+    for position, (operation, scripted, usage) in enumerate(zip(operations, demands, granted, strict=True)):
+        demand = operation.demand if scripted is None else scripted.at(time_s)
+        if demand is operation.demand and usage is operation.usage:
+            continue
+        used = least(usage, demand)
+        if demand != operation.demand or used != operation.usage:
+            moved[position] = replace(operation, demand=demand, usage=used)
+    if not moved:
+        return operations
+    return tuple(moved.get(position, operation) for position, operation in enumerate(operations))
+
+
+def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
+    """What each operation may use: its fair share of the cluster, of which it takes no more than it asks for."""
+    total = snapshot.total_resources
+    granted: list[Vector] = []
+    for operation in snapshot.operations:
+        x, usage = result.elements[operation.name].fair_share.total, operation.usage
+        new = (x[0] * total[0], x[1] * total[1], x[2] * total[2], x[3] * total[3], x[4] * total[4])
+        new = least(new, operation.demand)
+        granted.append(usage if new == usage or _is_noise(new, usage, total) else new)
+    return granted
+
+
+def _is_noise(a: Vector, b: Vector, total: Vector) -> bool:
+    """Whether two amounts differ in their last digits only: no reason to build every function above them anew."""
+    return all(abs(x - y) <= NOISE * t for x, y, t in zip(a, b, total, strict=True))
+
+
+def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tuple[Pool, ...]:
+    """The pools with the state for the next update; identical where nothing changed."""
+    moved: dict[int, Pool] = {}
+    for position, (pool, shares) in enumerate(zip(pools, shares_of, strict=True)):
+        state = pool.integral_guarantees
+        if state.guarantee_type == "none":
+            continue
+        if shares.accumulated_volume != state.accumulated_volume or shares.last_share_ratio != state.last_share_ratio:
+            state = replace(
+                state, accumulated_volume=shares.accumulated_volume, last_share_ratio=shares.last_share_ratio
+            )
+            moved[position] = replace(pool, integral_guarantees=state)
+    if not moved:
+        return pools
+    return tuple(moved.get(position, pool) for position, pool in enumerate(pools))
+
+
+class _RowMaker:
+    """Turns the shares of the pools into rows. Only what does not change over a simulation is kept."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        options = snapshot.options
+        self._main = RESOURCES.index(options.main_resource)
+        self._period_s = options.integral_pool_capacity_saturation_period_s
+        self._capacities: dict[tuple[float, float], float] = {}
+        position_of = {pool.name: position for position, pool in enumerate(snapshot.pools)}
+        # Operations of the root and pools of the first level have no parent that gets a row.
+        self._parent_of_operation = [position_of.get(operation.parent) for operation in snapshot.operations]
+        self._parent_of_pool = [position_of.get(pool.parent) for pool in snapshot.pools]
+
+    def make(
+        self, time_s: float, snapshot: Snapshot, shares_of: list[ElementShares], granted: list[Vector]
+    ) -> Iterator[SimulationRow]:
+        main = self._main
+        amount = snapshot.total_resources[main]
+        demand = self._sum_up([operation.demand[main] for operation in snapshot.operations])
+        usage = self._sum_up([vector[main] for vector in granted])
+        for position, (pool, shares) in enumerate(zip(snapshot.pools, shares_of, strict=True)):
+            parts = shares.fair_share
+            guarantee_type = pool.integral_guarantees.guarantee_type
+            flow_ratio = shares.resource_flow_ratio
+            yield SimulationRow(
+                time_s=time_s,
+                pool=pool.name,
+                guarantee_type=guarantee_type,
+                demand=demand[position],
+                usage=usage[position],
+                strong_guarantee=shares.strong_guarantee_share[main] * amount,
+                resource_flow=flow_ratio * amount,
+                burst_guarantee=shares.burst_ratio * amount,
+                fair_share=parts.total[main] * amount,
+                fair_share_strong_guarantee=parts.strong_guarantee[main] * amount,
+                fair_share_integral_guarantee=parts.integral_guarantee[main] * amount,
+                fair_share_weight_proportional=parts.weight_proportional[main] * amount,
+                accumulated_volume=0.0 if guarantee_type == "none" else shares.accumulated_volume[main],
+                integral_pool_capacity=self._capacity(amount, flow_ratio),
+            )
+
+    def _capacity(self, amount: float, flow_ratio: float) -> float:
+        """The volume that a flow of the main resource, a part of the cluster's ``amount``, fills up to (5.1)."""
+        key = (amount, flow_ratio)
+        if key not in self._capacities:
+            self._capacities[key] = scale_resources((amount,) * 5, flow_ratio)[self._main] * self._period_s
+        return self._capacities[key]
+
+    def _sum_up(self, of_operations: list[float]) -> list[float]:
+        """Per pool, the sum over all operations below it."""
+        sums = [0.0] * len(self._parent_of_pool)
+        for parent, value in zip(self._parent_of_operation, of_operations, strict=True):
+            if parent is not None:
+                sums[parent] += value
+        # Parents come before their children in the list, so each sum is complete when it is passed on.
+        for position in range(len(sums) - 1, -1, -1):
+            parent = self._parent_of_pool[position]
+            if parent is not None:
+                sums[parent] += sums[position]
+        return sums

@@ -1,0 +1,413 @@
+"""A pool tree over time: what the documents say of burst and relaxed pools, and the script that drives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import cpumond.fairshare.simulate as module
+from cpumond.errors import FairShareInputError
+from cpumond.fairshare import (
+    ROOT,
+    FairShareUpdater,
+    IntegralGuarantees,
+    Operation,
+    Options,
+    Pool,
+    Snapshot,
+    UpdateResult,
+    Vector,
+)
+from cpumond.fairshare.simulate import Event, Scenario, SimulationRow, check_script, count_steps, simulate
+
+BURST, FLOW, CAPACITY = 500.0, 100.0, 100.0 * 86400
+HOUR = 3600.0
+
+
+def cpu(cores: float) -> Vector:
+    return (0.0, cores, 0.0, 0.0, 0.0)
+
+
+def make_scenario(
+    *script: Event, volume: float = 0.0, kind: Any = "burst", strong: float | None = None, demand: float = 0.0
+) -> Scenario:
+    """The documents' pool "p" with operation "o", beside a neighbour that always wants everything and gets its 1400."""
+    integral = IntegralGuarantees(
+        guarantee_type=kind,
+        resource_flow=cpu(FLOW),
+        burst_guarantee_resources=cpu(BURST if kind == "burst" else 0.0),
+        accumulated_volume=cpu(volume),
+    )
+    pools = (
+        Pool("neighbour", weight=1e6, strong_guarantee_resources=(None, 1400.0, None, None, None)),
+        Pool("p", strong_guarantee_resources=(None, strong, None, None, None), integral_guarantees=integral),
+    )
+    operations = (Operation("n", "neighbour", demand=cpu(2000)), Operation("o", "p", demand=cpu(demand)))
+    return Scenario(Snapshot(cpu(2000), pools, operations), script)
+
+
+def start(at_s: float, cores: float, **more: Any) -> Event:
+    return Event("o", at_s, "start", cpu(cores), **more)
+
+
+def stop(at_s: float, **more: Any) -> Event:
+    return Event("o", at_s, "stop", **more)
+
+
+def ramp(at_s: float, over_s: float, cores: float, **more: Any) -> Event:
+    return Event("o", at_s, "ramp", cpu(cores), over_s, **more)
+
+
+def rows_of(scenario: Scenario, until_s: float, step_s: float = 1.0, pool: str = "p") -> list[SimulationRow]:
+    check_script(scenario)
+    return [row for row in simulate(scenario, until_s, step_s) if row.pool == pool]
+
+
+def demands_of(*script: Event, until_s: float, step_s: float = 1.0, demand: float = 0.0) -> list[float]:
+    rows = rows_of(make_scenario(*script, demand=demand), until_s, step_s)
+    return [row.demand for row in rows]
+
+
+# the documents' burst pool
+
+
+def test_an_idle_pool_accumulates_its_flow_each_second():
+    volumes = [row.accumulated_volume for row in rows_of(make_scenario(), 60)]
+    assert volumes == pytest.approx([FLOW * second for second in range(61)])
+
+
+def test_the_volume_grows_to_a_day_of_flow_and_not_beyond():
+    rows = rows_of(make_scenario(volume=CAPACITY - 250), 10)
+    assert {row.integral_pool_capacity for row in rows} == {CAPACITY}
+    volumes = [row.accumulated_volume for row in rows]
+    assert volumes == pytest.approx([min(CAPACITY - 250 + FLOW * second, CAPACITY) for second in range(11)])
+
+
+def test_an_empty_volume_is_full_after_a_day():
+    assert rows_of(make_scenario(), 86400, 3600)[-1].accumulated_volume == pytest.approx(CAPACITY)
+
+
+def test_at_full_burst_the_volume_falls_by_what_is_granted_beyond_the_flow():
+    rows = rows_of(make_scenario(start(5, 500), volume=CAPACITY), 65)
+    assert [row.fair_share_integral_guarantee for row in rows] == pytest.approx([0.0] * 5 + [BURST] * 61)
+    # The burst of the last update is charged by the next one.
+    volumes = [row.accumulated_volume for row in rows]
+    assert volumes[:6] == [CAPACITY] * 6
+    assert volumes[6:] == pytest.approx([CAPACITY - 400 * second for second in range(1, 61)])
+
+
+def test_a_full_volume_lasts_capacity_divided_by_burst_minus_flow():
+    rows = rows_of(make_scenario(volume=CAPACITY, demand=500), 7 * HOUR, 15)
+    full = [row for row in rows if row.fair_share_integral_guarantee > BURST * (1 - 1e-9)]
+    # 6 h, but for what is left for the last minute: the volume that is spread over the smooth period.
+    assert len(full) * 15 == pytest.approx((CAPACITY - BURST * 60) / (BURST - FLOW), abs=15)
+    assert max(row.time_s for row in full) == pytest.approx(6 * HOUR, abs=90)
+
+
+def test_a_pool_that_ran_dry_is_guaranteed_its_flow():
+    rows = rows_of(make_scenario(volume=50_000, demand=500), 900)
+    guaranteed = [row.fair_share_integral_guarantee for row in rows]
+    assert guaranteed[0] == pytest.approx(BURST)
+    assert guaranteed == sorted(guaranteed, reverse=True)
+    assert guaranteed[-1] == pytest.approx(FLOW, rel=0.01)
+    assert rows[-1].accumulated_volume == pytest.approx(FLOW * 60, rel=0.01)
+    assert min(row.accumulated_volume for row in rows) >= 0
+
+
+def test_with_less_demand_than_flow_the_volume_still_grows():
+    rows = rows_of(make_scenario(volume=10_000, demand=60), 10)
+    assert [row.accumulated_volume for row in rows] == pytest.approx([10_000 + 40 * second for second in range(11)])
+
+
+def test_the_strong_guarantee_is_used_first_and_is_free():
+    rows = rows_of(make_scenario(volume=CAPACITY, strong=100.0, demand=600), 10)
+    assert {row.strong_guarantee for row in rows} == {100.0}
+    assert [row.fair_share_strong_guarantee for row in rows] == pytest.approx([100.0] * 11)
+    assert [row.fair_share_integral_guarantee for row in rows] == pytest.approx([BURST] * 11)
+    assert rows[-1].accumulated_volume == pytest.approx(CAPACITY - 10 * 400)
+
+
+def test_beyond_the_burst_guarantee_a_pool_competes_by_weight_and_pays_nothing():
+    scenario = make_scenario(volume=CAPACITY, demand=1200)
+    idle = replace(scenario.snapshot, operations=scenario.snapshot.operations[1:])
+    rows = rows_of(replace(scenario, snapshot=idle), 10)
+    assert [row.fair_share_integral_guarantee for row in rows] == pytest.approx([BURST] * 11)
+    assert [row.fair_share_weight_proportional for row in rows] == pytest.approx([700.0] * 11)
+    assert [row.usage for row in rows] == pytest.approx([1200.0] * 11)
+    assert rows[-1].accumulated_volume == pytest.approx(CAPACITY - 10 * 400)
+
+
+def test_what_is_accumulated_is_what_flowed_in_less_what_was_granted():
+    script = (start(100, 500), ramp(300, 200, 50), stop(700), start(900, 300))
+    rows = rows_of(make_scenario(*script, volume=100_000), 1500, 0.5)
+    granted = sum(row.fair_share_integral_guarantee for row in rows[:-1]) * 0.5
+    gained = rows[-1].accumulated_volume - rows[0].accumulated_volume
+    # Volumes are multiples of 0.01, rounded at each of the 3000 steps.
+    assert gained == pytest.approx(FLOW * 1500 - granted, abs=30)
+    assert granted > 50_000
+
+
+def test_a_relaxed_pool_is_granted_up_to_three_times_its_flow():
+    rows = rows_of(make_scenario(kind="relaxed", volume=CAPACITY / 2, demand=1000), 10)
+    assert rows[0].burst_guarantee == 0.0
+    assert [row.fair_share_integral_guarantee for row in rows] == pytest.approx([3 * FLOW] * 11)
+    assert rows[-1].accumulated_volume == pytest.approx(CAPACITY / 2 - 10 * 2 * FLOW)
+
+
+def test_a_neighbour_that_wants_everything_gets_what_is_left():
+    script = (start(5, 500), stop(10))
+    rows = rows_of(make_scenario(*script, volume=CAPACITY), 15, pool="neighbour")
+    assert [row.usage for row in rows] == pytest.approx([2000] * 5 + [1500] * 5 + [2000] * 6, abs=0.01)
+    assert {row.strong_guarantee for row in rows} == {1400.0}
+    assert {(row.guarantee_type, row.accumulated_volume, row.integral_pool_capacity) for row in rows} == {
+        ("none", 0.0, 0.0)
+    }
+
+
+def test_parts_add_up_to_the_fair_share_and_all_usage_to_no_more_than_the_cluster():
+    scenario = make_scenario(start(5, 700), ramp(20, 10, 100), volume=10_000)
+    by_time: dict[float, list[SimulationRow]] = {}
+    for row in simulate(scenario, 60, 1):
+        by_time.setdefault(row.time_s, []).append(row)
+        parts = row.fair_share_strong_guarantee + row.fair_share_integral_guarantee + row.fair_share_weight_proportional
+        assert row.fair_share == pytest.approx(parts)
+        assert row.usage <= row.demand
+        assert row.usage == pytest.approx(row.fair_share)
+    assert all(sum(row.usage for row in rows) <= 2000 * (1 + 1e-9) for rows in by_time.values())
+
+
+# rows
+
+
+def test_there_is_a_row_per_step_and_pool_in_the_order_of_the_tree():
+    rows = list(simulate(make_scenario(), 1, 0.5))
+    expected = [(time_s, pool) for time_s in (0.0, 0.5, 1.0) for pool in ("neighbour", "p")]
+    assert [(row.time_s, row.pool) for row in rows] == expected
+
+
+def test_rows_come_one_by_one():
+    rows = simulate(make_scenario(), 1e9, 1)
+    assert next(rows).time_s == 0.0
+
+
+def test_a_pool_sums_up_what_is_below_it():
+    pools = (Pool("top"), Pool("middle", "top"), Pool("low", "middle"), Pool("empty", "top"))
+    operations = (
+        Operation("a", "low", demand=cpu(1)),
+        Operation("b", "middle", demand=cpu(2)),
+        Operation("c", "top", demand=cpu(4)),
+        Operation("d", ROOT, demand=cpu(8)),
+    )
+    rows = simulate(Scenario(Snapshot(cpu(100), pools, operations)), 0, 1)
+    found = {row.pool: (row.demand, row.usage) for row in rows}
+    assert found == {"top": (7, pytest.approx(7)), "middle": (3, pytest.approx(3)), "low": (1, 1), "empty": (0, 0)}
+
+
+def test_amounts_are_of_the_main_resource():
+    integral = IntegralGuarantees("burst", (0, 0, 0, 64e9, 0), (0, 0, 0, 256e9, 0))
+    pool = Pool("p", integral_guarantees=integral, strong_guarantee_resources=(None, None, None, 32e9, None))
+    operation = Operation("o", "p", demand=(0, 5, 0, 16e9, 0))
+    options = Options(main_resource="memory", integral_pool_capacity_saturation_period_s=100)
+    snapshot = Snapshot((0, 10, 0, 1024e9, 0), (pool,), (operation,), options)
+    (row,) = simulate(Scenario(snapshot), 0, 1)
+    assert (row.demand, row.strong_guarantee, row.resource_flow, row.burst_guarantee) == (16e9, 32e9, 64e9, 256e9)
+    assert row.integral_pool_capacity == 64e9 * 100
+
+
+def test_a_cluster_without_the_main_resource_gives_zeros():
+    snapshot = replace(make_scenario(demand=5).snapshot, total_resources=(1.0, 0.0, 0.0, 0.0, 0.0))
+    row = rows_of(Scenario(snapshot), 1)[-1]
+    assert (row.demand, row.usage, row.fair_share, row.integral_pool_capacity) == (5.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("until_s", "step_s", "steps"),
+    [(0, 1, 1), (0.5, 1, 1), (1, 1, 2), (86400, 1, 86401), (0.3, 0.1, 4), (0.7, 0.1, 8), (1, 0.3, 4), (10, 7, 2)],
+)
+def test_steps_are_counted_with_both_ends(until_s, step_s, steps):
+    assert count_steps(until_s, step_s) == steps
+
+
+# demand
+
+
+def test_before_its_first_event_an_operation_asks_for_what_the_tree_says():
+    assert demands_of(start(2, 30), stop(4), demand=7, until_s=5) == [7, 7, 30, 30, 0, 0]
+
+
+def test_an_event_between_two_steps_is_seen_at_the_next():
+    assert demands_of(start(2.5, 30), stop(2.6), start(4.9, 9), until_s=6) == [0, 0, 0, 0, 0, 9, 9]
+
+
+def test_a_ramp_is_a_straight_line_from_the_demand_of_its_moment():
+    assert demands_of(start(1, 10), ramp(2, 4, 30), until_s=7) == [0, 10, 10, 15, 20, 25, 30, 30]
+    assert demands_of(ramp(0, 4, 0), demand=8, until_s=5) == [8, 6, 4, 2, 0, 0]
+
+
+def test_a_ramp_may_begin_when_another_is_over():
+    assert demands_of(ramp(0, 2, 20), ramp(2, 2, 0), until_s=5) == [0, 10, 20, 10, 0, 0]
+
+
+def test_a_ramp_that_was_over_between_two_steps_is_where_the_next_event_begins():
+    assert demands_of(ramp(0.5, 0.2, 20), ramp(0.8, 2.2, 42), until_s=3, step_s=1.9) == [0, 31]
+
+
+def test_all_resources_of_a_ramp_move_together():
+    scenario = make_scenario(Event("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
+    seen = record_updates(scenario, 4)
+    assert [snapshot.operations[1].demand for snapshot, _, _ in seen] == [
+        (10 * part, 20 * part, 0, 400 * part, 0) for part in (0, 0.25, 0.5, 0.75, 1)
+    ]
+
+
+def test_events_repeat_with_their_period():
+    script = (start(1, 5, repeat_every_s=4.0), stop(2, repeat_every_s=4.0))
+    assert demands_of(*script, until_s=10) == [0, 5, 0, 0, 0, 5, 0, 0, 0, 5, 0]
+
+
+def test_events_that_happen_once_come_before_those_that_repeat():
+    script = (start(0, 9), stop(1), ramp(2, 2, 8, repeat_every_s=4.0), ramp(4, 2, 0, repeat_every_s=4.0))
+    assert demands_of(*script, until_s=11) == [9, 0, 0, 4, 8, 4, 0, 4, 8, 4, 0, 4]
+
+
+def test_a_period_shorter_than_the_step_is_gone_through():
+    script = (start(0, 5, repeat_every_s=2.0), stop(1, repeat_every_s=2.0))
+    assert demands_of(*script, until_s=10, step_s=5) == [5, 0, 5]
+
+
+# what the updater is given
+
+
+def record_updates(
+    scenario: Scenario, until_s: float, step_s: float = 1.0, change: Any = lambda result: result
+) -> list[tuple[Snapshot, float, float | None]]:
+    """What each update is asked, with ``change`` made to its results."""
+    seen: list[tuple[Snapshot, float, float | None]] = []
+
+    class Recorder(FairShareUpdater):
+        def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
+            seen.append((snapshot, now, previous_update_time))
+            result: UpdateResult = change(super().update(snapshot, now, previous_update_time))
+            return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FairShareUpdater", Recorder)
+        for _ in simulate(scenario, until_s, step_s):
+            pass
+    return seen
+
+
+def test_each_update_is_told_the_time_of_the_one_before():
+    times = [(now, before) for _, now, before in record_updates(make_scenario(), 0.5, 0.25)]
+    assert times == [(0.0, None), (0.25, 0.0), (0.5, 0.25)]
+
+
+def test_what_does_not_change_stays_the_same_object():
+    scenario = make_scenario()
+    seen = [snapshot for snapshot, _, _ in record_updates(scenario, 3)]
+    assert seen[0] is scenario.snapshot
+    volumes = [snapshot.pools[1].integral_guarantees.accumulated_volume for snapshot in seen]
+    assert volumes == [cpu(0), cpu(0), cpu(100), cpu(200)]
+    for snapshot in seen[1:]:
+        assert snapshot.pools[0] is scenario.snapshot.pools[0]
+        assert snapshot.operations[1] is scenario.snapshot.operations[1]
+        # The neighbour uses what it was granted in the first update, then and later.
+        assert snapshot.operations is seen[1].operations
+
+
+def test_a_tree_in_which_nothing_changes_is_the_same_object():
+    snapshots = [snapshot for snapshot, _, _ in record_updates(make_scenario(volume=CAPACITY), 5)]
+    assert all(snapshot is snapshots[1] for snapshot in snapshots[2:])
+
+
+def test_usage_is_what_was_granted_the_step_before_and_no_more_than_the_demand():
+    seen = record_updates(make_scenario(start(1, 300), stop(3), volume=CAPACITY), 4)
+    assert [snapshot.operations[1].demand[1] for snapshot, _, _ in seen] == [0, 300, 300, 0, 0]
+    assert [snapshot.operations[1].usage[1] for snapshot, _, _ in seen] == pytest.approx([0, 0, 300, 0, 0])
+
+
+def test_the_usage_of_the_tree_is_held_to_the_demand_of_the_script():
+    scenario = make_scenario(stop(0), demand=50)
+    neighbour, operation = scenario.snapshot.operations
+    used = replace(scenario.snapshot, operations=(neighbour, replace(operation, usage=cpu(40))))
+    seen = record_updates(Scenario(used, scenario.script), 0)
+    assert seen[0][0].operations[1].usage == cpu(0)
+
+
+@pytest.mark.parametrize(("factor", "is_same"), [(1 + 2**-52, True), (1 - 2**-52, True), (0.999, False)])
+def test_a_difference_in_the_last_digits_is_no_change(factor, is_same):
+    results = 0
+
+    def change(result: UpdateResult) -> UpdateResult:
+        nonlocal results
+        results += 1
+        elements = dict(result.elements)
+        if results > 1:
+            shares = elements["n"].fair_share
+            a, b, c, d, e = (part * factor for part in shares.total)
+            elements["n"] = replace(elements["n"], fair_share=replace(shares, total=(a, b, c, d, e)))
+        return UpdateResult(result.errors, elements)
+
+    seen = record_updates(make_scenario(volume=CAPACITY, demand=500), 2, change=change)
+    assert (seen[2][0].operations[0] is seen[1][0].operations[0]) is is_same
+
+
+# scripts that are wrong
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([Event("oo", 0, "stop")], 'script 1.operation: there is no operation "oo"; did you mean "o"?'),
+        ([stop(1), Event("x", 0, "stop")], 'script 2.operation: there is no operation "x"; name one of the '),
+        ([start(0, -1)], "script 1.demand.cpu: expected a number in [0, 9.223372036854776e+18], got -1"),
+        ([start(0, math.inf)], "script 1.demand.cpu: expected a number in "),
+        ([start(0, math.nan)], "script 1.demand.cpu: expected a number in "),
+        ([stop(-1)], "script 1.at: expected a duration in [0s, 36500d], got -1s"),
+        ([stop(math.nan)], "script 1.at: expected a duration in "),
+        ([stop(1e300)], "script 1.at: expected a duration in "),
+        ([ramp(0, -1, 5)], "script 1.over: expected a duration in "),
+        ([ramp(0, 0, 5)], "script 1.over: a ramp takes longer than 0s; use start or stop for a sudden change"),
+        ([start(0, 5, over_s=2.0)], "script 1.over: a ramp takes longer than 0s; "),
+        ([stop(0, repeat_every_s=0.5)], "script 1.repeat_every: expected a duration in [1s, 36500d], got 500ms"),
+        ([start(60, 5), stop(60)], 'script 2.at: 1m is not after the 1m of script 1; sort the events of "o" by time'),
+        ([start(60, 5), stop(30)], "script 2.at: 30s is not after the 1m of script 1; sort "),
+        (
+            [ramp(0, 60, 5), stop(30)],
+            "script 2.at: 30s is within the ramp of script 1 of the same operation, which is over at 1m; begin later",
+        ),
+        (
+            [start(0, 5, repeat_every_s=60.0), stop(30)],
+            'script 2.repeat_every: must be 1m, as of script 1; events of "o" that repeat come last and ',
+        ),
+        ([start(0, 5, repeat_every_s=60.0), stop(30, repeat_every_s=61.0)], "script 2.repeat_every: must be 1m, as of"),
+        (
+            [start(0, 5, repeat_every_s=60.0), stop(60, repeat_every_s=60.0)],
+            "script 2: is over at 1m, but script 1 of the same operation happens again at 1m; use a longer ",
+        ),
+        ([start(0, 5, repeat_every_s=60.0), ramp(30, 31, 0, repeat_every_s=60.0)], "script 2: is over at 61s, but "),
+        ([stop(0), ramp(5, 20, 9, repeat_every_s=10.0)], "script 2: is over at 25s, but script 2 of the same "),
+    ],
+)
+def test_an_event_that_does_not_fit_is_one_sentence(script, message):
+    with pytest.raises(FairShareInputError) as error:
+        check_script(make_scenario(*script))
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [],
+        [stop(5), Event("n", 0, "stop")],
+        [ramp(0, 60, 5), stop(60)],
+        [ramp(0, 60, 5, repeat_every_s=60.0)],
+        [stop(0), start(5, 1, repeat_every_s=10.0), ramp(10, 5, 0, repeat_every_s=10.0)],
+        [stop(0, repeat_every_s=1.0)],
+    ],
+)
+def test_a_script_in_the_order_of_time_is_accepted(script):
+    check_script(make_scenario(*script))
