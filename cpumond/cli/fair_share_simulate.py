@@ -134,7 +134,7 @@ def simulate_command(
 
     \b
     Example:
-      cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html --csv burst-pool.csv
+      cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html
     """
     scenario = read_scenario(file)
     # What is wrong with the guarantees of a tree does not depend on the demand, so it is said once.

@@ -35,7 +35,7 @@ for name in sys.argv[1:]:
 print(json.dumps([texts, loaded]))
 """
 
-SUBCOMMANDS = [*COMMANDS, "job add", "job remove", "job list"]
+SUBCOMMANDS = [*COMMANDS, "job add", "job remove", "job list", "fair-share simulate"]
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
