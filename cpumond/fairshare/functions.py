@@ -593,7 +593,10 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
     (number of steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it.
     """
     values = path.values
-    first_beyond = [_first_beyond(path, r, limit) for r, limit in enumerate(bound)]
+    first_beyond = [
+        _first_beyond(path, r, limit) if last > limit - TIE and last > 0.0 else len(values)
+        for r, (limit, last) in enumerate(zip(bound, values[-1], strict=True))
+    ]
     end = min(first_beyond)
     step = end - 1
     x = path.xs[step]
@@ -624,8 +627,6 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
     Near the limit the children's own sums decide.
     """
     values, key = path.values, itemgetter(r)
-    if not values[-1][r] > max(limit - TIE, 0.0):
-        return len(values)
     beyond = bisect_right(values, limit + TIE, key=key)
     near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
 
