@@ -48,17 +48,17 @@ def _assign_children(
         node.promised = detail(total, node.strong, node.proposed)
     else:
         node.fair_share = detail(total, node.strong, node.proposed)
-    if path is None:
+    if path is None:  # it has no children
         return []
     x, group, jumped = function.position_at(segment, suggestion)
     if any(child.function is not f for child, f in zip(node.pools, path.functions, strict=False)):
         path, x, group, jumped = _follow_changed_children(node, x, total, options)
-    node.memory.used_reach = x
-    functions = path.functions
-    segments, suggestions = path.places_at(x, group, jumped)
+    if not promised:
+        node.memory.used_reach = x
     pools = len(node.pools)
+    segments, suggestions = path.places_at(x, group, jumped)
     totals: list[Vector] = []
-    for f, i, s in zip(functions[pools:], segments[pools:], suggestions[pools:], strict=True):
+    for f, i, s in zip(path.functions[pools:], segments[pools:], suggestions[pools:], strict=True):
         if i < 0:
             totals.append(f.at_zero)
         else:

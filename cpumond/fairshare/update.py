@@ -194,10 +194,12 @@ class FairShareUpdater:
             node.function = NOTHING
             return
         memory = node.memory
-        functions = node.children_functions()
-        path_of = (functions, node.factors, node.pool.mode, node.whole)
+        path_of: tuple[object, ...] = (node.whole,)  # its operations are those of its memory
+        if node.pools or node.pool.mode == "fifo":
+            path_of = (node.children_functions(), node.factors, node.pool.mode, node.whole)
         if memory.path is None or memory.path_of != path_of or memory.path_reach < node.reach:
-            memory.path_of, memory.path_reach, memory.path = path_of, node.reach, make_path(node, functions, options)
+            path = make_path(node, node.children_functions(), options)
+            memory.path_of, memory.path_reach, memory.path = path_of, node.reach, path
         guarantee = add(node.strong, node.proposed)
         function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
