@@ -443,7 +443,9 @@ def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
         function, factor = path.functions[child], path.factors[child] if path.factors else 1.0
         changes += function.slope_changes(factor, reach)
         breaks += [
-            (_below(s / factor, 0.0, factor, s), _JUMP, child, segment, height) for s, segment, height in function.jumps
+            (_below(s / factor, 0.0, factor, s), _JUMP, child, segment, height)
+            for s, segment, height in function.jumps
+            if s <= reach * factor
         ]
         for segment in function.ramps:
             x, x_end, rise = _ramp(function, segment, factor)
