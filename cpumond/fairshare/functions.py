@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from cpumond.fairshare.resources import ZERO, Vector, add, greatest, scale, subtract, sum_vectors
+from cpumond.fairshare.resources import ZERO, Vector, add, greatest, positive_part, scale, subtract, sum_vectors
 
 TIE: Final = 1e-12
 """Running sums that are closer to a bound than this are summed again, child by child, before they are compared."""
@@ -87,7 +87,7 @@ class ShareFunction:
         self.at_horizon = at_horizon
         self.jumps: Sequence[Jump] = ()
         if jumping:
-            self.jumps = [(starts[n], n, subtract(values[n], self.end_of(n - 1))) for n in jumping]
+            self.jumps = [(starts[n], n, positive_part(subtract(values[n], self.end_of(n - 1)))) for n in jumping]
         self._changes: tuple[float, list[SlopeChange]] = (0.0, [])
         self.ramps: Sequence[int] = ()
         if max(map(max, slopes)) > STEEPEST:
