@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from cpumond.fairshare.resources import ZERO, Vector, add, greatest, positive_part, scale, subtract, sum_vectors
+from cpumond.fairshare.resources import ZERO, Vector, add, greatest, least, positive_part, scale, subtract, sum_vectors
 
 TIE: Final = 1e-12
 """Running sums that are closer to a bound than this are summed again, child by child, before they are compared."""
@@ -223,14 +223,14 @@ def _grow_to_demand(
 ) -> ShareFunction:
     """The second half of ``operation_function``: from the usage, which has been reached, to the demand."""
     growth = subtract(demand, usage)
-    stop = 2.0
+    room = 1.0
     for limit, u, d in zip(limits, usage, demand, strict=True):
         if d > limit:
-            stop = min(stop, between(limit, u, d, 1.0, 2.0))
-    room, end = stop - 1.0, demand
-    if stop < 2.0:
-        a, b, c, d, e = (between(stop, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
-        end = (a, b, c, d, e)
+            room = min(room, between(limit, u, d, 0.0, 1.0))
+    end = demand
+    if room < 1.0:
+        a, b, c, d, e = (between(room, 0.0, 1.0, u, d) for u, d in zip(usage, demand, strict=True))
+        end = least((a, b, c, d, e), limits)
     s = max(usage)
     needed = max(end)
     reached, jumping = 0.0, []
@@ -663,12 +663,12 @@ class _Segments:
         self.positions.append(position)
 
 
-def pool_function(path: Path, guarantee: Vector, limits: Vector, least: float = 0.0) -> ShareFunction | None:
+def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: float = 0.0) -> ShareFunction | None:
     """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
 
     ``guarantee`` is strong + proposed share, ``limits`` the limits share. What lies within the guarantee is B(0); what
     lies beyond the limits is never reached; in between each step of the path is measured by the suggestion it needs.
-    Below the suggestion ``least``, but for 0, the function is not made, and must not be asked.
+    Below the suggestion ``asked_from``, but for 0, the function is not made, and must not be asked.
     """
     q = greatest(guarantee, path.values[0])
     first, x, at_zero = stop_within(path, q)
@@ -693,8 +693,8 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, least: float = 
     at_one: Vector | None = None
     s = same = 0.0
     begin = 0
-    if least:
-        begin = max(bisect_right(levels, least, key=max) - 1, 0)
+    if asked_from:
+        begin = max(bisect_right(levels, asked_from, key=max) - 1, 0)
         s = same = max(*levels[begin], 0.0)
         segments.moved = begin > 0
     for n in range(begin, len(slopes)):

@@ -205,8 +205,8 @@ class FairShareUpdater:
         if memory.function_of != function_of:
             memory.function_of = function_of
             # of the root nothing is asked but B(1), and B(0) for promised shares (12, 13)
-            least = 0.0 if node.parent else 0.5
-            memory.function = pool_function(memory.path, guarantee, node.limits_share, least)
+            asked_from = 0.0 if node.parent else 0.5
+            memory.function = pool_function(memory.path, guarantee, node.limits_share, asked_from)
         node.path, node.function = memory.path, memory.function
 
 

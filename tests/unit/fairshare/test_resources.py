@@ -86,8 +86,8 @@ def test_a_ratio_is_the_greatest_share_of_what_the_cluster_has():
 @pytest.mark.parametrize(
     ("x", "rounded"),
     [
-        (0.0, 0), (0.4, 0), (0.5, 1), (0.6, 1), (1.5, 2), (2.5, 3), (2.4999, 2), (-0.4, 0), (-0.5, -1), (-2.5, -3), (7.0, 7),
-        (1e9 + 0.5, 1e9 + 1), (2.0**51 + 1, 2.0**51 + 1),
+        (0.0, 0), (0.4, 0), (0.5, 1), (0.6, 1), (1.5, 2), (2.5, 3), (2.4999, 2), (7.0, 7),
+        (-0.4, 0), (-0.5, -1), (-2.5, -3), (1e9 + 0.5, 1e9 + 1), (2.0**51 + 1, 2.0**51 + 1),
     ],
 )  # fmt: skip
 def test_halves_are_rounded_away_from_zero(x, rounded):
@@ -107,9 +107,9 @@ def test_cpu_is_a_multiple_of_a_hundredth(cores, quantised):
 def test_cpu_is_scaled_as_the_whole_number_of_hundredths_that_it_is():
     """17: 1.1 cores are 110 hundredths, although 1.1 * 100 is more than 110 in doubles."""
     assert 1.1 * 100.0 != 110.0
-    factor = 0.5 / 110.0 * (1.0 - 2.0**-53)
-    assert scale_cpu(1.1, 0.5 / 110.0) == 0.01
-    assert scale_cpu(1.1, math.nextafter(factor, 0.0)) == 0.0
+    half = 0.5 / 110.0
+    assert scale_cpu(1.1, half) == 0.01
+    assert scale_cpu(1.1, math.nextafter(half, 0.0)) == 0.0
     assert scale_cpu(0.29, 100.0) == 29.0
     assert scale_cpu(33.33, 0.5) == 16.67
 
