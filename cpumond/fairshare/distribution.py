@@ -88,9 +88,7 @@ def _follow_changed_children(
     if not options.improved_fair_share_by_fit_factor:
         _, farthest, _ = stop_within(path, greatest(add(total, MARGIN), start))
         return path, min(x, farthest), (), 0
-    step, x, value = stop_within(path, greatest(total, start))
-    if options.improved_distribution_gap and max(subtract(total, value)) > EPS:
-        step, x, value = stop_within(path, greatest(add(total, MARGIN), start))
+    step, x, _ = stop_within(path, greatest(total, start))
     group, jumped = path.jumps.get(step, ((), 0))
     return path, x, group, jumped
 

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from cpumond.fairshare.resources import ZERO, Vector, add, greatest, least, positive_part, scale, subtract, sum_vectors
 
@@ -235,8 +235,6 @@ def _grow_to_demand(
     needed = max(end)
     reached, jumping = 0.0, []
     for low, high, x, x_end in rising_parts(usage, growth, room, s, needed):
-        if low >= 1.0:
-            break
         if x > reached:
             jumping.append(len(starts))
         starts.append(low)
@@ -554,8 +552,6 @@ def _sweep_with_ramps(
     for x, *change in [*changes, *([(until, *FLAT)] if until is not None else [])]:
         at = path.xs[-1]
         if x > at:
-            if x > 1.0:
-                break
             a, b, c, d, e = slope
             value = add(value, scale((a / EXACT, b / EXACT, c / EXACT, d / EXACT, e / EXACT), x - at))
             on_top = [scale(rise, (x - start) / (end - start)) for start, end, rise in active.values()]
@@ -666,8 +662,9 @@ class _Segments:
 def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: float = 0.0) -> ShareFunction | None:
     """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
 
-    ``guarantee`` is strong + proposed share, ``limits`` the limits share. What lies within the guarantee is B(0); what
-    lies beyond the limits is never reached; in between each step of the path is measured by the suggestion it needs.
+    ``guarantee`` is strong + proposed share, ``limits`` the limits share, at most 1. What lies within the guarantee is
+    B(0); what lies beyond the limits is never reached; in between each step of the path is measured by the suggestion
+    it needs.
     Below the suggestion ``asked_from``, but for 0, the function is not made, and must not be asked.
     """
     q = greatest(guarantee, path.values[0])
@@ -716,10 +713,9 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
         s = high
         same = s + s * ROUNDING
         if s > 1.0 - TIE:
-            step = _Step(path.slopes[first + n] is None, xs[n : n + 2], levels[n : n + 2], values[n : n + 2])
-            vertex = None if cut and n + 1 == len(slopes) else first + n + 1
-            at_one = _value_at_one(step, path, vertex, q)
-            if at_one is not None:
+            ends = cut and n + 1 == len(slopes)
+            if ends or _needs_all(path, first + n + 1, q, s):
+                at_one = values[n] if m is None else values[n + 1]
                 break
             s = min(s, 1.0 - 2.0**-53)
     known = cut or path.complete
@@ -753,31 +749,6 @@ def _add_rising(
         segments.add(low, add(v, scale(m, dx)), scale(m, rate), (x + dx, rate, x + dx_end, (), 0))
         reached = dx_end
     segments.moved |= reached < x_end - x
-
-
-class _Step(NamedTuple):
-    """A step of a path on which suggestion 1 is reached or all but reached: its two ends."""
-
-    jump: bool
-    xs: list[float]
-    levels: list[Vector]
-    values: list[Vector]
-
-
-def _value_at_one(step: _Step, path: Path, vertex: int | None, guarantee: Vector) -> Vector | None:
-    """B(1) if it is on this step, where functions end (8, 9.4); None if there is more within suggestion 1.
-
-    ``vertex`` is the end of the step on its path, None if the limits cut the path there.
-    """
-    needed = max(step.levels[1])
-    if needed > 1.0 + TIE and not step.jump:
-        x, x_end = step.xs
-        stop = min(between(1.0, low, high, x, x_end) for low, high in zip(*step.levels, strict=True) if high > 1.0)
-        a, b, c, d, e = (between(stop, x, x_end, low, high) for low, high in zip(*step.values, strict=True))
-        return (a, b, c, d, e)
-    if needed > 1.0 + TIE or vertex is None or _needs_all(path, vertex, guarantee, needed):
-        return step.values[0] if step.jump else step.values[1]
-    return None
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:

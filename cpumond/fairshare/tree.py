@@ -30,6 +30,7 @@ class Options:
     fifo_reordering: bool = False
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
+    """Accepted for its name: shares are handed out by position, which leaves no gap to close (12.2)."""
     fast_fifo: bool = False
     """Accepted for its name; FIFO pools are always computed the fast way, with the same result (9.3)."""
 

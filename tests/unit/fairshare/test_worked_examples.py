@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cpumond.fairshare import (
@@ -15,6 +17,7 @@ from cpumond.fairshare import (
     UpdateResult,
     fair_share_update,
 )
+from cpumond.fairshare.functions import ShareFunction, operation_function, weighted_path
 
 TOTAL = (100.0, 100.0, 0.0, 1000.0, 0.0)
 """100 slots, 100 cores, 1000 units of memory."""
@@ -152,3 +155,21 @@ def test_a_result_stays_as_it_is_when_the_updater_goes_on():
     before = {name: first.elements[name] for name in first.elements}
     updater.update(Snapshot(TOTAL, (Pool("p"),), (demanding("o", "p", (0.0, 0.9, 0.0)),)), 1.0, 0.0)
     assert {name: first.elements[name] for name in first.elements} == before
+
+
+def test_a_rise_shorter_than_rounding_counts_as_a_jump():
+    """Scaled by weight, both ends of a steep segment fall on one fit factor: its height is not lost (9.2)."""
+    start = 0.3
+    end = math.nextafter(start, 1.0)
+    factor = next(f for f in (1.0 + n / 7.0 for n in range(1, 1000)) if start / f == end / f)
+    flat, top = vector(cpu=start), vector(cpu=end, memory=0.5)
+    slopes = [vector(cpu=1.0), vector(cpu=1.0, memory=0.5 / (end - start)), vector()]
+    steep = ShareFunction([0.0, start, end], [vector(), flat, top], slopes, vector())
+    cut = ShareFunction([0.0, start], [vector(), flat], slopes[:2], vector(), horizon=end)
+    other = operation_function(vector(), vector(cpu=0.1), vector(1.0, 1.0, 1.0))
+    path = weighted_path([steep, other], [factor, 1.0], 1.0, improved=False)
+    assert None in path.slopes
+    assert path.values[-1] == pytest.approx(vector(cpu=0.4, memory=0.5))
+    unfinished = weighted_path([cut, other], [factor, 1.0], start / factor, improved=False)
+    assert None not in unfinished.slopes
+    assert unfinished.values[-1] == path.values[: len(unfinished.values)][-1]

@@ -1,0 +1,398 @@
+"""From the root's share down to every operation's: sections 12, 13, 14, and the worked examples of 21."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, UpdateResult, Vector
+from cpumond.fairshare import fair_share_update as update
+from cpumond.fairshare.distribution import detail
+from cpumond.fairshare.resources import ZERO, subtract, sum_vectors
+from cpumond.fairshare.result import NO_SHARE, FairShare
+
+TOTAL: Vector = (100.0, 100.0, 0.0, 1000.0, 0.0)
+INF = float("inf")
+
+
+def vec(slots: float = 0.0, cpu: float = 0.0, memory: float = 0.0) -> Vector:
+    """A share, in the order of the worked examples."""
+    return (slots, cpu, 0.0, memory, 0.0)
+
+
+def op(name: str, parent: str, /, *demand: float, usage: Vector = ZERO, **more: Any) -> Operation:
+    """An operation that demands shares of slots, cpu, memory."""
+    return Operation(name, parent, demand=amounts(vec(*demand)), usage=amounts(usage), **more)
+
+
+def amounts(v: Vector) -> Vector:
+    a, b, c, d, e = (x * total for x, total in zip(v, TOTAL, strict=True))
+    return (a, b, c, d, e)
+
+
+def pool(name: str, parent: str = ROOT, /, strong: float | None = None, cpu: float = INF, **more: Any) -> Pool:
+    """A pool with a strong guarantee, a share of cpu with as much of everything, and a limit of cpu, a share too."""
+    guarantee = None if strong is None else strong * 100.0
+    limits = (INF, cpu * 100.0, INF, INF, INF)
+    return Pool(
+        name, parent, resource_limits=limits, strong_guarantee_resources=(None, guarantee, None, None, None), **more
+    )
+
+
+def run(*parts: Pool | Operation, root: Pool | None = None, **options: Any) -> UpdateResult:
+    pools = tuple(part for part in parts if isinstance(part, Pool))
+    operations = tuple(part for part in parts if isinstance(part, Operation))
+    return update(Snapshot(TOTAL, pools, operations, Options(**options), root or Pool(ROOT, "")), 0.0, None)
+
+
+def total(result: UpdateResult, name: str) -> Any:
+    return pytest.approx(result.elements[name].fair_share.total, abs=1e-12)
+
+
+def cpu(result: UpdateResult, *names: str) -> Any:
+    return pytest.approx([result.elements[name].fair_share.total[1] for name in names], abs=1e-9)
+
+
+def promised_cpu(result: UpdateResult, *names: str) -> Any:
+    return pytest.approx([result.elements[name].promised_guarantee_fair_share.total[1] for name in names], abs=1e-9)
+
+
+BOTH = pytest.mark.parametrize("improved", [False, True])
+
+
+def mode(improved: bool) -> dict[str, bool]:
+    return {"improved_fair_share_by_fit_factor": improved, "improved_distribution_gap": improved}
+
+
+GANGS = {"step_function_for_gang_operations": True}
+
+
+# ---- worked examples (21)
+
+
+@BOTH
+def test_one_operation_that_demands_more_than_there_is(improved):
+    """21: demand (2, 2, 4); memory limits, so it gets a quarter."""
+    result = run(pool("a"), op("x", "a", 2.0, 2.0, 4.0), **mode(improved))
+    assert [total(result, name) for name in (ROOT, "a", "x")] == [vec(0.5, 0.5, 1.0)] * 3
+
+
+@BOTH
+def test_two_operations_with_other_dominant_resources(improved):
+    """21: X demands (1, 1, 2), Y (1, 2, 1), equal weights."""
+    result = run(pool("a"), op("x", "a", 1.0, 1.0, 2.0), op("y", "a", 1.0, 2.0, 1.0), **mode(improved))
+    third = 1.0 / 3.0
+    assert total(result, "x") == vec(third, third, 2 * third)
+    assert total(result, "y") == vec(third, 2 * third, third)
+    assert total(result, ROOT) == vec(2 * third, 1.0, 1.0)
+
+
+@BOTH
+def test_strong_guarantees_that_overcommit_the_cluster(improved):
+    """21: strong 30 and 90 cpu, both demand all: 0.25 and 0.75."""
+    everything = [op(f"of {name}", name, 1.0, 1.0, 1.0) for name in "ab"]
+    result = run(pool("a", strong=0.3), pool("b", strong=0.9), *everything, **mode(improved))
+    assert cpu(result, "a", "b", "of a", "of b", ROOT) == [0.25, 0.75, 0.25, 0.75, 1.0]
+    assert result.elements["b"].fair_share.strong_guarantee[1] == pytest.approx(0.75)
+
+
+@BOTH
+def test_two_gangs_that_jump_together(improved):
+    """21: their joint jump to 1.2 does not fit; in improved mode the first child gets its 0.6."""
+    gangs = [op(f"of {name}", name, 0.0, 0.6, gang=True) for name in "ab"]
+    result = run(pool("a"), pool("b"), *gangs, **GANGS, **mode(improved))
+    assert cpu(result, "a", "b", "of a", "of b", ROOT) == [0.6 * improved, 0.0, 0.6 * improved, 0.0, 0.6 * improved]
+
+
+@BOTH
+def test_a_gang_that_demands_exactly_the_cluster(improved):
+    """21: its jump sits at suggestion 1 and is trimmed."""
+    result = run(pool("a"), op("x", "a", 0.0, 1.0, gang=True), **GANGS, **mode(improved))
+    assert cpu(result, "x", "a", ROOT) == [0.0, 0.0, 0.0]
+
+
+@BOTH
+def test_a_gang_that_demands_exactly_its_strong_guarantee(improved):
+    """21: it gets it, whatever the neighbour wants."""
+    parts = [
+        pool("a", strong=0.3),
+        pool("b", weight=1e6),
+        op("x", "a", 0.3, 0.3, 0.3, gang=True),
+        op("y", "b", 1.0, 1.0, 1.0),
+    ]
+    result = run(*parts, **GANGS, **mode(improved))
+    assert total(result, "x") == vec(0.3, 0.3, 0.3)
+    assert cpu(result, "a", "y") == [0.3, 0.7]
+
+
+# ---- the parts of a share (12)
+
+
+def test_a_share_is_strong_then_integral_then_by_weight():
+    """12: strong part = min(total, strong), integral part = min(rest, proposed), and the rest."""
+    share = detail(vec(0.5, 0.15, 0.05), vec(0.1, 0.1, 0.1), vec(0.2, 0.2, 0.2))
+    assert share.strong_guarantee == vec(0.1, 0.1, 0.05)
+    assert share.integral_guarantee == pytest.approx(vec(0.2, 0.05, 0.0))
+    assert share.weight_proportional == pytest.approx(vec(0.2, 0.0, 0.0))
+
+
+def test_all_of_an_operation_is_by_weight():
+    """12: also where its pool has it from guarantees."""
+    result = run(pool("a", strong=0.5), op("x", "a", 0.2, 0.4, 0.1))
+    assert result.elements["x"].fair_share == FairShare(vec(0.2, 0.4, 0.1), ZERO, ZERO, vec(0.2, 0.4, 0.1))
+    assert result.elements["a"].fair_share == FairShare(vec(0.2, 0.4, 0.1), vec(0.2, 0.4, 0.1), ZERO, ZERO)
+
+
+@BOTH
+def test_a_pool_with_nothing_inside_gets_nothing(improved):
+    """12: a composite without children gets 0, whatever it is guaranteed."""
+    result = run(pool("a", strong=0.5), pool("b", "a", strong=0.2), pool("c", mode="fifo"), **mode(improved))
+    assert {name: result.elements[name].fair_share for name in ("a", "b", "c", ROOT)} == dict.fromkeys(
+        ("a", "b", "c", ROOT), NO_SHARE
+    )
+
+
+# ---- down the tree (12.1, 12.2)
+
+
+@BOTH
+def test_shares_beyond_guarantees_are_in_proportion_to_weights(improved):
+    """12: "a" is guaranteed 0.2, of the remaining 0.8 it gets one part, "b" three; below it is by weight again."""
+    result = run(
+        pool("a", strong=0.2),
+        pool("b", weight=3.0),
+        op("x", "a", 0.0, 1.0),
+        op("y", "b", 0.0, 1.0, weight=0.5),
+        op("z", "b", 0.0, 1.0, weight=2.5),
+        **mode(improved),
+    )
+    assert cpu(result, "a", "b", "x", "y", "z") == [0.4, 0.6, 0.4, 0.1, 0.5]
+
+
+@BOTH
+def test_what_one_does_not_demand_others_get(improved):
+    """12: "x" wants no more than 0.1 of cpu."""
+    result = run(pool("a"), pool("b"), op("x", "a", 0.0, 0.1), op("y", "b", 0.0, 1.0), **mode(improved))
+    assert cpu(result, "x", "y") == [0.1, 0.9]
+
+
+@BOTH
+def test_limits_hold_on_each_level(improved):
+    """9.4: of a pool, of an operation, and of an operation as a ratio in all resources."""
+    result = run(
+        pool("a", cpu=0.5),
+        pool("b", "a", cpu=0.2),
+        op("x", "b", 0.0, 1.0),
+        op("y", "a", 0.0, 1.0, resource_limits=(INF, 5.0, INF, INF, INF)),
+        op("z", "a", 0.0, 1.0),
+        op("v", ROOT, 0.5, 0.4, 0.8, max_share_ratio=0.2),
+        **mode(improved),
+    )
+    assert cpu(result, "a", "b", "x", "y", "z") == [0.5, 0.2, 0.2, 0.05, 0.25]
+    assert total(result, "v") == vec(0.125, 0.1, 0.2)
+    assert result.elements["v"].limits_share == (0.2, 0.2, 0.0, 0.2, 0.0)
+
+
+@BOTH
+def test_a_fifo_pool_serves_its_operations_in_their_order(improved):
+    """12: 1 for the first floor(f) children, frac(f) for the next, 0 after."""
+    result = run(
+        pool("a", mode="fifo"),
+        pool("b"),
+        *(op(name, "a", 0.0, 0.2, start_time=float(n)) for n, name in enumerate("qrst")),
+        op("x", "b", 0.0, 1.0),
+        **mode(improved),
+    )
+    assert cpu(result, *"aqrst") == [0.5, 0.2, 0.2, 0.1, 0.0]
+
+
+@BOTH
+def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
+    """9.3, 12: however many of them there are."""
+    operations = [op(f"o{n}", "a", 0.0, 0.01 + n / 1000, start_time=float(-n)) for n in range(40)]
+    result = run(pool("a", mode="fifo"), pool("b"), *operations, op("x", "b", 0.0, 1.0), **mode(improved))
+    served = [0.049 - n / 1000 for n in range(12)]
+    assert cpu(result, *(f"o{39 - n}" for n in range(12))) == [*served[:11], 0.5 - sum(served[:11])]
+    assert cpu(result, *(f"o{39 - n}" for n in range(12, 40))) == [0.0] * 28
+
+
+@BOTH
+def test_a_gang_that_does_not_fit_leaves_its_share_to_others(improved):
+    """12: the gang of "a" waits for 0.6, which is more than its half; what it does not get "b" has."""
+    result = run(
+        pool("a"), pool("b"), op("g", "a", 0.0, 0.6, gang=True), op("x", "b", 0.0, 1.0), **GANGS, **mode(improved)
+    )
+    assert cpu(result, "g", "x") == [0.0, 0.6]
+
+
+@BOTH
+def test_gangs_need_the_flags_of_the_tree_and_of_their_pool(improved):
+    """9.1: tree toggle on, parent's flag on, operation's gang flag; else they grow like others."""
+    gang = op("g", "a", 0.0, 0.6, gang=True)
+    other = [pool("b"), op("x", "b", 0.0, 1.0)]
+    assert cpu(run(pool("a"), gang, *other, **mode(improved)), "g") == [0.5]
+    without = pool("a", step_function_for_gang_operations=False)
+    assert cpu(run(without, gang, *other, **GANGS, **mode(improved)), "g") == [0.5]
+
+
+def test_of_a_joint_jump_in_improved_mode_the_first_are_served():
+    """12.2: children in their order, pools before operations; the first that does not fit holds up the others."""
+    jumps = [op(name, "a", 0.0, 0.3, memory, gang=True) for name, memory in (("p", 0.1), ("q", 0.2), ("r", 0.1))]
+    result = run(pool("a", cpu=0.8), *jumps, **GANGS, **mode(True))
+    assert cpu(result, "a", "p", "q", "r") == [0.6, 0.3, 0.3, 0.0]
+    result = run(pool("a", cpu=0.8), *jumps, **GANGS)
+    assert cpu(result, "a", "p", "q", "r") == [0.0, 0.0, 0.0, 0.0]
+
+
+def random_tree(rng: random.Random) -> list[Pool | Operation]:
+    parts: list[Pool | Operation] = []
+    names = [ROOT]
+    for n in range(rng.randint(1, 7)):
+        fifo = rng.random() < 0.3
+        name = f"p{n}"
+        strong = rng.choice([None, rng.randrange(30) / 100])
+        limit = rng.choice([INF, rng.random()])
+        weight = rng.choice([1.0, 2.0, 0.5, rng.random() + 0.01])
+        parts.append(pool(name, rng.choice(names), strong, limit, weight=weight, mode="fifo" if fifo else "fair_share"))
+        if not fifo:
+            names.append(name)
+    pools = [part.name for part in parts]
+    for n in range(rng.randint(0, 15)):
+        demand = [rng.choice([0.0, rng.randrange(51) / 100]) for _ in range(3)]
+        usage = [rng.choice([0.0, x, rng.randrange(round(x * 100) + 1) / 100]) for x in demand]
+        weight, gang = rng.choice([1.0, rng.random() + 0.01]), rng.random() < 0.3
+        parts.append(op(f"o{n}", rng.choice([*pools, ROOT]), *demand, usage=vec(*usage), weight=weight, gang=gang))
+    return parts
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(40))
+def test_children_share_what_their_parent_has_within_demand_and_limits(seed, improved):
+    """12: a pool's share is the sum of its children's; nobody gets more than demand and limits."""
+    parts = random_tree(random.Random(seed))
+    elements = run(*parts, **GANGS, **mode(improved)).elements
+    for name, element in elements.items():
+        children = [part.name for part in parts if part.parent == name]
+        inside = sum_vectors([elements[child].fair_share.total for child in children])
+        share = element.fair_share
+        if element.kind != "operation":
+            assert inside == pytest.approx(share.total, abs=1e-8)
+        assert max(subtract(share.total, element.limits_share)) <= 1e-9
+        assert max(subtract(share.total, element.demand_share)) <= 1e-9
+        detailed = [share.strong_guarantee, share.integral_guarantee, share.weight_proportional]
+        assert sum_vectors(detailed) == pytest.approx(share.total, abs=1e-12)
+        assert min(map(min, detailed)) >= 0.0
+
+
+# ---- promised shares (13)
+
+PROMISE = {"compute_promised_guarantee_fair_share": True}
+
+
+@BOTH
+def test_promised_is_what_a_pool_gets_within_its_guarantees(improved):
+    """13: 12 with suggestion 0; nothing above the pool, its parts as ever."""
+    result = run(
+        pool("top", strong=0.5),
+        pool("a", "top", strong=0.4, **PROMISE),
+        pool("b", "top", strong=0.1),
+        pool("c", "a", strong=0.1),
+        op("x", "c", 0.0, 1.0),
+        op("y", "a", 0.0, 1.0),
+        op("z", "b", 0.0, 1.0),
+        **mode(improved),
+    )
+    assert promised_cpu(result, "a", "c", "x", "y") == [0.4, 0.25, 0.25, 0.15]
+    assert promised_cpu(result, ROOT, "top", "b", "z") == [0.0] * 4
+    promised = result.elements["c"].promised_guarantee_fair_share
+    assert promised.strong_guarantee[1] == pytest.approx(0.1)
+    assert promised.weight_proportional[1] == pytest.approx(0.15)
+    assert cpu(result, "a", "b") == [0.65, 0.35]
+
+
+def test_promised_shares_of_the_root():
+    """13: root included; then of the whole tree."""
+    result = run(pool("a", strong=0.4), op("x", "a", 0.0, 1.0), op("y", ROOT, 0.0, 1.0), root=Pool(ROOT, "", **PROMISE))
+    assert promised_cpu(result, ROOT, "a", "x", "y") == [0.4, 0.4, 0.4, 0.0]
+
+
+def test_promised_shares_below_a_pool_that_promises_are_not_computed_again():
+    """13: the first on each path counts; 15: the other is an error."""
+    parts = [pool("a", strong=0.4, **PROMISE), pool("b", "a"), op("x", "a", 0.0, 0.4), op("y", "b", 0.0, 1.0)]
+    expected = run(*parts)
+    result = run(*(parts[0], pool("b", "a", **PROMISE), *parts[2:]))
+    assert [error.code for error in expected.errors] == []
+    assert [error.code for error in result.errors] == [29001]
+    for each in (expected, result):
+        assert promised_cpu(each, "a", "b", "x", "y") == [0.4, 0.2, 0.2, 0.2]
+
+
+def test_promised_shares_count_integral_guarantees():
+    """13, 12: within strong and proposed."""
+    burst = IntegralGuarantees(
+        "burst", amounts(vec(0, 0.1)), amounts(vec(0, 0.3)), accumulated_volume=amounts(vec(9e6, 9e6, 9e6))
+    )
+    result = run(pool("a", strong=0.2, integral_guarantees=burst, **PROMISE), op("x", "a", 0.0, 1.0))
+    promised = result.elements["a"].promised_guarantee_fair_share
+    parts = (promised.total[1], promised.strong_guarantee[1], promised.integral_guarantee[1])
+    assert parts == pytest.approx((0.5, 0.2, 0.3))
+
+
+def test_promised_shares_of_a_fifo_pool():
+    """13: its first operations within the guarantee; the others nothing."""
+    operations = [op(name, "a", 0.0, 0.2, start_time=float(n)) for n, name in enumerate("xyz")]
+    result = run(pool("a", strong=0.3, mode="fifo", **PROMISE), *operations)
+    assert promised_cpu(result, "a", *"xyz") == [0.3, 0.2, 0.1, 0.0]
+
+
+@BOTH
+def test_promised_shares_are_read_from_the_same_functions_as_the_others(improved):
+    """13: the pool takes far less within its guarantee than in the distribution before."""
+    operations = [op(f"o{n}", "a", 0.0, 0.05 + n / 100, weight=1.0 + n, gang=n % 2 == 1) for n in range(8)]
+    result = run(pool("a", strong=0.125, **PROMISE), *operations, **GANGS, **mode(improved))
+    names = [operation.name for operation in operations]
+    # at fit factor x the even ones have x * weight, together 16 x; the first gang jumps at 0.12 / 8, beyond 0.125 / 16
+    assert promised_cpu(result, "a") == [0.125]
+    assert promised_cpu(result, *names[1::2]) == [0.0] * 4
+    assert promised_cpu(result, *names[0::2]) == [weight * 0.125 / 16 for weight in (1, 3, 5, 7)]
+    assert cpu(result, "a", *names) == [0.68, *(0.05 + n / 100 for n in range(8))]
+
+
+def test_a_pool_with_nothing_inside_is_promised_nothing():
+    """13, 12: 0."""
+    assert run(pool("a", strong=0.5, **PROMISE)).elements["a"].promised_guarantee_fair_share == NO_SHARE
+
+
+# ---- the root (14)
+
+
+def test_the_root_has_what_its_children_have():
+    """14: strong part = min(total, sum of the children's strong parts), not of their guarantees."""
+    result = run(
+        pool("a", strong=0.5),
+        pool("b", strong=0.2),
+        op("x", "a", 0.0, 0.3),
+        op("y", "b", 0.0, 0.4),
+        op("z", ROOT, 0.0, 0.1),
+    )
+    root = result.elements[ROOT]
+    assert total(result, ROOT) == vec(0.0, 0.8)
+    assert root.fair_share.strong_guarantee == pytest.approx(vec(0.0, 0.5))
+    assert root.fair_share.weight_proportional == pytest.approx(vec(0.0, 0.3))
+    assert root.strong_guarantee_share[1] == pytest.approx(0.7)
+
+
+def test_integral_shares_of_the_root_are_those_that_were_proposed():
+    """14: integral = min(rest, root.proposed)."""
+    burst = IntegralGuarantees(
+        "burst", amounts(vec(0, 0.1)), amounts(vec(0, 0.3)), accumulated_volume=amounts(vec(9e6, 9e6, 9e6))
+    )
+    result = run(
+        pool("a", integral_guarantees=burst), pool("b", strong=0.5), op("x", "a", 0.0, 1.0), op("y", "b", 0.0, 0.6)
+    )
+    share = result.elements[ROOT].fair_share
+    assert (share.strong_guarantee[1], share.integral_guarantee[1], share.weight_proportional[1]) == pytest.approx(
+        (0.5, 0.3, 0.2)
+    )
