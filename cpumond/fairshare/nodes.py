@@ -27,7 +27,6 @@ from cpumond.fairshare.resources import (
     scale,
     share,
     subtract,
-    sum_resources,
     sum_vectors,
 )
 from cpumond.fairshare.result import NO_SHARE, FairShare
@@ -81,8 +80,8 @@ class PoolMemory:
         self, operations: list[OperationRecord], last: ShareFunction | None = None, used_reach: float = 0.0
     ) -> None:
         self.operations = operations
-        self.demand = sum_resources([record.operation.demand for record in operations])
-        self.usage = sum_resources([record.operation.usage for record in operations])
+        self.demand = sum_vectors([record.operation.demand for record in operations])
+        self.usage = sum_vectors([record.operation.usage for record in operations])
         self.weights = [record.operation.weight for record in operations]
         self.factors = by_least(self.weights)
         self.fifo_order: list[int] = []
@@ -254,8 +253,8 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
         if node.pools:
             node.weights = [child.pool.weight for child in node.pools] + memory.weights
             node.factors = by_least(node.weights)
-            node.demand = sum_resources([*(child.demand for child in node.pools), memory.demand])
-            node.usage = sum_resources([*(child.usage for child in node.pools), memory.usage])
+            node.demand = sum_vectors([*(child.demand for child in node.pools), memory.demand])
+            node.usage = sum_vectors([*(child.usage for child in node.pools), memory.usage])
         else:
             node.weights, node.factors = memory.weights, memory.factors
             node.demand, node.usage = memory.demand, memory.usage
