@@ -17,7 +17,7 @@ import msgspec
 
 from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe
 from cpumond.fairshare.folding import limits_of_total
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least, round_half_away
 from cpumond.fairshare.tree import (
     ROOT,
     GuaranteeType,
@@ -310,7 +310,7 @@ def _make_operation(form: OperationForm) -> Operation:
 
 def _microseconds(seconds: float) -> float:
     """Times are whole microseconds (17)."""
-    return round(seconds * 1e6) / 1e6
+    return round_half_away(seconds * 1e6) / 1e6
 
 
 # ---- what is wrong with a text

@@ -211,11 +211,12 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
             s = end if end < top else top
     if max(usage) <= cap and s < 1.0 and demand != usage:
         return _grow_to_demand(starts, values, slopes, usage, demand, limits)
+    reached: Vector = (min(s, u0), min(s, u1), min(s, u2), min(s, u3), min(s, u4))
     if s < 1.0:
         starts.append(s)
-        values.append((min(s, u0), min(s, u1), min(s, u2), min(s, u3), min(s, u4)))
+        values.append(reached)
         slopes.append(ZERO)
-    return ShareFunction(starts, values, slopes, ZERO)
+    return ShareFunction(starts, values, slopes, ZERO, at_horizon=reached)
 
 
 def _grow_to_demand(
@@ -574,7 +575,8 @@ def settle(path: Path) -> None:
         while True in flat[step:]:
             first = flat.index(True, step)
             step = flat.index(False, first)
-            exact = path.sum_along(first)[r]
+            longest = max(range(first, step), key=lambda n: path.xs[n + 1] - path.xs[n])
+            exact = path.sum_along(longest)[r]
             for vertex in range(first, step + 1):
                 v = list(path.values[vertex])
                 v[r] = exact
@@ -629,8 +631,11 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
     near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
 
     def exact(vertex: int) -> float:
-        slope = path.slopes[vertex - 1]
-        return (path.sum_along(vertex - 1) if slope is not None and slope[r] == 0.0 else path.sum_at(vertex))[r]
+        for step in (vertex, vertex - 1):
+            slope = path.slopes[step] if step < len(path.slopes) else None
+            if slope is not None and slope[r] == 0.0:
+                return path.sum_along(step)[r]
+        return path.sum_at(vertex)[r]
 
     return bisect_right(range(beyond), limit, near, beyond, key=exact) if near < beyond else beyond
 
@@ -668,6 +673,8 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     Below the suggestion ``asked_from``, but for 0, the function is not made, and must not be asked.
     """
     q = greatest(guarantee, path.values[0])
+    if not path.complete and _ends_at(path, q, limits):
+        return None
     first, x, at_zero = stop_within(path, q)
     last, last_x, last_value = stop_within(path, greatest(limits, path.values[0]))
     if (last, last_x) < (first, x):
@@ -681,11 +688,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
         values.append(last_value)
     elif path.complete:
         values[-1] = last_value
-    levels = values
-    if any(q):
-        q0, q1, q2, q3, q4 = q
-        levels = [(a - q0, b - q1, c - q2, d - q3, e - q4) for a, b, c, d, e in values]
-
+    levels = _levels(values, q)
     segments = _Segments()
     at_one: Vector | None = None
     s = same = 0.0
@@ -749,6 +752,20 @@ def _add_rising(
         segments.add(low, add(v, scale(m, dx)), scale(m, rate), (x + dx, rate, x + dx_end, (), 0))
         reached = dx_end
     segments.moved |= reached < x_end - x
+
+
+def _levels(values: list[Vector], guarantee: Vector) -> list[Vector]:
+    """By how much each value exceeds the guarantee."""
+    if not any(guarantee):
+        return values
+    q0, q1, q2, q3, q4 = guarantee
+    return [(a - q0, b - q1, c - q2, d - q3, e - q4) for a, b, c, d, e in values]
+
+
+def _ends_at(path: Path, *bounds: Vector) -> bool:
+    """Whether an incomplete path ends so near a bound that only what follows tells on which side of it (9.4)."""
+    end = path.values[-1]
+    return any(v > 0.0 and abs(v - limit) <= TIE for bound in bounds for v, limit in zip(end, bound, strict=True))
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:

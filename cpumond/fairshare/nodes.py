@@ -107,8 +107,8 @@ class PoolNode:
         "unguaranteed", "weight_sum",
         "burst_ratio", "flow_ratio", "total_burst_ratio", "total_flow_ratio",
         "volume", "last_share_ratio", "volume_overflow", "acceptable_volume", "accepted_free_volume",
-        "children_volume_overflow",
-        "memory", "effective_order", "effective_index", "whole", "factors", "need", "reach", "path", "function",
+        "children_volume_overflow", "memory", "effective_order", "effective_index",
+        "whole", "factors", "need", "reach", "tries", "path", "function",
         "fair_share", "promised", "operation_totals", "promised_totals",
     )  # fmt: skip
 
@@ -137,6 +137,7 @@ class PoolNode:
         self.factors: list[float] = []
         self.whole = False
         self.need = self.reach = 0.0
+        self.tries = 0
         self.path: Path | None = None
         self.function: ShareFunction | None = None
         self.fair_share: FairShare = NO_SHARE

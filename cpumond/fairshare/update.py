@@ -164,7 +164,7 @@ class FairShareUpdater:
         """Give a pool and all below functions that are known as far as they are needed, for the top a suggestion (9).
 
         A pool's path is made as far as seems enough, its ``reach``, which says how far its children must be known; if
-        that was not enough, it is made again, twice as far.
+        that was not enough, it is made again, twice as far, then eight times, and then whole.
         """
         top.need = suggestion
         stack = [top]
@@ -186,7 +186,10 @@ class FairShareUpdater:
                 continue
             self._make_function(node, options)
             if node.function is None or node.function.horizon < node.need:
-                node.reach = min(node.reach * 2.0, node.full_reach)
+                node.tries += 1
+                node.reach = (
+                    min(node.reach * 4.0**node.tries / 2.0, node.full_reach) if node.tries < 4 else node.full_reach
+                )
 
     def _make_function(self, node: PoolNode, options: Options) -> None:
         """Give a pool its path and function, its children having theirs; kept ones if nothing has changed for them."""

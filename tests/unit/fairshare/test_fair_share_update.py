@@ -1,0 +1,558 @@
+"""The update as a whole: attributes (section 3), FIFO order (3, 7), checks (15), extremes, updates in a row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cpumond.fairshare import (
+    ROOT,
+    ElementShares,
+    FairShareUpdater,
+    IntegralGuarantees,
+    Operation,
+    Options,
+    Pool,
+    Snapshot,
+    UpdateResult,
+    Vector,
+)
+from cpumond.fairshare import fair_share_update as update
+from cpumond.fairshare.resources import ONE, ZERO
+from cpumond.fairshare.result import NO_SHARE
+
+TOTAL: Vector = (100.0, 100.0, 8.0, 1000.0, 0.0)
+INF = float("inf")
+
+
+def cpu(cores: float) -> Vector:
+    return (0.0, cores, 0.0, 0.0, 0.0)
+
+
+def tree(*parts: Pool | Operation, total: Vector = TOTAL, root: Pool | None = None, **options: Any) -> Snapshot:
+    pools = tuple(part for part in parts if isinstance(part, Pool))
+    operations = tuple(part for part in parts if isinstance(part, Operation))
+    return Snapshot(total, pools, operations, Options(**options), root or Pool(ROOT, ""))
+
+
+def run(*parts: Pool | Operation, total: Vector = TOTAL, root: Pool | None = None, **options: Any) -> UpdateResult:
+    return update(tree(*parts, total=total, root=root, **options), 0.0, None)
+
+
+def codes(result: UpdateResult) -> list[int]:
+    return [error.code for error in result.errors]
+
+
+def got(result: UpdateResult, *names: str) -> Any:
+    return pytest.approx([result.elements[name].fair_share.total[1] for name in names], abs=1e-9)
+
+
+# ---- attributes (3)
+
+
+def test_demand_and_usage_of_a_pool_are_the_sums_of_its_children():
+    """1, 3: not clamped by limits; shares are of the totals, 0 where there are none."""
+    result = run(
+        Pool("a", resource_limits=(INF, 1.0, INF, INF, INF)),
+        Pool("b", "a"),
+        Operation("x", "b", demand=(10.0, 80.5, 2.0, 600.0, 5.0), usage=(5.0, 0.1, 0.0, 0.0, 5.0)),
+        Operation("y", "a", demand=(1.0, 40.0, 0.0, 600.0, 7.0), usage=(0.0, 0.2, 0.0, 0.0, 0.0)),
+    )
+    for name in ("a", ROOT):
+        assert result.elements[name].demand_share == pytest.approx((0.11, 1.205, 0.25, 1.2, 0.0))
+        assert result.elements[name].usage_share == pytest.approx((0.05, 0.003, 0.0, 0.0, 0.0))
+    assert result.elements["x"].demand_share == (0.1, 0.805, 0.25, 0.6, 0.0)
+
+
+def test_limits_are_shares_within_the_cluster():
+    """3: share(min(resource_limits, T)); 0 where the cluster has none of a resource."""
+    result = run(
+        Pool("a", resource_limits=(50.0, 1e9, 0.0, INF, 3.0)),
+        Operation("x", "a", resource_limits=(INF, 20.0, INF, INF, INF), max_share_ratio=0.5),
+        Operation("y", "a", max_share_ratio=0.0),
+    )
+    assert result.elements["a"].limits_share == (0.5, 1.0, 0.0, 1.0, 0.0)
+    assert result.elements["x"].limits_share == (0.5, 0.2, 0.5, 0.5, 0.0)
+    assert result.elements["y"].limits_share == ZERO
+    assert result.elements[ROOT].limits_share == (1.0, 1.0, 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("demand", "usage", "dominant"),
+    [
+        ((0.0, 10.0, 0.0, 50.0, 0.0), ZERO, "cpu"),
+        ((0.0, 10.0, 0.0, 200.0, 0.0), ZERO, "memory"),
+        ((0.0, 10.0, 4.0, 200.0, 0.0), (0.0, 1.0, 0.0, 0.0, 0.0), "cpu"),
+        ((25.0, 25.0, 2.0, 250.0, 0.0), ZERO, "user_slots"),
+        ((0.0, 0.0, 2.0, 250.0, 0.0), ZERO, "gpu"),
+        ((0.0, 0.0, 0.0, 0.0, 70.0), ZERO, "cpu"),
+        ((0.0, 10.0, 0.0, 200.0, 70.0), (0.0, 0.0, 0.0, 0.0, 70.0), "cpu"),
+        (ZERO, ZERO, "cpu"),
+    ],
+)
+def test_the_dominant_resource(demand, usage, dominant):
+    """3: of usage if there is any, else of demand; the first of the greatest; cpu if the cluster has nothing of it."""
+    result = run(Pool("a"), Operation("x", "a", demand=demand, usage=usage))
+    assert {result.elements[name].dominant_resource for name in ("x", "a", ROOT)} == {dominant}
+
+
+def test_every_element_is_described_by_its_kind():
+    """What only pools have is 0 for operations."""
+    result = run(
+        Pool("a", strong_guarantee_resources=(None, 50.0, None, None, None)), Operation("x", "a", demand=cpu(10.0))
+    )
+    assert [result.elements[name].kind for name in (ROOT, "a", "x")] == ["root", "pool", "operation"]
+    x = result.elements["x"]
+    assert x.strong_guarantee_share == x.proposed_integral_share == x.inferred_strong_guarantee_resources == ZERO
+    assert x.accumulated_volume == x.volume_overflow == ZERO
+    assert (x.burst_ratio, x.total_burst_ratio, x.resource_flow_ratio, x.last_share_ratio) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_elements_are_a_mapping_in_pre_order():
+    """Root, pools in pre-order, operations pool by pool; nothing else."""
+    parts = [Pool("a"), Pool("b"), Pool("c", "a"), Operation("y", ROOT), Operation("x", "c"), Operation("z", "b")]
+    elements = run(*parts).elements
+    assert list(elements) == [ROOT, "a", "c", "b", "y", "x", "z"]
+    assert len(elements) == 7
+    assert "x" in elements
+    assert "other" not in elements
+    with pytest.raises(KeyError):
+        elements["other"]
+    assert all(isinstance(element, ElementShares) for element in elements.values())
+
+
+# ---- FIFO order (3, 7)
+
+
+def order(result: UpdateResult, *names: str) -> list[int | None]:
+    return [result.elements[name].fifo_index for name in names]
+
+
+def effective(result: UpdateResult, *names: str) -> list[int | None]:
+    return [result.elements[name].effective_fifo_index for name in names]
+
+
+def test_operations_of_a_fifo_pool_are_ordered_by_weight_start_and_list():
+    """3: weight descending, then start_time ascending, then order in the list; others have no index."""
+    result = run(
+        Pool("a", mode="fifo"),
+        Pool("b"),
+        Operation("late", "a", start_time=7.0),
+        Operation("twin", "a", start_time=5.0),
+        Operation("tied", "a", start_time=5.0),
+        Operation("heavy", "a", weight=2.0, start_time=9.0),
+        Operation("light", "a", weight=0.5, start_time=1.0),
+        Operation("other", "b"),
+    )
+    assert order(result, "heavy", "twin", "tied", "late", "light") == [0, 1, 2, 3, 4]
+    assert order(result, "other", "a", ROOT) == [None, None, None]
+    assert effective(result, "heavy", "late") == [None, None]
+
+
+REORDERING = {"step_function_for_gang_operations": True, "fifo_reordering": True}
+
+
+def queue(
+    *operations: Operation, strong: float = 50.0, flags: dict[str, Any] | None = None, **options: Any
+) -> UpdateResult:
+    """A FIFO pool with these operations, guaranteed some cpu."""
+    pool = Pool(
+        "a",
+        mode="fifo",
+        strong_guarantee_resources=(0.0, strong, 0.0, 0.0, 0.0),
+        **{"fifo_reordering": True, **(flags or {})},
+    )
+    numbered = [replace(operation, start_time=float(n)) for n, operation in enumerate(operations)]
+    return run(pool, *numbered, **(REORDERING | options))
+
+
+def gang(name: str, cores: float, usage: float = 0.0, **more: Any) -> Operation:
+    return Operation(name, "a", demand=cpu(cores), usage=cpu(usage), gang=True, **more)
+
+
+def single(name: str, cores: float, **more: Any) -> Operation:
+    return Operation(name, "a", demand=cpu(cores), **more)
+
+
+def test_a_gang_that_does_not_fit_the_guarantee_is_deferred():
+    """7: of 50, "g" wants 60 and waits; "x" and "h" fit. fifo_index is unchanged."""
+    result = queue(gang("g", 60.0), single("x", 20.0), gang("h", 30.0))
+    assert order(result, *"gxh") == [0, 1, 2]
+    assert effective(result, *"gxh") == [2, 0, 1]
+    assert got(result, *"gxh") == [0.0, 0.2, 0.3]
+
+
+def test_the_effective_order_is_the_order_of_service():
+    """7, 9.3: without reordering the gang at the head holds up the rest until it fits."""
+    operations = [gang("g", 60.0), single("x", 20.0), gang("h", 30.0)]
+    neighbour = [Pool("b", weight=1e6), Operation("n", "b", demand=cpu(100.0))]
+    pool = Pool("a", mode="fifo", strong_guarantee_resources=(0.0, 50.0, 0.0, 0.0, 0.0), fifo_reordering=True)
+    numbered = [replace(operation, start_time=float(n)) for n, operation in enumerate(operations)]
+    assert got(run(pool, *numbered, *neighbour, **REORDERING), *"agxh") == [0.5, 0.0, 0.2, 0.3]
+    without = run(replace(pool, fifo_reordering=False), *numbered, *neighbour, **REORDERING)
+    assert got(without, *"agxh") == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_gang_that_runs_is_not_deferred():
+    """7: usage nonzero; it takes its demand of what is left, so the next gang does not fit."""
+    result = queue(gang("g", 60.0, usage=1.0), gang("h", 10.0), single("x", 10.0))
+    assert effective(result, *"ghx") == [0, 2, 1]
+
+
+def test_behind_an_operation_that_does_not_fit_all_is_deferred():
+    """7: "x" is no gang, so it is accepted, and then the walk has stopped; what was deferred before stays before."""
+    result = queue(gang("g", 60.0), single("x", 70.0), gang("h", 1.0), single("y", 1.0))
+    assert effective(result, *"gxhy") == [1, 0, 2, 3]
+
+
+def test_a_gang_beyond_its_own_limits_takes_nothing():
+    """7: d = 0 if limits_share does not dominate demand_share, so it is accepted and leaves all to the next."""
+    limits = (INF, 55.0, INF, INF, INF)
+    result = queue(gang("g", 60.0, resource_limits=limits), gang("h", 60.0), gang("k", 50.0))
+    assert effective(result, *"ghk") == [0, 2, 1]
+
+
+def test_an_operation_counts_with_what_its_limits_let_it_have():
+    """7: d = min(demand_share, limits_share)."""
+    limited = single("x", 80.0, resource_limits=(INF, 10.0, INF, INF, INF))
+    assert effective(queue(limited, gang("g", 60.0), gang("h", 40.0)), *"xgh") == [0, 2, 1]
+
+
+def test_what_exceeds_the_guarantee_by_less_than_eps_fits():
+    """7: fits = (strong + E dominates acc + d)."""
+    tenths = [gang(f"g{n}", 10.0) for n in range(3)]
+    assert 0.1 + 0.1 + 0.1 > 0.3
+    result = queue(*tenths, gang("no", 1.0), single("x", 0.0), strong=30.0)
+    assert effective(result, "g0", "g1", "g2", "no", "x") == [0, 1, 2, 4, 3]
+
+
+def test_without_a_change_there_is_no_effective_order():
+    """7: only if the new order differs from the FIFO order."""
+    assert effective(queue(gang("g", 40.0), single("x", 5.0)), *"gx") == [None, None]
+    # deferred, but last anyway
+    assert effective(queue(single("x", 5.0), gang("g", 60.0)), *"gx") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "strong"),
+    [
+        ({"step_function_for_gang_operations": False}, {}, 50.0),
+        ({"fifo_reordering": False}, {}, 50.0),
+        ({}, {"step_function_for_gang_operations": False}, 50.0),
+        ({}, {"fifo_reordering": False}, 50.0),
+        ({}, {"mode": "fair_share"}, 50.0),
+        ({}, {}, 0.0),
+    ],
+)
+def test_reordering_needs_all_flags_and_a_guarantee(options, flags, strong):
+    """7: both toggles, both flags of the pool, and E must not dominate its strong share."""
+    operations = [gang("g", 60.0), single("x", 20.0)]
+    assert effective(queue(*operations), *"gx") == [1, 0]
+    pool_flags = {key: value for key, value in flags.items() if key != "mode"}
+    if "mode" in flags:
+        pool = Pool("a", strong_guarantee_resources=(0.0, strong, 0.0, 0.0, 0.0), fifo_reordering=True)
+        assert effective(run(pool, *operations, **REORDERING), *"gx") == [None, None]
+    else:
+        assert effective(queue(*operations, strong=strong, flags=pool_flags, **options), *"gx") == [None, None]
+
+
+# ---- checks (15)
+
+PROMISE = {"compute_promised_guarantee_fair_share": True}
+PRIORITY = {"priority_strong_guarantee_adjustment": True}
+DONOR = {"priority_strong_guarantee_adjustment_donorship": True}
+
+
+def test_promised_shares_inside_each_other_are_one_error():
+    """15: 29001 once, root included, however far above."""
+    assert codes(run(Pool("a", **PROMISE), Pool("b", **PROMISE))) == []
+    result = run(Pool("a", **PROMISE), Pool("b", "a"), Pool("c", "b", **PROMISE), Pool("d", "c", **PROMISE))
+    assert codes(result) == [29001]
+    assert codes(run(Pool("a"), Pool("b", "a", **PROMISE), root=Pool(ROOT, "", **PROMISE))) == [29001]
+
+
+def test_priority_pools_without_a_donor_are_one_error():
+    """15: 29002 once; the sentence names one of them."""
+    result = run(Pool("a", **PRIORITY), Pool("b", **PRIORITY), Pool("c", "b", **PRIORITY))
+    assert codes(result) == [29002]
+    assert "'a'" in result.errors[0].message
+    assert codes(run(Pool("b"), root=Pool(ROOT, "", **PRIORITY))) == [29002]
+
+
+def test_a_donor_serves_all_below_until_the_first_priority_pool():
+    """15: children get donor(e) or (h and not priority(e))."""
+    donor, between = Pool("d", **DONOR), Pool("e", "d")
+    assert codes(run(donor, between, Pool("p", "e", **PRIORITY))) == []
+    assert codes(run(donor, Pool("p", "d", **PRIORITY), Pool("q", "p", **PRIORITY))) == [29002]
+    assert codes(run(donor, Pool("p", "d", **PRIORITY, **DONOR), Pool("q", "p", **PRIORITY))) == []
+    assert codes(run(Pool("p", **PRIORITY, **DONOR))) == [29002]
+    assert codes(run(Pool("p", **PRIORITY), root=Pool(ROOT, "", **DONOR))) == []
+
+
+def test_errors_come_in_the_order_of_the_specification():
+    """15: 29001, 29002, 29000 flow, 29000 burst; and they stop nothing."""
+    integral = IntegralGuarantees("burst", cpu(60.0), cpu(60.0), accumulated_volume=ONE)
+    result = run(
+        Pool("a", strong_guarantee_resources=(None, 60.0, None, None, None), **PROMISE),
+        Pool("b", "a", **PROMISE, **PRIORITY),
+        Pool("c", integral_guarantees=integral),
+        Operation("x", "b", demand=cpu(80.0)),
+    )
+    assert codes(result) == [29001, 29002, 29000, 29000]
+    assert len({error.message for error in result.errors}) == 4
+    assert got(result, "x", ROOT) == [0.8, 0.8]
+
+
+# ---- extremes
+
+
+def test_a_tree_with_nothing_but_a_root():
+    """Phases run on nothing."""
+    for total in (TOTAL, ZERO):
+        result = update(Snapshot(total), 10.0, 0.0)
+        assert list(result.elements) == [ROOT]
+        assert result.errors == ()
+        assert result.elements[ROOT].fair_share == NO_SHARE
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_a_cluster_with_nothing(improved):
+    """0: shares of 0 are 0, whatever is demanded, used, limited or guaranteed."""
+    integral = IntegralGuarantees("burst", cpu(10.0), cpu(20.0), accumulated_volume=cpu(1e6), last_share_ratio=0.5)
+    relaxed = replace(integral, guarantee_type="relaxed")
+    result = update(
+        tree(
+            Pool("a", strong_guarantee_resources=(None, 10.0, None, 5.0, None), integral_guarantees=integral),
+            Pool("b", mode="fifo", integral_guarantees=relaxed),
+            Operation("x", "a", demand=TOTAL, usage=TOTAL),
+            Operation("y", "b", demand=TOTAL, gang=True),
+            total=ZERO,
+            improved_fair_share_by_fit_factor=improved,
+            **REORDERING,
+        ),
+        10.0,
+        0.0,
+    )
+    for element in result.elements.values():
+        assert element.fair_share == NO_SHARE
+        assert element.demand_share == element.limits_share == element.strong_guarantee_share == ZERO
+        assert element.dominant_resource == "cpu"
+    # neither volume flows; the burst pool has been granted nothing, the relaxed one was passed over (10, 11)
+    assert [result.elements[name].accumulated_volume for name in "ab"] == [cpu(1e6)] * 2
+    assert [result.elements[name].last_share_ratio for name in "ab"] == [0.0, 0.5]
+    assert codes(result) == [29000, 29000]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_operations_without_demand(improved):
+    """9.1: they get nothing and hold up nobody."""
+    idle = [Operation(f"i{n}", "a", weight=1e-6) for n in range(3)]
+    result = run(
+        Pool("a"), *idle, Operation("x", "a", demand=cpu(100.0)), improved_fair_share_by_fit_factor=improved
+    )  # fmt: skip
+    assert got(result, "x", "i0", ROOT) == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_a_tree_a_thousand_levels_deep(improved):
+    """No phase recurses; guarantees and shares get to the bottom."""
+    depth = 1000
+    pools = [
+        Pool(f"p{n}", f"p{n - 1}" if n else ROOT, strong_guarantee_resources=(None, 60.0, None, None, None), **DONOR)
+        for n in range(depth)
+    ]
+    pools[-1] = replace(pools[-1], **PRIORITY, **PROMISE, priority_strong_guarantee_adjustment_donorship=False)
+    operations = [Operation("x", "p999", demand=cpu(90.0)), Operation("y", "p500", demand=cpu(90.0))]
+    result = run(*pools, *operations, improved_fair_share_by_fit_factor=improved)
+    assert codes(result) == []
+    assert got(result, ROOT, "p500", "p999", "x", "y") == [1.0, 1.0, 0.8, 0.8, 0.2]
+    assert result.elements["x"].estimated_guarantee_share[1] == pytest.approx(0.6)
+    assert result.elements["p999"].promised_guarantee_fair_share.total[1] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("mode", ["fair_share", "fifo"])
+@pytest.mark.parametrize("improved", [False, True])
+def test_five_thousand_operations_in_one_pool(mode, improved):
+    """9.2, 9.3: half of them are served in full, in FIFO order, or all to one half, by weight."""
+    total = (0.0, 25000.0, 0.0, 0.0, 0.0)
+    operations = [Operation(f"o{n}", "a", demand=cpu(10.0), start_time=float(n), gang=n % 2 == 0) for n in range(5000)]
+    result = run(
+        Pool("a", mode=mode),
+        *operations,
+        total=total,
+        improved_fair_share_by_fit_factor=improved,
+        step_function_for_gang_operations=False,
+    )
+    expected = [4e-4] * 2500 + [0.0] * 2500 if mode == "fifo" else [2e-4] * 5000
+    assert got(result, *(operation.name for operation in operations)) == expected
+    assert got(result, ROOT) == [1.0]
+
+
+def test_five_thousand_operations_of_many_sizes():
+    """9.2: everybody has its demand, or what the weight gives, one part for all."""
+    rng = random.Random(5000)
+    operations = [
+        Operation(f"o{n}", "a", weight=rng.choice([1.0, 2.0, 3.0]), demand=cpu(rng.randrange(1, 5000) / 100))
+        for n in range(5000)
+    ]
+    result = run(Pool("a"), *operations, total=cpu(50000.0))
+    cores = {operation.name: result.elements[operation.name].fair_share.total[1] * 50000.0 for operation in operations}
+    assert sum(cores.values()) == pytest.approx(50000.0, rel=1e-9)
+    parts = {cores[o.name] / o.weight for o in operations if cores[o.name] < o.demand[1] - 1e-6}
+    assert max(parts) == pytest.approx(min(parts), rel=1e-9)
+    assert max(cores[o.name] / o.weight for o in operations) <= max(parts) * (1.0 + 1e-9)
+
+
+# ---- updates in a row
+
+
+def values(result: UpdateResult) -> dict[str, ElementShares]:
+    return dict(result.elements)
+
+
+def random_parts(rng: random.Random) -> list[Pool | Operation]:
+    parts: list[Pool | Operation] = []
+    for n in range(6):
+        kind: Any = rng.choice(["none", "none", "burst", "relaxed"]) if n % 2 == 0 else "none"
+        integral = IntegralGuarantees(kind, cpu(5.0), cpu(10.0), accumulated_volume=(6e4, 6e4, 6e3, 6e5, 0.0))
+        strong = rng.choice([None, float(rng.randrange(20))])
+        parts.append(
+            Pool(
+                f"p{n}",
+                f"p{n - 1}" if n % 2 else ROOT,
+                rng.choice([1.0, 2.0, 0.3]),
+                rng.choice(["fair_share", "fifo"]) if n % 2 else "fair_share",
+                strong_guarantee_resources=(None, strong, None, None, None),
+                integral_guarantees=integral,
+                fifo_reordering=True,
+            )
+        )
+    parts += [random_operation(rng, n) for n in range(25)]
+    return parts
+
+
+def random_operation(rng: random.Random, n: int) -> Operation:
+    demand = (
+        float(rng.randrange(9)),
+        rng.randrange(2000) / 100,
+        float(rng.randrange(2)),
+        rng.randrange(200) * 1.0,
+        0.0,
+    )
+    usage = rng.choice([ZERO, demand, (0.0, demand[1], 0.0, 0.0, 0.0)])
+    return Operation(
+        f"o{n}",
+        f"p{rng.randrange(6)}",
+        rng.choice([1.0, 2.0]),
+        demand,
+        usage,
+        rng.random() < 0.3,
+        float(rng.randrange(9)),
+    )
+
+
+def changed(rng: random.Random, parts: list[Pool | Operation]) -> list[Pool | Operation]:
+    """The parts with one to three changes."""
+    parts = list(parts)
+    for _ in range(rng.randint(1, 3)):
+        n = rng.randrange(len(parts))
+        part = parts[n]
+        if isinstance(part, Operation):
+            parts[n : n + 1] = rng.choice(
+                [[], [random_operation(rng, int(part.name[1:]))], [replace(part, weight=3.0)]]
+            )
+        elif int(part.name[1:]) % 2:
+            parts[n] = rng.choice(
+                [
+                    replace(part, mode="fair_share" if part.mode == "fifo" else "fifo"),
+                    replace(part, step_function_for_gang_operations=not part.step_function_for_gang_operations),
+                ]
+            )
+        else:
+            limit = rng.choice([INF, 20.0])
+            parts[n] = rng.choice(
+                [replace(part, weight=rng.random() + 0.1), replace(part, resource_limits=(INF, limit, INF, INF, INF))]
+            )
+    missing = [n for n in range(25) if not any(part.name == f"o{n}" for part in parts)]
+    return [*parts, *(random_operation(rng, n) for n in missing if rng.random() < 0.3)]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_updates_in_a_row_give_what_each_alone_gives(seed, improved):
+    """To the last bit, whatever changes between them; a result is not touched by the next update."""
+    rng = random.Random(seed)
+    updater = FairShareUpdater()
+    parts = random_parts(rng)
+    before: list[tuple[UpdateResult, dict[str, ElementShares]]] = []
+    for step in range(12):
+        snapshot = tree(*parts, improved_fair_share_by_fit_factor=improved, **REORDERING)
+        result, alone = (
+            updater.update(snapshot, step * 10.0, step * 10.0 - 10.0),
+            update(snapshot, step * 10.0, step * 10.0 - 10.0),
+        )
+        assert result.errors == alone.errors
+        assert values(result) == values(alone)
+        before.append((result, values(result)))
+        parts = changed(rng, parts)
+    for result, then in before:
+        assert values(result) == then
+
+
+def test_a_result_that_is_read_late_is_that_of_its_update():
+    """Entries are put together when they are asked for, from what no later update changes."""
+    updater = FairShareUpdater()
+    first = updater.update(tree(Pool("a"), Operation("x", "a", demand=cpu(40.0))), 0.0, None)
+    second = updater.update(tree(Pool("a"), Operation("x", "a", demand=cpu(70.0)), Operation("y", "a")), 10.0, 0.0)
+    assert list(first.elements) == [ROOT, "a", "x"]
+    assert got(first, "x") == [0.4]
+    assert got(second, "x") == [0.7]
+
+
+def test_another_cluster_or_other_options_are_another_tree():
+    """Totals and options are part of every share."""
+    updater = FairShareUpdater()
+    parts = [Pool("a"), Pool("b"), *(Operation(f"of {name}", name, demand=cpu(60.0), gang=True) for name in "ab")]
+    for options in (
+        {},
+        {"step_function_for_gang_operations": True},
+        {**REORDERING, "improved_fair_share_by_fit_factor": True},
+    ):
+        for total in (TOTAL, (0.0, 200.0, 0.0, 0.0, 0.0), TOTAL):
+            snapshot = tree(*parts, total=total, **options)
+            assert values(updater.update(snapshot, 0.0, None)) == values(update(snapshot, 0.0, None))
+
+
+def test_operations_that_come_to_another_pool():
+    """An operation is known by its name; its pool decides whether it is a gang."""
+    updater = FairShareUpdater()
+    pools = [
+        Pool("a"),
+        Pool("b", step_function_for_gang_operations=False),
+        Pool("c"),
+        Operation("n", "c", demand=cpu(100.0)),
+    ]
+    moved = Operation("x", "a", demand=cpu(60.0), gang=True)
+    for parent, share in (("a", 0.0), ("b", 0.5), ("a", 0.0)):
+        result = updater.update(tree(*pools, replace(moved, parent=parent), **REORDERING), 0.0, None)
+        assert got(result, "x") == [share]
+
+
+def test_the_state_of_an_update_is_that_of_the_next():
+    """2: nothing but accumulated_volume and last_share_ratio survives; the pool uses up what flowed in (5.1, 10)."""
+    integral = IntegralGuarantees("burst", cpu(10.0), cpu(30.0), accumulated_volume=(0.0, 1200.0, 0.0, 0.0, 0.0))
+    ratios = []
+    for step in range(5):
+        snapshot = tree(
+            Pool("a", integral_guarantees=integral), Operation("x", "a", demand=cpu(100.0)), total=cpu(100.0)
+        )
+        element = update(snapshot, 60.0 * step, 60.0 * step - 60.0).elements["a"]
+        ratios.append(element.last_share_ratio)
+        integral = replace(
+            integral, accumulated_volume=element.accumulated_volume, last_share_ratio=element.last_share_ratio
+        )
+    # 1200 + 600 last for 0.3; then 600 flow in while 1800 are used, so 600 are left, and from then on what flows in
+    assert ratios == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.1])
