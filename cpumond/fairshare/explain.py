@@ -26,7 +26,7 @@ guarantee and nothing is shared out by weight; cluster: a resource is used up, a
 TOLERANCE: Final = 1e-8
 """Shares that differ by less are the same: above the rounding of an update (1e-9), below any real difference."""
 
-NO_STEP: Final = "nothing is used up, but the next step up is a whole gang at once, which does not fit"
+NO_STEP: Final = "nothing is used up, but the next step up, a gang or several resources at once, does not fit"
 """Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
@@ -171,6 +171,9 @@ class _Tree:
             return _Binding("demand", name)
         if name in self.pools and self.limit_in_force(name) is None and not self.wants_more(name):
             return self._find_binding_inside(name)
+        closed = None if name in self.pools else self._find_closed(name)
+        if closed is not None:
+            return closed
         at = name
         while True:
             resource = self.limit_in_force(at)
@@ -189,6 +192,18 @@ class _Tree:
             elif any(self.wants_more(sibling) for sibling in self.siblings(at)):
                 return _Binding(self._rule_among_rivals(at), at)
             at = parent
+
+    def _find_closed(self, name: str) -> _Binding | None:
+        """The first pool above an operation that allows nothing of a resource that the operation cannot do without."""
+        demand = self.shares(name).demand_share
+        at = name
+        while at != ROOT:
+            at = self.element(at).parent
+            limits = self.shares(at).limits_share
+            for r in range(len(RESOURCES)):
+                if demand[r] > TOLERANCE > limits[r]:
+                    return _Binding("limit", at, r)
+        return None
 
     def _find_binding_inside(self, name: str) -> _Binding:
         """The first of the limits that hold all that is in a pool."""

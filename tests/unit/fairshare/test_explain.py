@@ -406,7 +406,7 @@ def test_a_gang_beyond_its_own_limits(name, words):
 def test_gangs_that_stop_everybody_before_anything_is_used_up():
     gangs = [operation("a", "p", 120.0, gang=True), operation("b", "q", 120.0, gang=True)]
     found = why("p", [Pool("p"), Pool("q")], gangs, GANGS)
-    step = "nothing is used up, but the next step up is a whole gang at once, which does not fit"
+    step = "nothing is used up, but the next step up, a gang or several resources at once, does not fit"
     assert found.lines[0].endswith(step + ".")
     found = why(ROOT, [Pool("p"), Pool("q")], gangs, GANGS)
     assert (found.rule, found.lines[0]) == ("gang", f"<root> gets nothing: {step}.")
@@ -468,3 +468,17 @@ def test_percent(fraction, text):
 )
 def test_amounts(resource, value, text):
     assert show_amount(resource, value) == text
+
+
+@pytest.mark.parametrize("mode", ["fair_share", "fifo"])
+def test_a_limit_of_nothing_above_is_what_holds_an_operation(mode):
+    """Not its place or its weight: a pool above allows nothing of a resource that it demands."""
+    closed = Pool("team", resource_limits=(UNLIMITED[0], 0.0, *UNLIMITED[2:]))
+    pools = (closed, Pool("inner", "team", mode=mode))
+    operations = tuple(
+        Operation(name, "inner", demand=(0.0, 10.0, 0.0, 0.0, 0.0), start_time=float(n)) for n, name in enumerate("ab")
+    )
+    snapshot = Snapshot((0.0, 100.0, 0.0, 0.0, 0.0), pools, operations)
+    told = explain(snapshot, fair_share_update(snapshot, 0.0, None), "b")
+    assert told.rule == "limit"
+    assert "team" in told.lines[0]
