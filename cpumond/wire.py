@@ -1,15 +1,21 @@
-"""The message an agent sends to a scheduler: a heartbeat with the node's full state, version 1.
+"""The messages between agents and a scheduler: registration, heartbeat, and the answers, version 1.
 
-Sent as JSON by HTTP POST. A heartbeat is level-triggered: it holds everything the node knows, so losing any number of
-them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each heartbeat
-of a run; a receiver drops what is older than what it has (same incarnation, sequence not larger).
+Sent as JSON by HTTP POST: ``NodeRegistration`` to ``/api/v1/nodes``, ``Heartbeat`` to ``/api/v1/heartbeats``. A
+heartbeat is level-triggered: it holds everything the node knows, so losing any number of them loses nothing.
+``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each heartbeat of a run; a receiver
+drops what is older than what it has (same incarnation, sequence not larger), and what is of another incarnation than
+the one that registered last.
 
-CPU values are cores (1.0 = one CPU all the time). ``cpumond schema heartbeat`` prints the JSON Schema.
+The answer is level-triggered too: jobs to start and to stop are in each answer until the heartbeat shows that the node
+has acted; a node ignores the order to start a job that it has or had, and the order to stop one that it does not have.
+
+CPU values are cores (1.0 = one CPU all the time), memory bytes. ``cpumond schema NAME`` prints the JSON Schema.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +25,7 @@ MAX_NAME = 4096
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -35,12 +42,38 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     current_cpu_limit: _Cores
     smoothed_cpu_usage: _Cores | None = None
     mode: str = "reclaim"
+    from_scheduler: bool = False
+    """Whether the scheduler ordered this job; others only take room. ``task`` is from its order."""
+    task: str = ""
+    start_time: float | None = None
+    memory: _Bytes | None = None
+    """What it may use now; null for what it ordered."""
+
+
+class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job of the scheduler that has ended on this node; repeated until an answer acknowledges it.
+
+    ``state``: completed (exit code 0), failed (its own fault) or aborted (stopped, or the node's fault). Times are
+    seconds since 1970.
+    """
+
+    job_id: _Name
+    operation_id: _Name
+    state: Literal["completed", "failed", "aborted"]
+    task: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    start_time: float | None = None
+    finish_time: float | None = None
+    cpu_seconds: _Cores | None = None
+    max_memory: _Bytes | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The full state of one node.
 
-    ``cpu_capacity`` the node's CPUs in cores; ``sent_at`` seconds since 1970, for people only, never compared.
+    ``cpu_capacity`` the node's CPUs in cores; ``sent_at`` seconds since 1970, for people only, never compared. ``jobs``
+    holds every job that still lives, stopping ones too. The heartbeat of a node that is not registered is dropped.
     """
 
     node_id: _Name
@@ -50,13 +83,97 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_capacity: _Cores
     jobs: list[JobReport]
     version: Annotated[int, msgspec.Meta(ge=1, le=HEARTBEAT_VERSION)] = HEARTBEAT_VERSION
+    finished_jobs: list[FinishedJob] = []
 
 
-def heartbeat_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a heartbeat."""
-    schema = msgspec.json.schema(Heartbeat)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cpumond heartbeat", **schema}
+class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node offers to jobs. ``memory`` in bytes, ``network`` in any unit that the tasks use, too."""
+
+    cpu: _Cores
+    memory: _Bytes = 0
+    user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1_000
+    gpu: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    network: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
-SCHEMAS = {"heartbeat": heartbeat_schema}
+class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node makes itself known: at the start of its agent, and when its tags or resources change.
+
+    A registration of the incarnation that is registered already changes tags and resources; a new incarnation replaces
+    the old one, whose heartbeats are dropped from then on. ``address`` ("" = the id) counts as one of the tags.
+    """
+
+    node_id: _Name
+    incarnation: _Name
+    resources: NodeResources
+    address: str = ""
+    tags: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
+    version: Annotated[int, msgspec.Meta(ge=1, le=HEARTBEAT_VERSION)] = HEARTBEAT_VERSION
+
+
+class RegistrationAnswer(msgspec.Struct, frozen=True):
+    """``tree`` null: no tree's filter fits the node's tags, it gets no work. ``warning`` says so in words."""
+
+    node_id: str
+    tree: str | None
+    heartbeat_period_s: float
+    warning: str = ""
+
+
+class JobOrder(msgspec.Struct, frozen=True):
+    """A job to start. ``command`` is a shell command or an argument list; ``job_cpu_monitor`` the operation's section.
+
+    ``wait_s``: how long the job may wait on the node for resources that a stopping job still holds.
+    """
+
+    job_id: str
+    operation_id: str
+    task: str
+    pool: str
+    cpu_limit: float
+    memory_limit: int
+    user_slots: int
+    command: str | list[str]
+    environment: dict[str, str]
+    user: str
+    job_cpu_monitor: dict[str, Any]
+    wait_s: float
+    interruptible: bool = False
+
+
+class StopOrder(msgspec.Struct, frozen=True):
+    """A job to stop: interrupt it, kill it ``timeout_s`` later. ``kind`` and ``why`` as in its preemption record."""
+
+    job_id: str
+    timeout_s: float
+    kind: str
+    why: str
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True):
+    """What the node shall do. ``accepted`` false: the heartbeat was dropped, ``reason`` says why.
+
+    ``register``: the node must register again. ``acknowledged``: the finished jobs that need not be repeated.
+    """
+
+    accepted: bool
+    reason: str = ""
+    register: bool = False
+    start: list[JobOrder] = []
+    stop: list[StopOrder] = []
+    acknowledged: list[str] = []
+
+
+def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a message."""
+    schema = msgspec.json.schema(message)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
+
+
+SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
+    "heartbeat": lambda: schema_of(Heartbeat, "cpumond heartbeat"),
+    "heartbeat-answer": lambda: schema_of(HeartbeatAnswer, "cpumond heartbeat answer"),
+    "registration": lambda: schema_of(NodeRegistration, "cpumond node registration"),
+    "registration-answer": lambda: schema_of(RegistrationAnswer, "cpumond registration answer"),
+}
 """Name of a message -> function that gives its JSON Schema (``cpumond schema NAME``)."""

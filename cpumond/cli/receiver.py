@@ -25,7 +25,7 @@ import msgspec
 
 from cpumond.config import parse_listen
 from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
-from cpumond.wire import SCHEMAS, Heartbeat, heartbeat_schema
+from cpumond.wire import SCHEMAS, Heartbeat
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -128,7 +128,7 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
-    validator = Draft202012Validator(heartbeat_schema())
+    validator = Draft202012Validator(SCHEMAS["heartbeat"]())
 
     def parse(body: bytes) -> Heartbeat:
         try:

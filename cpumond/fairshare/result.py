@@ -78,13 +78,18 @@ class Elements(Mapping[str, ElementShares]):
     """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is put together when asked for,
     from values that no later update changes."""
 
-    __slots__ = ("_find", "_describe", "_places")
+    __slots__ = ("_find", "_describe", "_places", "operation_shares")
 
     def __init__(
-        self, find: Callable[[], dict[str, tuple[Any, int]]], describe: Callable[[Any, int], ElementShares]
+        self,
+        find: Callable[[], dict[str, tuple[Any, int]]],
+        describe: Callable[[Any, int], ElementShares],
+        operation_shares: Callable[[], Iterator[tuple[str, Vector, Vector]]],
     ) -> None:
         self._find = find
         self._describe = describe
+        self.operation_shares = operation_shares
+        """Name, fair share and demand share of all operations: what a caller with many of them needs at once."""
         self._places: dict[str, tuple[Any, int]] | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from cpumond.fairshare.distribution import MARGIN, assign, assign_promised_shares, total_of_root
@@ -113,7 +114,7 @@ class FairShareUpdater:
         assign(root, 1.0, options)
         assign_promised_shares(root, options)
         total_of_root(root)
-        return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe))
+        return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe, partial(_shares, preorder)))
 
     def _build(self, snapshot: Snapshot) -> list[PoolNode]:
         """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1)."""
@@ -307,6 +308,13 @@ def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
         for n, record in enumerate(node.operations):
             places[record.operation.name] = (node, n)
     return places
+
+
+def _shares(preorder: list[PoolNode]) -> Iterator[tuple[str, Vector, Vector]]:
+    """Name, fair share and demand share of each operation."""
+    for node in preorder:
+        for record, total in zip(node.operations, node.operation_totals, strict=True):
+            yield record.operation.name, total, record.demand_share
 
 
 def _describe(node: PoolNode, n: int) -> ElementShares:

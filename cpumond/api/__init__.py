@@ -1,0 +1,1 @@
+"""What the scheduler serves over HTTP."""

@@ -1,0 +1,1 @@
+"""The scheduler: pool trees, admission, fair share over time, preemption, placement (semantics.md 2 to 9)."""

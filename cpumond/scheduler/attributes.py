@@ -1,0 +1,599 @@
+"""Attributes of pools and trees: their names, their values, and edits of them (semantics.md 0.2, 2.3-2.5).
+
+Attributes are kept as dictionaries with canonical names and with values of the attribute's type, so that a stored
+dictionary reads back as it was. What no option is named like is kept, too, exactly as it was given.
+
+A tree's options may be attributes of the tree itself or stand in its ``config`` dictionary. Both places are kept as
+they were written; ``read_tree`` merges them option by option, and ``config`` wins.
+
+In ``spelled`` the key of an option is its name, with ``config/`` in front for one in a tree's ``config``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import inspect
+
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
+
+Kind = Literal["pool", "tree"]
+
+REMOVE: Final = None
+"""As the value of an edit, and anywhere inside of a value: what has this name is removed."""
+
+MIN_WEIGHT: Final = 2.0**-26
+"""The least weight; a smaller one, 0 included, is taken as this (0.3, 4)."""
+
+MAX_AMOUNT: Final = 2.0**63
+"""The greatest amount of a resource, as in the fair-share update."""
+
+CONFIG: Final = "config"
+MAX_NAME_LENGTH: Final = 256
+MAX_VALUE_BYTES: Final = 65_536
+"""Of one attribute, written as JSON."""
+
+MAX_CUSTOM_ATTRIBUTES: Final = 200
+MAX_DEPTH: Final = 32
+"""Levels of a value or of a path inside of one attribute."""
+
+SHOWN: Final = 80
+"""Characters of a value or name that a message shows."""
+
+FREE_PAIR: Final = "strong_guarantee_resources"
+"""The option of which either name overwrites the other at any time (0.2)."""
+
+_PREEMPTION_ALIASES: Final = {
+    "fair_share_preemption_timeout": "fair_share_starvation_timeout",
+    "allow_aggressive_starvation_preemption": "allow_aggressive_preemption",
+    "aggressive_starvation_enabled": "enable_aggressive_starvation",
+}
+
+ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "pool": {
+        **_PREEMPTION_ALIASES,
+        "min_share_resources": "strong_guarantee_resources",
+    },
+    "tree": {
+        **_PREEMPTION_ALIASES,
+        "max_operations_per_pool": "max_operation_count_per_pool",
+        "max_running_operations_per_pool": "max_running_operation_count_per_pool",
+        "max_ephemeral_pool_per_user": "max_ephemeral_pools_per_user",
+        "max_unpreemptable_running_job_count": "max_unpreemptible_running_job_count",
+        "max_unpreemptable_running_allocation_count": "max_unpreemptible_running_job_count",
+        "max_unpreemptible_running_allocation_count": "max_unpreemptible_running_job_count",
+        "allocation_count_preemption_timeout_coefficient": "job_count_preemption_timeout_coefficient",
+        "allocation_preemption_timeout": "job_preemption_timeout",
+        "job_interrupt_timeout": "job_preemption_timeout",
+        "allocation_graceful_preemption_timeout": "job_graceful_preemption_timeout",
+        "job_graceful_interrupt_timeout": "job_graceful_preemption_timeout",
+        "total_resource_limits_consider_delay": "node_reconnection_timeout",
+    },
+}
+"""Other accepted names of options -> the name used here; hyphens are folded before (2.4, 2.5)."""
+
+WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_count"}
+"""Other accepted words as values -> the word used here."""
+
+RESERVED: Final = frozenset({
+    "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
+    "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage", "revision",
+    "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
+})  # fmt: skip
+"""Attributes that every pool and tree answers by itself."""
+
+Type = inspect.Type
+_STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
+
+
+def _fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+_FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: _fields_of(struct) for kind, struct in _STRUCTS.items()}
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """One change: the attribute's name and the keys inside of it, and the new value; REMOVE (None) removes."""
+
+    path: tuple[str, ...]
+    value: Any = REMOVE
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+def canonical_name(kind: Kind, name: str) -> str:
+    """The name under which an option is kept; a name that no option has is returned as it is."""
+    folded = name.replace("-", "_")
+    folded = ALIASES[kind].get(folded, folded)
+    return folded if folded in _FIELDS[kind] or folded in RESERVED else name
+
+
+def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
+    """A path with canonical names on every level that is known."""
+    if not path:
+        return ()
+    if kind == "tree" and path[0] == CONFIG:
+        return (CONFIG, *canonical_path("tree", path[1:])) if len(path) > 1 else (CONFIG,)
+    name = canonical_name(kind, path[0])
+    result = [name]
+    inside = _members(_FIELDS[kind][name]) if name in _FIELDS[kind] else None
+    for key in path[1:]:
+        folded = key.replace("-", "_")
+        is_known = inside is not None and folded in inside
+        result.append(folded if is_known else key)
+        inside = _members(inside[folded]) if is_known and inside is not None else None
+    return tuple(result)
+
+
+def is_option(kind: Kind, name: str) -> bool:
+    """Whether ``name``, in any spelling, is an option of pools or trees rather than an attribute that is only kept."""
+    return canonical_name(kind, name) in _FIELDS[kind]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
+    """The settings that a pool's attributes, in any spelling, say (2.5). Raises CommandError."""
+    known, _, _ = normalise("pool", _options("pool", attributes))
+    if "weight" in known:
+        known["weight"] = max(known["weight"], MIN_WEIGHT)
+    return msgspec.convert(known, PoolSettings)
+
+
+def read_tree(attributes: Mapping[str, Any]) -> TreeSettings:
+    """The settings that a tree's attributes, in any spelling, say (2.4). Raises CommandError."""
+    known = _options("tree", attributes)
+    inside = attributes.get(CONFIG)
+    if inside is not None:
+        known[CONFIG] = _options("tree", inside, CONFIG)
+    plain, _, _ = normalise("tree", known)
+    config = plain.pop(CONFIG, {})
+    return msgspec.convert({**plain, **config}, TreeSettings)
+
+
+def _options(kind: Kind, attributes: Mapping[str, Any], where: str = "attributes") -> dict[str, Any]:
+    return {name: value for name, value in _items(attributes, where) if is_option(kind, name)}
+
+
+def normalise(kind: Kind, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """All attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises CommandError."""
+    if not isinstance(attributes, Mapping):
+        raise CommandError(f"attributes: must be a dictionary, got {shown(attributes)}")
+    return edit(kind, {}, {}, [Edit((name,), value) for name, value in attributes.items()])
+
+
+def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str]) -> Any:
+    """What ``get @path`` answers: any accepted spelling finds the value; the empty path gives all attributes.
+
+    An option of a tree that only its ``config`` names is found as an attribute, too. Raises CommandError with code
+    RESOLVE where nothing is set.
+    """
+    value: Any = item.attributes
+    names = canonical_path(kind, path)
+    if kind == "tree" and names and names[0] not in value and names[0] in value.get(CONFIG, {}):
+        value = value[CONFIG]
+    for depth, name in enumerate(names):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and _index(name, value) is not None:
+            value = value[int(name)]
+        else:
+            where = "/".join(path[: depth + 1])
+            near = _near(name, value) if isinstance(value, Mapping) else ""
+            raise CommandError(f'Attribute "{_cut(where)}" is not found{near and f"; did you mean {near}?"}', RESOLVE)
+    return value
+
+
+def _index(text: str, values: Sequence[Any]) -> int | None:
+    if not re.fullmatch("-?[0-9]{1,9}", text):
+        return None
+    return int(text) if -len(values) <= int(text) < len(values) else None
+
+
+# --- edits -------------------------------------------------------------------------------------------------------
+
+
+def edit(
+    kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str], edits: Iterable[Edit]
+) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """Attributes and spellings after ``edits``, and warnings; what was given is left as it is.
+
+    A path into a dictionary that is missing makes it, one that a removal has emptied stays. Removing what is not there
+    is no error. Raises CommandError with the path, the value and what is allowed.
+    """
+    editor = _Editor(kind, attributes, spelled)
+    for change in edits:
+        editor.apply(change)
+    editor.check_size()
+    return editor.attributes, editor.spelled, tuple(editor.warnings)
+
+
+class _Editor:
+    """Attributes in the making. Values inside of ``attributes`` are shared with what was given and never changed."""
+
+    __slots__ = ("attributes", "given", "kind", "spelled", "warnings")
+
+    def __init__(self, kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.attributes = dict(attributes)
+        self.spelled = dict(spelled)
+        self.warnings: list[str] = []
+        self.given: dict[str, str] = {}
+        """Option -> the spelling under which these edits have set it as a whole."""
+
+    def apply(self, change: Edit) -> None:
+        path, value = change.path, change.value
+        if not path:
+            raise CommandError("the path of an attribute is empty; name the attribute after the @")
+        for name in path:
+            _check_name(name)
+        if len(path) > MAX_DEPTH:
+            raise CommandError(f"{_cut('/'.join(path))}: a path has at most {MAX_DEPTH} names, this has {len(path)}")
+        if self.kind != "tree" or path[0] != CONFIG:
+            self.attributes = self._changed("", self.attributes, path, value)
+        elif len(path) > 1:
+            self.attributes[CONFIG] = self._changed(f"{CONFIG}/", self.attributes.get(CONFIG, {}), path[1:], value)
+        else:
+            self._replace_config(value)
+
+    def check_size(self) -> None:
+        """Raise CommandError when there are too many attributes that are only kept."""
+        known = _FIELDS[self.kind]
+        names = list(self.attributes)
+        if self.kind == "tree" and CONFIG in names:
+            names.remove(CONFIG)
+            names += self.attributes[CONFIG]
+        count = sum(name not in known for name in names)
+        if count > MAX_CUSTOM_ATTRIBUTES:
+            raise CommandError(
+                f"a {self.kind} keeps at most {MAX_CUSTOM_ATTRIBUTES} attributes that are no options, this would be "
+                f"{count}; remove some"
+            )
+
+    def _replace_config(self, value: Any) -> None:
+        self.attributes.pop(CONFIG, None)
+        self.spelled = {key: name for key, name in self.spelled.items() if not key.startswith(f"{CONFIG}/")}
+        if value is REMOVE:
+            return
+        config: dict[str, Any] = {}
+        for name, inner in _items(value, CONFIG):
+            _check_name(name)
+            config = self._changed(f"{CONFIG}/", config, (name,), inner)
+        self.attributes[CONFIG] = config
+
+    def _changed(self, place: str, container: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+        """``container`` after one edit; ``place`` is "" for the attributes and "config/" for a tree's config."""
+        result = dict(container)
+        name, where = canonical_name(self.kind, path[0]), place + path[0]
+        key = place + name
+        if name in RESERVED:
+            raise CommandError(f"{_cut(where)}: this attribute of a {self.kind} cannot be set or removed")
+        field = _FIELDS[self.kind].get(name)
+        if value is REMOVE and len(path) == 1:
+            result.pop(name, None)
+            self.spelled.pop(key, None)
+            self.given.pop(key, None)
+            return result
+        if value is REMOVE and name not in result:
+            if field is not None:
+                _edited({}, field, path[1:], REMOVE, where)
+            return result
+        if field is None:
+            result[name] = _edit_custom(result.get(name), path[1:], value, where)
+            if value is not REMOVE:
+                self._warn_unknown(name, where)
+            return result
+        if value is not REMOVE:
+            self._note_spelling(key, name, path, where, is_set=name in result)
+        if len(path) == 1:
+            result[name] = _normalise(value, field, where)
+        else:
+            result[name] = _edited(result.get(name, {}), field, path[1:], value, where)
+        self._warn_about_value(place, name, where, result[name])
+        return result
+
+    def _note_spelling(self, key: str, name: str, path: tuple[str, ...], where: str, is_set: bool) -> None:
+        folded = path[0].replace("-", "_")
+        if len(path) == 1 and self.given.get(key, path[0]) != path[0]:
+            raise CommandError(f'{where}: given twice, also as "{self.given[key]}"; keep one of them')
+        before = self.spelled.get(key, name)
+        if is_set and before != folded and name != FREE_PAIR:
+            raise CommandError(f'{where}: this option is already set as "{before}"; use that name, or remove it before')
+        if len(path) == 1:
+            self.given[key] = path[0]
+        if folded == name:
+            self.spelled.pop(key, None)
+        else:
+            self.spelled[key] = folded
+
+    def _warn_unknown(self, name: str, where: str) -> None:
+        near = _near(name, _FIELDS[self.kind])
+        self.warnings.append(
+            f'"{_cut(where)}" is no option of a {self.kind}: it is kept and has no effect'
+            + (f"; did you mean {near}?" if near else "")
+        )
+
+    def _warn_about_value(self, place: str, name: str, where: str, value: Any) -> None:
+        if self.kind == "pool" and name == "weight" and value < MIN_WEIGHT:
+            self.warnings.append(f"{where}: {shown(value)} is below the least weight and taken as {MIN_WEIGHT:g}")
+        if self.kind == "tree" and not place and name in self.attributes.get(CONFIG, {}):
+            self.warnings.append(f"{where}: has no effect while {CONFIG}/{name} is set; set that, or remove it")
+
+
+def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: Any, where: str) -> dict[str, Any]:
+    """The dictionary of an option after the change of one key inside."""
+    members = _members(kind)
+    if members is None:
+        raise CommandError(f"{where}: is {_allowed(kind)} and has no keys; set it as a whole")
+    result = dict(current)
+    key = _known_key(path[0], members, where)
+    inner = f"{where}/{path[0]}"
+    if len(path) > 1:
+        below = _edited(current.get(key, {}), members[key], path[1:], value, inner)
+        if value is not REMOVE or key in current:
+            result[key] = below
+    elif value is REMOVE:
+        result.pop(key, None)
+    else:
+        result[key] = _normalise(value, members[key], inner)
+    return result
+
+
+def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str) -> Any:
+    """An attribute that is only kept, after the change of the key ``path`` inside of it ("" path: as a whole)."""
+    if not path:
+        result = _plain(value, where, MAX_DEPTH)
+    else:
+        root: dict[str, Any] = {}
+        target, source = root, {} if current is None else current
+        for name in path[:-1]:
+            target.update(_dictionary(source, where))
+            source = target.get(name, {})
+            where = f"{where}/{name}"
+            if value is REMOVE and name not in target:
+                return current
+            target[name] = {}
+            target = target[name]
+        target.update(_dictionary(source, where))
+        if value is REMOVE:
+            target.pop(path[-1], None)
+        else:
+            target[path[-1]] = _plain(value, f"{where}/{path[-1]}", MAX_DEPTH - len(path))
+        result = root
+    try:
+        size = len(msgspec.json.encode(result))
+    except UnicodeEncodeError:
+        raise CommandError(f"{_cut(where)}: holds text that is not valid Unicode") from None
+    if size > MAX_VALUE_BYTES:
+        raise CommandError(f"{_cut(where)}: takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are kept")
+    return result
+
+
+def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CommandError(f"{_cut(where)}: is {shown(value)} and has no keys; set it as a whole")
+    return value
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def _normalise(value: Any, kind: Type, where: str) -> Any:
+    """``value`` as the type of an option wants it. Raises CommandError."""
+    kind = _without_none(kind)
+    members = _members(kind)
+    if members is not None:
+        return _normalise_members(value, members, where)
+    if isinstance(kind, inspect.FloatType):
+        result: Any = _to_float(value)
+    elif isinstance(kind, inspect.IntType):
+        result = _to_int(value)
+    elif isinstance(kind, inspect.BoolType):
+        result = value if isinstance(value, bool) else None
+    elif isinstance(kind, inspect.LiteralType):
+        result = _to_word(value, kind)
+    elif isinstance(kind, inspect.VarTupleType):
+        result = _to_words(value, kind, where)
+    else:
+        assert isinstance(kind, inspect.StrType)
+        result = (
+            str(value) if isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES else None
+        )
+    if result is None or not _is_in_range(result, kind):
+        raise CommandError(f"{_cut(where)}: must be {_allowed(kind)}, got {shown(value)}")
+    return result
+
+
+def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for raw, inner in _items(value, where):
+        key = _known_key(raw, members, where)
+        if key in given:
+            raise CommandError(f'{where}/{raw}: given twice, also as "{given[key]}"; keep one of them')
+        given[key] = raw
+        if inner is not REMOVE:
+            result[key] = _normalise(inner, members[key], f"{where}/{raw}")
+    return result
+
+
+def _known_key(raw: str, members: Mapping[str, Type], where: str) -> str:
+    key = raw.replace("-", "_")
+    if key not in members:
+        near = _near(key, members)
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(members))}"
+        raise CommandError(f"{_cut(f'{where}/{raw}')}: unknown key; {hint}")
+    return key
+
+
+def _items(value: Any, where: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise CommandError(f"{where}: must be a dictionary, got {shown(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise CommandError(f"{where}: the keys of a dictionary must be text, got {shown(key)}")
+    return value.items()
+
+
+def _to_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def _to_int(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def _to_word(value: Any, kind: inspect.LiteralType) -> str | None:
+    if not isinstance(value, str):
+        return None
+    word = value.replace("-", "_")
+    word = WORDS.get(word, word)
+    return word if word in kind.values else None
+
+
+def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] | None:
+    assert isinstance(kind.item_type, inspect.LiteralType)
+    if not isinstance(value, (list, tuple)) or len(value) < (kind.min_length or 0):
+        return None
+    words = [word for item in value if (word := _to_word(item, kind.item_type)) is not None]
+    if len(words) < len(value):
+        return None
+    if len(set(words)) < len(words):
+        raise CommandError(f"{_cut(where)}: names one of its values twice, got {shown(value)}")
+    return words
+
+
+def _is_in_range(value: Any, kind: Type) -> bool:
+    if not isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        return True
+    return (
+        (kind.ge is None or value >= kind.ge)
+        and (kind.gt is None or value > kind.gt)
+        and value <= (MAX_AMOUNT if kind.le is None else min(kind.le, MAX_AMOUNT))
+    )
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    """A copy of a value of any shape, of built-in types that JSON has; None inside of it is dropped."""
+    if depth < 0:
+        raise CommandError(f"{_cut(where)}: has more than {MAX_DEPTH} levels")
+    if isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}/{number}", depth - 1) for number, item in enumerate(value) if item is not REMOVE]
+    if isinstance(value, Mapping):
+        items = _items(value, _cut(where))
+        return {str(key): _plain(item, f"{where}/{key}", depth - 1) for key, item in items if item is not REMOVE}
+    raise CommandError(
+        f"{_cut(where)}: must be a text, a finite number of at most 64 bits, true or false, a list or a dictionary, "
+        f"got {shown(value)}"
+    )
+
+
+# --- types and words ---------------------------------------------------------------------------------------------
+
+
+def _without_none(kind: Type) -> Type:
+    if isinstance(kind, inspect.UnionType):
+        return next(member for member in kind.types if not isinstance(member, inspect.NoneType))
+    return kind
+
+
+def _members(kind: Type) -> Mapping[str, Type] | None:
+    """The keys that a value of this type may have, with their types; None where it is no dictionary."""
+    kind = _without_none(kind)
+    if isinstance(kind, inspect.StructType):
+        return {field.encode_name: field.type for field in kind.fields}
+    if isinstance(kind, inspect.DictType):
+        return dict.fromkeys(RESOURCES, kind.value_type)
+    return None
+
+
+def _allowed(kind: Type) -> str:
+    """What a type accepts, in words with its range."""
+    kind = _without_none(kind)
+    if isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        word = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+        return f"{word} {_range_text(kind)}"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{word}"' for word in sorted(map(str, kind.values)))
+    if isinstance(kind, inspect.VarTupleType):
+        return f"a list, not empty, each of it {_allowed(kind.item_type)}"
+    if _members(kind) is not None:
+        return "a dictionary"
+    return "a printable text"
+
+
+def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
+    low = kind.ge if kind.ge is not None else kind.gt
+    assert low is not None
+    assert kind.le is not None
+    high = min(kind.le, MAX_AMOUNT)
+    shown_high = f"{high:g}" if high >= 1e15 else str(high).removesuffix(".0")
+    return f"in {'[' if kind.ge is not None else '('}{low:g}, {shown_high}]"
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise CommandError(f"the name of an attribute must be a printable text that is not empty, got {shown(name)}")
+    if len(name) > MAX_NAME_LENGTH:
+        raise CommandError(
+            f"the name of an attribute has at most {MAX_NAME_LENGTH} characters, {_cut(name)} has {len(name)}"
+        )
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """The most similar known name in quotes, "" when none is similar."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f'"{near[0]}"' if near else ""
+
+
+def shown(value: object) -> str:
+    """A value for a message: text in quotes, true, false and null in lower case, at most SHOWN characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    if isinstance(value, str):
+        return f'"{_cut(value)}"'
+    if isinstance(value, Mapping):
+        return "a dictionary"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+        return "a list"
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(shown(item) for item in value[:SHOWN])
+        return f"[{_cut(inside)}]"
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    """A text for people: what cannot be printed is escaped, what is longer than SHOWN is cut."""
+    cut = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return cut if cut.isprintable() else ascii(cut)[1:-1]

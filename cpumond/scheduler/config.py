@@ -1,0 +1,151 @@
+"""The scheduler's configuration: TOML plus drop-ins, checked in the manner of the agent's, as frozen values.
+
+Drop-ins lie beside the file in a directory of its name (``scheduler.conf.d/*.toml`` for ``scheduler.toml``): the
+agent's ``conf.d`` may be in the same place. Trees and pools are no part of it, they are changed while it runs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from cpumond.config import MAX_NAME, Log, _merge, _read_text, normalise_table, parse_listen
+from cpumond.errors import ConfigError
+from cpumond.monitor.model import DURATION
+
+DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free is not offered work."""
+
+    user_slots: Count = 1
+    cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1.0
+    memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 268_435_456
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user."""
+
+    listen: str = "127.0.0.1:9757"
+    tokens_file: str = ""
+    max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16_777_216
+    max_depth: Annotated[int, msgspec.Meta(ge=8, le=500)] = 64
+    rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
+
+
+class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[metrics]``: how many pools have series of their own."""
+
+    max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: where it was read from ("" for none)."""
+
+    state_dir: Text = "/var/lib/cpumond-scheduler"
+    cluster_name: Text = "cpumond"
+    fair_share_update_period_s: Annotated[float, msgspec.Meta(ge=0.01, le=60.0, extra=DURATION)] = msgspec.field(
+        name="fair_share_update_period", default=1.0
+    )
+    max_operation_count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 5000
+    finished_operation_retention_count: Count = 1000
+    require_specified_pools_existence: bool = False
+    pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
+    ephemeral_pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
+    erase_trees_with_pool_limit_violations: bool = False
+    node_heartbeat_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)] = msgspec.field(
+        name="node_heartbeat_timeout", default=60.0
+    )
+    waiting_job_timeout_s: Wait = msgspec.field(name="waiting_job_timeout", default=30.0)
+    allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
+        name="allowed_node_resources_overcommit_duration", default=15.0
+    )
+    min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
+    api: Api = Api()
+    metrics: PoolMetrics = PoolMetrics()
+    log: Log = Log()
+    path: str = ""
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return self.path or "built-in defaults"
+
+
+def load_scheduler_config(path: str | None) -> SchedulerConfig:
+    """Read, check and merge ``path`` and its drop-ins; None gives the built-in defaults.
+
+    Raises ConfigError (file, key, allowed range) or AccessError.
+    """
+    if path is None:
+        return finish_scheduler_config({}, "")
+    merged: dict[str, Any] = {}
+    for name in [path, *_list_drop_ins(path)]:
+        merged = _merge(merged, parse_scheduler_config_text(_read_text(name), name))
+    return finish_scheduler_config(merged, path)
+
+
+def _list_drop_ins(path: str) -> list[str]:
+    folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"
+    if not os.path.isdir(folder):
+        return []
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".toml")]
+
+
+def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
+    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    try:
+        raw = msgspec.toml.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: lists or tables are nested too deep") from None
+    return normalise_table(raw, SchedulerConfig, path, "", hidden=frozenset({"path"}))
+
+
+def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfig:
+    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    config = msgspec.convert({**merged, "path": path}, SchedulerConfig)
+    tokens_file = config.api.tokens_file
+    config = msgspec.structs.replace(
+        config,
+        state_dir=os.path.abspath(config.state_dir),
+        api=msgspec.structs.replace(config.api, tokens_file=os.path.abspath(tokens_file) if tokens_file else ""),
+    )
+    check(config)
+    return config
+
+
+def check(config: SchedulerConfig) -> None:
+    """The rules between keys, and of texts that hold something. Raises ConfigError with file, key and what to do."""
+    for key in ("pool_name_regex", "ephemeral_pool_name_regex"):
+        try:
+            re.compile(getattr(config, key))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{config.where}: {key}: is not a regular expression: {error}") from None
+    host, _ = parse_listen(config.api.listen, f"{config.where}: api.listen")
+    if not config.api.tokens_file and not is_loopback(host):
+        raise ConfigError(
+            f"{config.where}: api.listen: {config.api.listen!r} can be reached from other machines, and without "
+            "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
+            'lines "user:sha256-hex", or listen on 127.0.0.1'
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``, an address or "localhost"; other names may be anything."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -1,0 +1,379 @@
+"""The living tree: pools and operations with their usage and shares, jobs, nodes. Owned and changed by ``state`` only.
+
+Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total).
+Usage counters are exact on every level: each change of a job's usage is added to its operation, to every pool above
+and to its node at once (semantics.md 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from cpumond.fairshare import tree as fairshare
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, subtract
+from cpumond.scheduler.model import (
+    JobState,
+    OperationRecord,
+    OperationTreeOptions,
+    PoolConfig,
+    PoolSettings,
+    PreemptionRecord,
+    Task,
+    TreeConfig,
+)
+from cpumond.wire import StopOrder
+
+SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
+StarvationStatus = Literal["non_starving", "starving", "aggressively_starving"]
+
+NON_PREEMPTIBLE: Final = 0
+AGGRESSIVELY_PREEMPTIBLE: Final = 1
+PREEMPTIBLE: Final = 2
+Preemptibility = Literal[0, 1, 2]
+"""The three lists of 6.4."""
+
+
+class PreemptionRules:
+    """What holds for an element after inheritance (6.2): times in seconds."""
+
+    __slots__ = (
+        "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "aggressive_timeout_s", "tolerance_limit",
+        "fair_share_timeout_limit_s", "min_share_timeout_limit_s", "aggressive_starvation", "aggressive_preemption",
+        "non_preemptible_threshold",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tolerance: float,
+        fair_share_timeout_s: float,
+        min_share_timeout_s: float,
+        aggressive_timeout_s: float,
+        tolerance_limit: float,
+        fair_share_timeout_limit_s: float,
+        min_share_timeout_limit_s: float,
+        aggressive_starvation: bool,
+        aggressive_preemption: bool,
+        non_preemptible_threshold: Vector | None,
+    ) -> None:
+        self.tolerance = tolerance
+        self.fair_share_timeout_s = fair_share_timeout_s
+        self.min_share_timeout_s = min_share_timeout_s
+        self.aggressive_timeout_s = aggressive_timeout_s
+        self.tolerance_limit = tolerance_limit
+        self.fair_share_timeout_limit_s = fair_share_timeout_limit_s
+        self.min_share_timeout_limit_s = min_share_timeout_limit_s
+        self.aggressive_starvation = aggressive_starvation
+        """Own flag or that of any ancestor (6.8)."""
+        self.aggressive_preemption = aggressive_preemption
+        self.non_preemptible_threshold = non_preemptible_threshold
+        """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+
+
+class Element:
+    """What pools and operations of a tree have in common."""
+
+    __slots__ = (
+        "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
+        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+    )  # fmt: skip
+
+    def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
+        self.name = name
+        """Pool's name, or operation's id; ``<Root>`` for the root."""
+        self.parent = parent
+        self.tree = tree
+        self.usage: Vector = ZERO
+        self.demand: Vector = ZERO
+        """As of the last update."""
+        self.limits: Vector = UNLIMITED
+        """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
+        self.fair_share: Vector = ZERO
+        self.demand_share: Vector = ZERO
+        self.strong_guarantee_share: Vector = ZERO
+        """After the scaling of an overcommitted cluster. The three are of the last update."""
+        self.scheduling_status: SchedulingStatus = "normal"
+        self.starvation_status: StarvationStatus = "non_starving"
+        self.below_since: float | None = None
+        """Scheduler time of the first update that found it not normal."""
+        self.rules: PreemptionRules | None = None
+        self.satisfaction = 0.0
+
+    def ancestors(self) -> Iterator[PoolElement]:
+        """The pools above, nearest first, the root last."""
+        pool = self.parent
+        while pool is not None:
+            yield pool
+            pool = pool.parent
+
+
+class PoolElement(Element):
+    """A pool, explicit or ephemeral, or the root."""
+
+    __slots__ = (
+        "config", "settings", "children", "operations", "operation_count", "running_operation_count",
+        "max_operation_count", "max_running_operation_count", "owner", "volume", "last_integral_ratio", "entry",
+    )  # fmt: skip
+
+    def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
+        super().__init__(name, parent, tree)
+        self.config: PoolConfig | None = None
+        """None for an ephemeral pool and the root."""
+        self.settings = PoolSettings()
+        """What holds: the pool's own, or what ``ephemeral_subpool_config`` gives an ephemeral one."""
+        self.children: dict[str, PoolElement] = {}
+        self.operations: dict[str, OperationElement] = {}
+        self.operation_count = 0
+        """Running and pending operations of the subtree (3.1)."""
+        self.running_operation_count = 0
+        self.max_operation_count = 0
+        self.max_running_operation_count = 0
+        """Effective limits: own, else the tree's."""
+        self.owner = ""
+        """User of the operation that an ephemeral pool was made for (2.9)."""
+        self.volume: Vector = ZERO
+        """Accumulated volume, resource*seconds (9)."""
+        self.last_integral_ratio = 0.0
+        self.entry: fairshare.Pool | None = None
+        """What the last snapshot said of it; the same object again while nothing changes."""
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent is None
+
+    @property
+    def is_ephemeral(self) -> bool:
+        return self.config is None and self.parent is not None
+
+    @property
+    def mode(self) -> str:
+        return self.settings.mode
+
+
+class OperationElement(Element):
+    """An operation in one tree: its options there and its jobs there, in the order of their start."""
+
+    __slots__ = ("operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry")
+
+    def __init__(self, operation: Operation, options: OperationTreeOptions, parent: PoolElement, tree: Tree) -> None:
+        super().__init__(operation.id, parent, tree)
+        self.operation = operation
+        self.options = options
+        self.jobs: dict[str, Job] = {}
+        """Active jobs, those that count for usage: starting and running ones."""
+        self.is_running = False
+        """Whether it holds a running slot here (3.2)."""
+        self.lists_are_old = True
+        """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
+        self.fifo_index: int | None = None
+        self.deactivations: dict[str, int] = {}
+        """Reason -> how often it was passed over on a heartbeat since the last update (7.1)."""
+        self.entry: fairshare.Operation | None = None
+        """As a pool's; None when the next snapshot must say something new."""
+
+
+class Operation:
+    """An operation: its record, what it still needs, its elements by tree."""
+
+    __slots__ = ("record", "needed", "elements", "active_job_count")
+
+    def __init__(self, record: OperationRecord) -> None:
+        self.record = record
+        self.needed: dict[str, int] = {}
+        """Task -> jobs still to be started."""
+        self.elements: dict[str, OperationElement] = {}
+        self.active_job_count = 0
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def needed_job_count(self) -> int:
+        """Jobs still to be started: FIFO's ``pending_job_count`` (4)."""
+        return sum(self.needed.values())
+
+    def next_tasks(self) -> Iterator[Task]:
+        """Tasks that need a job, in the order of the specification."""
+        for task in self.record.tasks:
+            if self.needed.get(task.name, 0) > 0:
+                yield task
+
+
+class Job:
+    """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
+
+    __slots__ = (
+        "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
+        "is_active", "stop", "ordered_at", "cpu_monitor_mode", "smoothed_cpu_usage",
+    )  # fmt: skip
+
+    def __init__(
+        self, job_id: str, element: OperationElement, task: Task, node: Node, start_time: float, sequence: int
+    ) -> None:
+        self.id = job_id
+        self.element = element
+        self.task = task
+        self.node = node
+        self.limits: Vector = task.resources
+        """What it ordered."""
+        self.usage: Vector = task.resources
+        """What it may use now: cpu is its ``current_cpu_limit``."""
+        self.state: JobState = "starting"
+        self.start_time = start_time
+        self.sequence = sequence
+        """Order of start over all jobs; ties of ``start_time`` are impossible."""
+        self.preemptibility: Preemptibility = PREEMPTIBLE
+        self.is_active = False
+        self.stop: Stop | None = None
+        """Set once it is told to stop; it is not active any more then."""
+        self.ordered_at = start_time
+        self.cpu_monitor_mode = ""
+        self.smoothed_cpu_usage: float | None = None
+
+    @property
+    def has_cpu_gap(self) -> bool:
+        """Whether its limit was lowered: it uses less CPU than it ordered (6.6)."""
+        return self.usage[1] < self.limits[1]
+
+
+class Stop:
+    """The order to stop a job, repeated in each heartbeat answer until the node no longer reports the job (6.7)."""
+
+    __slots__ = ("record", "timeout_s", "since")
+
+    def __init__(self, record: PreemptionRecord, timeout_s: float, since: float) -> None:
+        self.record = record
+        self.timeout_s = timeout_s
+        """From the interruption to the kill."""
+        self.since = since
+
+
+class Node:
+    """A compute host, as its registration and its last heartbeat say."""
+
+    __slots__ = (
+        "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
+        "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
+        "overcommit_count", "unwanted",
+    )  # fmt: skip
+
+    def __init__(self, node_id: str) -> None:
+        self.id = node_id
+        self.address = node_id
+        self.tags: frozenset[str] = frozenset()
+        self.capacity: Vector = ZERO
+        self.tree: str | None = None
+        self.incarnation = ""
+        self.sequence = -1
+        self.is_online = False
+        self.last_seen = 0.0
+        self.lost_since: float | None = None
+        self.jobs: dict[str, Job] = {}
+        """Active jobs by id."""
+        self.stopping: dict[str, Job] = {}
+        """Jobs told to stop that the node may still have."""
+        self.used: Vector = ZERO
+        """Usage of the active jobs."""
+        self.foreign_usage: Vector = ZERO
+        """What the node reports for jobs that this scheduler did not start."""
+        self.last_preemptive_attempt: float | None = None
+        self.overcommitted_since: float | None = None
+        self.overcommit_count = 0
+        self.unwanted: dict[str, StopOrder] = {}
+        """Jobs of its last heartbeat that nobody needs."""
+
+    @property
+    def free(self) -> Vector:
+        """Capacity less usage, what other jobs use included; negative where the node is overcommitted."""
+        return subtract(subtract(self.capacity, self.used), self.foreign_usage)
+
+
+class Tree:
+    """One pool tree with everything in it."""
+
+    __slots__ = (
+        "config",
+        "root",
+        "pools",
+        "operations",
+        "nodes",
+        "total",
+        "queue",
+        "changed",
+        "errors",
+        "update_count",
+    )
+
+    def __init__(self, config: TreeConfig) -> None:
+        self.config = config
+        self.root = PoolElement("<Root>", None, self)
+        self.pools: dict[str, PoolElement] = {}
+        """All pools but the root, by name; a parent comes before its children."""
+        self.operations: dict[str, OperationElement] = {}
+        self.nodes: dict[str, Node] = {}
+        self.total: Vector = ZERO
+        """Of all nodes that count (2.4, node_reconnection_timeout)."""
+        self.queue: dict[str, OperationElement] = {}
+        """Pending operations in order of arrival (3.3)."""
+        self.changed: dict[OperationElement, None] = {}
+        """Operations whose usage changed since ``placement`` last looked."""
+        self.errors: tuple[str, ...] = ()
+        self.update_count = 0
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+def start_job(job: Job) -> None:
+    """Count a job everywhere: operation, pools, node (8)."""
+    assert not job.is_active
+    job.is_active = True
+    element, node = job.element, job.node
+    element.jobs[job.id] = job
+    element.operation.active_job_count += 1
+    node.jobs[job.id] = job
+    node.used = add(node.used, job.usage)
+    _change(element, job.usage)
+
+
+def end_job(job: Job) -> None:
+    """Take a job out of all counters at once (6.7)."""
+    assert job.is_active
+    job.is_active = False
+    element, node = job.element, job.node
+    del element.jobs[job.id], node.jobs[job.id]
+    element.operation.active_job_count -= 1
+    node.used = subtract(node.used, job.usage) if node.jobs else ZERO
+    _change(element, subtract(ZERO, job.usage))
+
+
+def change_usage(job: Job, usage: Vector) -> None:
+    """A job may use more or less from now on; a rise is never refused (1.9, 8)."""
+    if usage == job.usage:
+        return
+    delta = subtract(usage, job.usage)
+    job.usage = usage
+    if job.is_active:
+        job.node.used = add(job.node.used, delta)
+        _change(job.element, delta)
+
+
+def _change(element: OperationElement, delta: Vector) -> None:
+    # Sums of floats drift; an element without jobs starts from a clean zero again.
+    element.usage = add(element.usage, delta) if element.jobs else ZERO
+    element.lists_are_old = True
+    element.entry = None
+    element.tree.changed[element] = None
+    pool = element.parent
+    while pool is not None:
+        pool.usage = add(pool.usage, delta)
+        pool = pool.parent
+
+
+def usage_share(element: Element) -> Vector:
+    """``usage`` as fractions of the tree's total; 0 where the cluster has none of a resource."""
+    a, b, c, d, e = element.usage
+    f, g, h, i, j = element.tree.total
+    return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)

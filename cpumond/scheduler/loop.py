@@ -1,0 +1,367 @@
+"""The running scheduler: one fair-share update per period, commands and heartbeats between them (DESIGN.md 4).
+
+The event loop's thread owns the state and nobody else touches it. Two things leave the thread: the computation of an
+update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, changes follow
+each other one by one; heartbeats that change nothing lasting do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from cpumond.errors import CpumondError
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler import config_commands
+from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.scheduler.store import Change, Store, StoreError
+from cpumond.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, RegistrationAnswer
+
+T = TypeVar("T")
+log = structlog.get_logger("cpumond.scheduler")
+
+DEFAULT_TREE = "default"
+COLLECT_PERIOD_S = 60.0
+KEPT_DURATIONS = 100
+
+
+class Clock:
+    """Seconds since 1970 that never step back or jump: the wall clock at the start, and what has passed since.
+
+    ``scale`` other than 1 makes time run faster; for tests only.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._wall_s = time.time()
+        self._start_s = time.monotonic()
+        self._scale = scale
+
+    def now(self) -> float:
+        return self._wall_s + (time.monotonic() - self._start_s) * self._scale
+
+    def real_s(self, scheduler_s: float) -> float:
+        """How long to really wait for that many seconds of this clock."""
+        return scheduler_s / self._scale
+
+
+def make_id() -> str:
+    """A random id of four hexadecimal numbers, as `yt` prints them."""
+    return "-".join(f"{secrets.randbits(32) or 1:x}" for _ in range(4))
+
+
+@dataclass(slots=True)
+class Timings:
+    """How long things took, in real seconds: the last value, and counts and sums for averages."""
+
+    update_s: float = 0.0
+    updates: int = 0
+    updates_s: float = 0.0
+    late_updates: int = 0
+    failed_updates: int = 0
+    heartbeats: int = 0
+    heartbeats_s: float = 0.0
+    dropped_heartbeats: int = 0
+    commands: int = 0
+    refused_commands: int = 0
+    store_writes: int = 0
+    store_writes_s: float = 0.0
+    store_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a command that was carried out gives back."""
+
+    id: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class TreeUpdates:
+    """What one tree keeps between its updates."""
+
+    updater: FairShareUpdater = field(default_factory=FairShareUpdater)
+    previous_time: float | None = None
+    result: UpdateResult | None = None
+    stored: bytes = b""
+
+
+class Scheduler:
+    """The service without its sockets: what the API, the exporter and tests talk to.
+
+    ``state`` may be read at any time from the event loop's thread. ``ready`` is set after the first update.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        store: Store,
+        clock: Clock,
+        update_period_s: float = 1.0,
+        new_id: Callable[[], str] = make_id,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.new_id = new_id
+        self.update_period_s = update_period_s
+        self.timings = Timings()
+        self.started_at = clock.now()
+        self.ready = asyncio.Event()
+        self.updates: dict[str, TreeUpdates] = {}
+        self._changing = asyncio.Lock()
+        self.state = self._load(rules)
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    def _load(self, rules: Rules) -> State:
+        """The state as it was stored; an empty store gets the tree ``default``. Raises StoreError."""
+        tables: dict[str, dict[str, Any]] = {}
+        for kind, key, value in self.store.load():
+            tables.setdefault(kind, {})[key] = msgspec.json.decode(value)
+        now = self.clock.now()
+        if not tables:
+            config = self._make_default_tree()
+        else:
+            config = config_commands.load_config(
+                {
+                    (kind, key): value
+                    for kind in ("system", "tree", "pool")
+                    for key, value in tables.get(kind, {}).items()
+                }
+            )
+        state = State(rules, config)
+        read = partial(_read_all, tables)
+        records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
+        records.sort(key=lambda record: record.finish_time or 0.0)
+        state.apply(
+            Transaction(
+                operations=tuple(records),
+                jobs=tuple(sorted(read("job", JobRecord), key=lambda record: record.finish_time)),
+                nodes=tuple(read("node", NodeRecord)),
+            ),
+            now,
+        )
+        for name, progress in tables.get("progress", {}).items():
+            if name in state.trees:
+                state.restore_progress(state.trees[name], progress)
+        return state
+
+    def _make_default_tree(self) -> Config:
+        """An empty store starts with one tree with an empty filter, the default one."""
+        config = Config({})
+        create = config_commands.CreateTree(DEFAULT_TREE)
+        config = config_commands.apply(config, create, new_id=self.new_id, nodes={}).config
+        make_default = config_commands.SetDefaultTree(DEFAULT_TREE)
+        config = config_commands.apply(config, make_default, new_id=self.new_id, nodes={}).config
+        changes = [
+            Change(kind, key, None if value is None else msgspec.json.encode(value))
+            for kind, key, value in config_commands.changed_records(Config({}), config)
+        ]
+        self.store.write(changes)
+        return config
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def execute(self, command: Command, user: str, also: Iterable[Change] = ()) -> Reply:
+        """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
+
+        ``also`` is stored in the same moment, for whoever must remember that the command was carried out.
+        """
+        return await _to_the_end(self._execute(command, user, also))
+
+    async def _execute(self, command: Command, user: str, also: Iterable[Change]) -> Reply:
+        async with self._changing:
+            try:
+                change = self.state.prepare(command, user, self.clock.now(), self.new_id)
+            except CpumondError:
+                self.timings.refused_commands += 1
+                raise
+            await self._commit(change, also)
+            self.timings.commands += 1
+            log.info("command", user=user, command=type(command).__name__, id=change.id, warnings=change.warnings)
+            await self._settle()
+        return Reply(change.id, change.warnings)
+
+    async def _commit(self, change: Transaction, also: Iterable[Change] = ()) -> None:
+        """Store, then apply. A store that refuses leaves everything as it was."""
+        changes = [*encode(change, self.state.config), *also]
+        if changes:
+            await self._write(changes)
+        self.state.apply(change, self.clock.now())
+        expired = self.state.take_expired()
+        if expired:
+            with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
+                await self._write([Change(kind, key, None) for kind, key in expired])
+
+    async def _write(self, changes: Sequence[Change]) -> None:
+        begun = time.perf_counter()
+        try:
+            await asyncio.to_thread(self.store.write, changes)
+        except StoreError as error:
+            self.timings.store_errors += 1
+            log.error("store_write_failed", error=str(error))
+            raise
+        self.timings.store_writes += 1
+        self.timings.store_writes_s += time.perf_counter() - begun
+
+    async def _settle(self) -> None:
+        for _ in range(100):
+            change = self.state.settle(self.clock.now())
+            if change.is_empty:
+                return
+            await self._commit(change)
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    async def register(self, registration: NodeRegistration) -> RegistrationAnswer:
+        """A node makes itself known. Raises CommandError or StoreError."""
+        await _to_the_end(self._register(registration))
+        node = self.state.nodes[registration.node_id]
+        log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.incarnation)
+        return RegistrationAnswer(
+            node_id=node.id,
+            tree=node.tree,
+            heartbeat_period_s=self.state.rules.heartbeat_period_s,
+            warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
+        )
+
+    async def _register(self, registration: NodeRegistration) -> None:
+        async with self._changing:
+            await self._commit(self.state.register(registration))
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError."""
+        begun = time.perf_counter()
+        state = self.state
+        receipt = state.receive(heartbeat, self.clock.now())
+        if not receipt.accepted:
+            self.timings.dropped_heartbeats += 1
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
+        if not receipt.transaction.is_empty:
+            await _to_the_end(self._end_jobs(receipt.transaction))
+        if heartbeat.node_id not in state.nodes:
+            return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
+        state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
+        answer = state.answer(heartbeat.node_id, receipt)
+        self.timings.heartbeats += 1
+        self.timings.heartbeats_s += time.perf_counter() - begun
+        return answer
+
+    async def _end_jobs(self, change: Transaction) -> None:
+        async with self._changing:
+            # Others may have changed these operations meanwhile.
+            await self._commit(self.state.recount(change, self.clock.now()))
+            await self._settle()
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Update all trees once per period until ``stopping``."""
+        period_s = self.clock.real_s(self.update_period_s)
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        collected = due
+        with _manual_garbage_collection():
+            while not stopping.is_set():
+                await self.update_all()
+                self.ready.set()
+                now = loop.time()
+                if now - collected > COLLECT_PERIOD_S:
+                    collected = now
+                    gc.collect()
+                due += period_s
+                if due < now:
+                    self.timings.late_updates += 1
+                    due = now
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+
+    async def update_all(self) -> None:
+        """Silent nodes, then one update of each tree; a tree that fails does not stop the others."""
+        begun = time.perf_counter()
+        try:
+            expired = self.state.expire(self.clock.now())
+            if not expired.is_empty:
+                await _to_the_end(self._end_jobs(expired))
+        except StoreError:
+            pass  # logged; tried again with the next update
+        for name in [name for name in self.updates if name not in self.state.trees]:
+            del self.updates[name]
+        for name in list(self.state.trees):
+            try:
+                await self._update(name)
+            except StoreError:
+                self.timings.failed_updates += 1
+            except Exception:
+                self.timings.failed_updates += 1
+                log.exception("update_failed", tree=name)
+        self.timings.update_s = time.perf_counter() - begun
+        self.timings.updates += 1
+        self.timings.updates_s += self.timings.update_s
+
+    async def _update(self, name: str) -> None:
+        tree = self.state.trees[name]
+        kept = self.updates.setdefault(name, TreeUpdates())
+        now = self.clock.now()
+        snapshot = self.state.make_snapshot(tree)
+        result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
+        if self.state.trees.get(name) is not tree:
+            return
+        kept.previous_time, kept.result = now, result
+        self.state.accept_update(tree, result, now)
+        progress = msgspec.json.encode(self.state.progress_of(tree))
+        if progress != kept.stored:
+            await self._write([Change("progress", name, progress)])
+            kept.stored = progress
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in a task of its own: a request that is cancelled must not leave a stored change unapplied."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+@contextlib.contextmanager
+def _manual_garbage_collection() -> Iterator[None]:
+    """Each update leaves a large cycle; the collector would run through everything again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> list[Any]:
+    try:
+        return [msgspec.convert(value, cls) for value in tables.get(kind, {}).values()]
+    except msgspec.ValidationError as error:
+        raise StoreError(f"the store holds a {kind} that this version cannot read: {error}") from None
+
+
+def encode(change: Transaction, config: Config) -> list[Change]:
+    """The records of a transaction; ``config`` is the one it replaces."""
+    dump = msgspec.json.encode
+    changes: list[Change] = []
+    if change.config is not None:
+        for kind, key, value in config_commands.changed_records(config, change.config):
+            changes.append(Change(kind, key, None if value is None else dump(value)))
+    changes += [Change("operation", record.id, dump(record)) for record in change.operations]
+    changes += [Change("job", record.id, dump(record)) for record in change.jobs]
+    changes += [Change("node", record.id, dump(record)) for record in change.nodes]
+    changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
+    return changes

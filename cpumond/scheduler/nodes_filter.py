@@ -1,0 +1,163 @@
+"""``nodes_filter``: which nodes belong to a pool tree, a boolean formula of tags (semantics.md 2.1).
+
+``!`` binds tighter than ``&``, and that tighter than ``|``. Parser and evaluation keep their own stacks: no formula,
+however deep, comes near Python's recursion limit.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
+
+from cpumond.errors import ConfigError
+
+MAX_LENGTH: Final = 10_000
+"""Characters of a formula."""
+
+OPERAND: Final = "a tag, '!', '(', '%true' or '%false'"
+PERMITTED: Final = "tags, '!', '&', '|', '(', ')', '%true' and '%false'"
+NEAR: Final = 24
+"""Characters of the formula that a message shows on each side of the place."""
+
+GRAMMAR: Final = r"""
+?start: either
+?either: both | either _OR both
+?both: unit | both _AND unit
+?unit: "!" unit -> negation
+     | "(" either ")"
+     | (TAG | LITERAL) -> operand
+
+TAG: /(?!in(?![A-Za-z0-9_\/\-.:]))[A-Za-z_][A-Za-z0-9_\/\-.:]*/
+LITERAL: /%(true|false)(?![A-Za-z0-9_\/\-.:])/
+_AND: /&(?!&)/
+_OR: /\|(?!\|)/
+%ignore /[ \t\r\n\f\v]+/
+"""
+"""``&&`` and ``||`` are no tokens at all, rather than an operator twice; ``in`` is a reserved word, not a tag."""
+
+_INVALID = re.compile(r"in|&+|\|+|[0-9]+|[=<>+*^~-]+|%[A-Za-z]*|.", re.DOTALL)
+"""What a message quotes where no token begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesFilter:
+    """A formula that was read; equal to another one of the same ``text``. Made by ``parse_nodes_filter``."""
+
+    text: str
+    _postfix: tuple[str, ...] = field(compare=False, repr=False)
+    """Operands before their operator; empty: true for every node."""
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags that the formula names."""
+        return frozenset(step for step in self._postfix if step not in ("!", "&", "|", "%true", "%false"))
+
+    def matches(self, tags: Collection[str]) -> bool:
+        """Whether a node with ``tags``, its own address among them, belongs to the tree; a tag it lacks is false."""
+        stack = [not self._postfix]
+        for step in self._postfix:
+            if step == "!":
+                stack[-1] = not stack[-1]
+            elif step in ("&", "|"):
+                right = stack.pop()
+                stack[-1] = (stack[-1] and right) if step == "&" else (stack[-1] or right)
+            else:
+                stack.append(step == "%true" or step in tags)
+        return stack[-1]
+
+
+def parse_nodes_filter(text: str) -> NodesFilter:
+    """Read a formula; an empty or blank one is true for every node.
+
+    Raises ConfigError: what was found at which column (characters from the start, the first is 1), what is expected.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ConfigError(
+            f"nodes_filter: the formula has {len(text)} characters, at most {MAX_LENGTH} are allowed; "
+            "give the nodes a common tag and name that one"
+        )
+    if not text.strip(" \t\r\n\f\v"):
+        return NodesFilter(text, ())
+    try:
+        # The transformer works while the parser reduces: what comes out is its list, not a tree.
+        postfix = _parser().parse(text)
+    except UnexpectedCharacters as error:
+        raise _explain_characters(text, error.pos_in_stream or 0) from None
+    except UnexpectedToken as error:
+        raise _explain_token(text, error) from None
+    return NodesFilter(text, tuple(postfix))  # type: ignore[arg-type]
+
+
+@v_args(inline=True)
+class _ToPostfix(Transformer[Token, list[str]]):
+    """Each rule's list goes into its left operand's, so that a long formula is not copied at every operator."""
+
+    def operand(self, token: Token) -> list[str]:
+        return [str(token)]
+
+    def negation(self, operand: list[str]) -> list[str]:
+        operand.append("!")
+        return operand
+
+    def both(self, left: list[str], right: list[str]) -> list[str]:
+        left += right
+        left.append("&")
+        return left
+
+    def either(self, left: list[str], right: list[str]) -> list[str]:
+        left += right
+        left.append("|")
+        return left
+
+
+@functools.cache
+def _parser() -> Lark:
+    return Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=_ToPostfix())
+
+
+def _explain_characters(text: str, position: int) -> ConfigError:
+    """The sentence for a place where no token begins."""
+    found = _INVALID.match(text, position)
+    assert found is not None
+    if found[0] == "in":
+        return _refusal(text, position, "'in' is a reserved word, expected a tag of another name")
+    what = f"invalid token {found[0]!r} in boolean formula, permitted are {PERMITTED}"
+    return _refusal(text, position, what)
+
+
+def _explain_token(text: str, error: UnexpectedToken) -> ConfigError:
+    """The sentence for a token at the wrong place."""
+    token = error.token
+    wants_operand = "TAG" in error.expected
+    if token.type == "$END":
+        if wants_operand:
+            return _refusal(text, len(text), f"the formula is unfinished, expected {OPERAND}")
+        return _refusal(text, _last_open(text), "unmatched '(', expected a ')' for it")
+    position = token.start_pos
+    assert position is not None
+    is_open = text.count("(", 0, position) > text.count(")", 0, position)
+    if token.type == "RPAR" and not is_open:
+        return _refusal(text, position, "unmatched ')', no '(' is open here")
+    expected = OPERAND if wants_operand else "'&', '|' or ')'" if is_open else "'&', '|' or the end of the formula"
+    kind = "variable" if token.type == "TAG" else "token"
+    return _refusal(text, position, f"unexpected {kind} {str(token)!r}, expected {expected}")
+
+
+def _last_open(text: str) -> int:
+    """Where the innermost '(' stands that nothing closes."""
+    depth = 0
+    for position in range(len(text) - 1, -1, -1):
+        depth += (text[position] == ")") - (text[position] == "(")
+        if depth < 0:
+            return position
+    raise AssertionError("the parser found an open '('")
+
+
+def _refusal(text: str, position: int, what: str) -> ConfigError:
+    before, after = text[max(position - NEAR, 0) : position], text[position : position + NEAR]
+    return ConfigError(f"nodes_filter: column {position + 1}: {what}; near {before!r} <here> {after!r}")

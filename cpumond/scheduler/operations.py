@@ -1,0 +1,391 @@
+"""Operations: what a user's specification asks for, the commands on operations, and how finished jobs move them on.
+
+semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to records.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.scheduler.model import (
+    CommandError,
+    JobCounts,
+    OperationRecord,
+    OperationTreeOptions,
+    Task,
+)
+
+DEFAULT_MEMORY_LIMIT = 0
+MAX_JOB_COUNT: Final = 100_000
+MAX_TASKS: Final = 1000
+MAX_TEXT: Final = 65_536
+
+TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
+"""What an operation may say for all of its trees and, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
+
+ALIASES: Final = {
+    "fair_share_preemption_timeout": "fair_share_starvation_timeout",
+    "max_unpreemptable_running_job_count": "max_unpreemptible_running_job_count",
+    "max_unpreemptable_job_count": "max_unpreemptible_running_job_count",
+    "max_unpreemptible_running_allocation_count": "max_unpreemptible_running_job_count",
+    "memory": "memory_limit",
+    "cpu": "cpu_limit",
+}
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
+    pass
+
+
+class StartOperation(_Command, frozen=True, tag="start_operation"):
+    """Start an operation from a user's specification; ``tasks`` and ``pool`` are read from ``spec``."""
+
+    spec: dict[str, Any]
+    type: str = "vanilla"
+
+
+class AbortOperation(_Command, frozen=True, tag="abort_operation"):
+    """Stop all jobs and end it."""
+
+    operation_id: str
+    message: str = ""
+
+
+class CompleteOperation(_Command, frozen=True, tag="complete_operation"):
+    """End it as completed, whatever is left."""
+
+    operation_id: str
+
+
+class SuspendOperation(_Command, frozen=True, tag="suspend_operation"):
+    """Start no more jobs of it; running ones stay unless ``abort_running_jobs``."""
+
+    operation_id: str
+    abort_running_jobs: bool = False
+
+
+class ResumeOperation(_Command, frozen=True, tag="resume_operation"):
+    """Take back a suspension."""
+
+    operation_id: str
+
+
+class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
+    """Change pool, weight and the other options of a live operation, for all of its trees or for each (3.5)."""
+
+    operation_id: str
+    parameters: dict[str, Any]
+
+
+OperationCommand = (
+    StartOperation | AbortOperation | CompleteOperation | SuspendOperation | ResumeOperation | UpdateOperation
+)
+
+
+# --- reading a specification ---------------------------------------------------------------------------------------
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a specification asks for, checked, before pools are looked for.
+
+    ``trees`` None: it does not say, which is the default tree. ``options`` by tree, "" for all of them: names of
+    ``TREE_OPTIONS`` and ``pool`` to values.
+    """
+
+    tasks: tuple[Task, ...]
+    trees: tuple[str, ...] | None
+    options: dict[str, dict[str, Any]]
+    title: str
+    alias: str
+    preemption_mode: Literal["normal", "graceful"]
+    is_gang: bool
+    max_failed_job_count: int
+    job_cpu_monitor: dict[str, Any]
+    unrecognized: tuple[str, ...]
+
+
+KNOWN: Final = frozenset(
+    {
+        "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
+        "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "acl",
+        "owners", "secure_vault", "time_limit", "stderr_table_path", "core_table_path",
+    }
+)  # fmt: skip
+"""Keys at the root of a specification that mean something here or that the client adds by itself."""
+
+
+def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Wish:
+    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
+    table = _normalise(spec, "spec")
+    shared = _read_options("spec", table)
+    per_tree = _table(table.get("scheduling_options_per_pool_tree", {}), "spec/scheduling_options_per_pool_tree")
+    options = {"": shared}
+    for tree, given in per_tree.items():
+        where = f"spec/scheduling_options_per_pool_tree/{tree}"
+        named = _normalise(_table(given, where), where)
+        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, where)
+        options[tree] = _read_options(where, named)
+    trees = table.get("pool_trees")
+    if trees is not None:
+        trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
+        if not trees:
+            raise CommandError("spec/pool_trees: no pool tree is specified; name at least one or leave the option out")
+        if len(set(trees)) != len(trees):
+            raise CommandError("spec/pool_trees: a tree is named twice")
+        stray = [tree for tree in per_tree if tree not in trees]
+        if stray:
+            raise CommandError(
+                f"spec/scheduling_options_per_pool_tree: tree {stray[0]!r} is not among pool_trees {list(trees)}"
+            )
+    elif per_tree:
+        trees = tuple(per_tree)
+    monitor = table.get("job_cpu_monitor", {})
+    return Wish(
+        tasks=_read_tasks(table),
+        trees=trees,
+        options=options,
+        title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
+        alias=_text(table.get("alias", ""), "spec/alias", 1000),
+        preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
+        is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
+        max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
+        job_cpu_monitor=read_monitor(monitor) if monitor else {},
+        unrecognized=tuple(sorted(set(table) - KNOWN - TREE_OPTIONS)),
+    )
+
+
+def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        name = str(key).replace("-", "_")
+        name = ALIASES.get(name, name)
+        if name in result:
+            raise CommandError(f"{where}: option {name!r} is given twice in two spellings; keep one of them")
+        result[name] = value
+    return result
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
+            raise CommandError(f"{where}/{key}: unknown option; {hint}")
+
+
+def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type."""
+    raw = {name: given[name] for name in given if name in TREE_OPTIONS or name == "pool"}
+    if "pool" in raw:
+        raw["pool"] = _text(raw["pool"], f"{where}/pool", 1000)
+    for key in ("resource_limits", "non_preemptible_resource_usage_threshold"):
+        if raw.get(key) is not None:
+            for name in _table(raw[key], f"{where}/{key}"):
+                if name not in RESOURCES:
+                    raise CommandError(
+                        f"{where}/{key}/{name}: unknown resource; expected one of {', '.join(RESOURCES)}"
+                    )
+    try:
+        options = msgspec.convert({"pool": "", **raw}, OperationTreeOptions)
+    except msgspec.ValidationError as error:
+        raise CommandError(f"{where}: {_sentence(error)}") from None
+    for name, value in raw.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CommandError(f"{where}/{name}: expected a finite number, got {value}")
+    return {name: getattr(options, name) for name in raw}
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    """msgspec's message with the path first and without the dollar sign."""
+    text, _, path = str(error).partition(" - at `$")
+    return f"{path.rstrip('`').lstrip('.').replace('.', '/') or 'value'}: {text[0].lower()}{text[1:]}"
+
+
+def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
+    tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
+    if not tasks:
+        raise CommandError("spec/tasks: at least one task is needed, for example {t={job_count=1;command=...}}")
+    if len(tasks) > MAX_TASKS:
+        raise CommandError(f"spec/tasks: at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
+    result = tuple(_read_task(_text(name, "spec/tasks", 1000), given) for name, given in tasks.items())
+    total = sum(task.job_count for task in result)
+    if total > MAX_JOB_COUNT:
+        raise CommandError(f"spec/tasks: at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
+    return result
+
+
+def _read_task(name: str, given: object) -> Task:
+    where = f"spec/tasks/{name}"
+    task = _normalise(_table(given, where), where)
+    command = task.get("command", "")
+    if isinstance(command, list):
+        arguments: str | tuple[str, ...] = tuple(_text(part, f"{where}/command", MAX_TEXT) for part in command)
+    else:
+        arguments = _text(command, f"{where}/command", MAX_TEXT)
+    environment = _table(task.get("environment", {}), f"{where}/environment")
+    if "job_count" not in task:
+        raise CommandError(f"{where}/job_count: is missing; how many jobs shall run?")
+    rest = set(task) - {
+        "job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit", "network", "command", "environment",
+        "interruptible",
+    }  # fmt: skip
+    return Task(
+        name=name,
+        job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
+        cpu_limit=_number(task.get("cpu_limit", 1.0), f"{where}/cpu_limit", 1e9),
+        memory_limit=_integer(task.get("memory_limit", DEFAULT_MEMORY_LIMIT), f"{where}/memory_limit", 0, 2**60),
+        user_slots=_integer(task.get("user_slots", 1), f"{where}/user_slots", 0, 10**6),
+        gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
+        network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
+        command=arguments,
+        environment={
+            _text(key, f"{where}/environment", 1000): _text(value, f"{where}/environment/{key}", MAX_TEXT)
+            for key, value in environment.items()
+        },
+        interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
+        spec={key: task[key] for key in sorted(rest)},
+    )
+
+
+def _table(value: object, where: str, expected: str = "a map") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CommandError(f"{where}: expected {expected}, got {_kind(value)}")
+    return value
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise CommandError(f"{where}: expected a list, got {_kind(value)}")
+    return list(value)
+
+
+def _text(value: object, where: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise CommandError(f"{where}: expected text, got {_kind(value)}")
+    if len(value) > most:
+        raise CommandError(f"{where}: at most {most} characters are allowed, got {len(value)}")
+    return value
+
+
+def _flag(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise CommandError(f"{where}: expected true or false, got {_kind(value)}")
+    return value
+
+
+def _choice(value: object, where: str) -> Literal["normal", "graceful"]:
+    if value not in ("normal", "graceful"):
+        raise CommandError(f'{where}: expected "normal" or "graceful", got {value!r}')
+    return "graceful" if value == "graceful" else "normal"
+
+
+def _number(value: object, where: str, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CommandError(f"{where}: expected a number, got {_kind(value)}")
+    if not 0.0 <= value <= most:
+        raise CommandError(f"{where}: expected a number in [0, {most:g}], got {value}")
+    return float(value)
+
+
+def _integer(value: object, where: str, least: int, most: int) -> int:
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise CommandError(f"{where}: expected a whole number, got {_kind(value)}")
+    if not least <= number <= most:
+        raise CommandError(f"{where}: expected a whole number in [{least}, {most}], got {number}")
+    return number
+
+
+def _kind(value: object) -> str:
+    names = {dict: "a map", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    return "nothing" if value is None else names.get(type(value), type(value).__name__)
+
+
+def tree_options(wish_options: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
+    """The options of one tree: what is said for it, else what is said for all (2.5); ``pool`` is the resolved one."""
+    return OperationTreeOptions(**{**wish_options.get("", {}), **wish_options.get(tree, {}), "pool": pool})
+
+
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
+    table = _normalise(parameters, "parameters")
+    _refuse_unknown(
+        table,
+        TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", "acl", "owners", "annotations"},
+        "parameters",
+    )
+    result = {"": _read_options("parameters", table)}
+    where = "parameters/scheduling_options_per_pool_tree"
+    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
+        named = _normalise(_table(given, f"{where}/{tree}"), f"{where}/{tree}")
+        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, f"{where}/{tree}")
+        result[tree] = _read_options(f"{where}/{tree}", named)
+    return result
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:
+    """Task -> jobs still to be started; ``active`` counts the jobs that live."""
+    if record.is_finished:
+        return {}
+    needed: dict[str, int] = {}
+    for task in record.tasks:
+        counts = record.counts.get(task.name)
+        left = task.job_count - (counts.completed if counts else 0) - active.get(task.name, 0)
+        if left > 0:
+            needed[task.name] = left
+    return needed
+
+
+def count_job(record: OperationRecord, task: str, state: str, reason: str, now: float) -> OperationRecord:
+    """The record after a job ended in ``state``: completed, failed, aborted or lost.
+
+    All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``: it failed.
+    """
+    if record.is_finished:
+        return record
+    counts = record.counts.get(task, JobCounts())
+    counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
+    record = msgspec.structs.replace(record, counts={**record.counts, task: counts})
+    failed = sum(each.failed for each in record.counts.values())
+    if state == "failed" and failed >= record.max_failed_job_count:
+        return finish(record, "failed", now, f"{failed} jobs failed, as many as max_failed_job_count; last: {reason}")
+    if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
+        return finish(record, "completed", now, "")
+    return record
+
+
+def finish(
+    record: OperationRecord, state: Literal["completed", "failed", "aborted"], now: float, error: str
+) -> OperationRecord:
+    """The record of an operation that has ended."""
+    return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error)
+
+
+def activate(record: OperationRecord, tree: str) -> OperationRecord:
+    """It got a running slot in ``tree`` (3.2)."""
+    return msgspec.structs.replace(record, state="running", running_in=(*record.running_in, tree))
+
+
+def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) -> OperationRecord:
+    """The record without the trees that are gone; aborted when none is left (2.3)."""
+    left = {name: options for name, options in record.trees.items() if name in trees}
+    if len(left) == len(record.trees):
+        return record
+    if not left:
+        return finish(record, "aborted", now, "No suitable fair-share trees to schedule operation")
+    running = tuple(name for name in record.running_in if name in left)
+    state: Literal["running", "pending"] = "running" if running else "pending"
+    return msgspec.structs.replace(record, trees=left, running_in=running, state=state)

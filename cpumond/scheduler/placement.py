@@ -1,0 +1,251 @@
+"""Which operations get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
+
+``ServiceOrder`` keeps, for each pool, a heap of what below it wants jobs, the least satisfied first; a change of one
+operation moves only its own path. ``find_jobs`` is one regular stage of one heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+from cpumond.fairshare.resources import Vector, dominates, share, subtract
+from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import Task
+from cpumond.scheduler.snapshot import element_name, fifo_order, room_left
+
+SHARE_EPS = 1e-9
+"""Shares that differ by less are equal; sums of floats do."""
+NEVER = float("inf")
+
+Entry = tuple[float, int, int, Element]
+"""Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
+
+
+def satisfaction(element: Element) -> float:
+    """How much of its fair share an element uses: lower is served earlier, 1 is exactly the fair share (7.2).
+
+    Of an operation from its own usage; what a pool's is, its heap says.
+    """
+    return satisfaction_of(share(element.usage, element.tree.total), element.fair_share, element.demand_share)
+
+
+def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
+    """7.2 for shares: of usage, the fair share and the demand."""
+    if max(fair) <= SHARE_EPS:
+        return NEVER
+    over = max(
+        (u / f if f > SHARE_EPS else NEVER for u, f in zip(usage, fair, strict=True) if u > f + SHARE_EPS),
+        default=0.0,
+    )
+    if over:
+        return over
+    open_ratios = [u / f for u, f, d in zip(usage, fair, demand, strict=True) if f < d - SHARE_EPS and f > SHARE_EPS]
+    if open_ratios:
+        return max(open_ratios)
+    blocked = [u / f for u, f in zip(usage, fair, strict=True) if f > SHARE_EPS]
+    return min(blocked, default=1.0)
+
+
+def wants_jobs(element: OperationElement) -> bool:
+    """Whether it takes part in placement: it runs here, is not suspended, and has jobs to start."""
+    operation = element.operation
+    return element.is_running and not operation.record.suspended and bool(operation.needed)
+
+
+class _Heap:
+    """The children of one pool that want jobs."""
+
+    __slots__ = ("entries", "versions", "ranks")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.versions: dict[Element, int] = {}
+        """Element -> version of its valid entry; -1 for one that is out."""
+        self.ranks: dict[Element, int] = {}
+
+    def top(self) -> Entry | None:
+        entries, versions = self.entries, self.versions
+        while entries:
+            entry = entries[0]
+            if versions[entry[3]] == entry[2]:
+                return entry
+            heappop(entries)
+        return None
+
+
+class ServiceOrder:
+    """The order in which operations of one tree are served, from one fair-share update to the next (7.1)."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._heaps: dict[PoolElement, _Heap] = {}
+        self._version = 0
+        self._aside: list[OperationElement] = []
+        tree.changed.clear()
+        self._build(tree.root)
+
+    def _build(self, pool: PoolElement) -> float | None:
+        heap = self._heaps[pool] = _Heap()
+        for child in pool.children.values():
+            key = self._build(child)
+            heap.ranks[child] = len(heap.ranks)
+            self._enter(heap, child, key)
+        if pool.mode == "fifo":
+            for element in fifo_order(pool):
+                heap.ranks[element] = len(heap.ranks)
+        else:
+            for element in pool.operations.values():
+                if element.is_running:
+                    heap.ranks[element] = len(heap.ranks)
+        for element in pool.operations.values():
+            if element in heap.ranks:
+                self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
+        heapify(heap.entries)
+        return self._key_of_pool(heap)
+
+    def _enter(self, heap: _Heap, child: Element, key: float | None) -> None:
+        """Note an entry in a heap that is being built; None for one that wants nothing."""
+        self._version += 1
+        heap.versions[child] = -1 if key is None else self._version
+        if key is not None:
+            heap.entries.append((key, heap.ranks[child], self._version, child))
+
+    def _key_of(self, element: OperationElement) -> float:
+        parent = element.parent
+        assert parent is not None
+        element.satisfaction = satisfaction(element)
+        if parent.mode == "fifo" and self.tree.config.settings.fifo_pool_scheduling_order == "fifo":
+            return 0.0
+        return element.satisfaction
+
+    def _key_of_pool(self, heap: _Heap) -> float | None:
+        """A pool's key: of its best child; None when nothing below wants a job."""
+        top = heap.top()
+        if top is None:
+            return None
+        child = top[3]
+        return child.satisfaction if isinstance(child, OperationElement) else top[0]
+
+    def best(self) -> OperationElement | None:
+        """The operation that is served next, None when nobody wants a job."""
+        pool = self.tree.root
+        while True:
+            top = self._heaps[pool].top()
+            if top is None:
+                return None
+            child = top[3]
+            if isinstance(child, OperationElement):
+                return child
+            assert isinstance(child, PoolElement)
+            pool = child
+
+    def refresh(self, element: OperationElement) -> None:
+        """Its usage or its needs changed."""
+        self._place(element, self._key_of(element) if wants_jobs(element) else None)
+
+    def set_aside(self, element: OperationElement) -> None:
+        """Pass it over until ``restore`` (7.1, deactivation)."""
+        self._aside.append(element)
+        self._place(element, None)
+
+    def restore(self) -> None:
+        """End of a heartbeat: whoever was set aside takes part again."""
+        for element in self._aside:
+            self.refresh(element)
+        self._aside.clear()
+
+    def catch_up(self) -> None:
+        """Take in what happened to operations since the last look."""
+        changed = self.tree.changed
+        for element in list(changed):
+            self.refresh(element)
+        changed.clear()
+
+    def _place(self, element: OperationElement, key: float | None) -> None:
+        child: Element = element
+        pool = element.parent
+        while pool is not None:
+            heap = self._heaps.get(pool)
+            if heap is None or child not in heap.versions:
+                return  # came or moved after this order was made; the next update's has it
+            before = heap.top()
+            self._version += 1
+            heap.versions[child] = -1 if key is None else self._version
+            if key is not None:
+                heappush(heap.entries, (key, heap.ranks[child], self._version, child))
+            if before is heap.top() and before is not None and before[3] is not child:
+                return
+            key = self._key_of_pool(heap)
+            if before is None and key is None:
+                return
+            child, pool = pool, pool.parent
+
+
+def refuse(element: OperationElement, task: Task, free: Vector) -> str:
+    """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
+    if not dominates(free, task.resources):
+        return "node_resources"
+    left, tightest = room_left(element)
+    if not dominates(left, task.resources):
+        return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+    return ""
+
+
+def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str]:
+    """The first task that may start a job with ``free`` on the node, or None and why the last one may not."""
+    reason = "no_needed_jobs"
+    for task in element.operation.next_tasks():
+        reason = refuse(element, task, free)
+        if not reason:
+            return task, ""
+    return None, reason
+
+
+def is_spare(node: Node, free: Vector, spare: Vector) -> bool:
+    """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
+    return all(f >= s or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
+
+
+def place_jobs(
+    order: ServiceOrder,
+    node: Node,
+    spare: Vector,
+    make_job: Callable[[OperationElement, Task, Node], Job],
+    start: Callable[[Job], None],
+) -> list[Job]:
+    """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
+
+    Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
+    not counted anywhere.
+    """
+    started: list[Job] = []
+    order.catch_up()
+    free = node.free
+    while is_spare(node, free, spare):
+        element = order.best()
+        if element is None:
+            break
+        task, reason = find_task(element, free)
+        if task is None:
+            element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+            order.set_aside(element)
+            continue
+        job = make_job(element, task, node)
+        start(job)
+        order.refresh(element)
+        started.append(job)
+        free = subtract(free, task.resources)
+    order.restore()
+    order.tree.changed.clear()
+    return started
+
+
+def service_rank(elements: Sequence[OperationElement]) -> list[OperationElement]:
+    """Operations in the order of service, least satisfied on every level first; for preemptive stages (6.6)."""
+
+    def key(element: OperationElement) -> tuple[tuple[float, str], ...]:
+        path = [(satisfaction(pool), pool.name) for pool in element.ancestors()]
+        return (*reversed(path[:-1]), (satisfaction(element), element.name))
+
+    return sorted(elements, key=key)

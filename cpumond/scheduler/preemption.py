@@ -1,0 +1,688 @@
+"""Which jobs are taken away, for whom and why: decisions only, nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
+
+Pure and deterministic: times are arguments, jobs are walked in the order of their start. Of the living tree only the
+jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cpumond.fairshare.resources import RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, greatest, share, subtract
+from cpumond.fairshare.validate import named, printable, quoted
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    Job,
+    Node,
+    OperationElement,
+    PoolElement,
+    Preemptibility,
+    usage_share,
+)
+from cpumond.scheduler.model import PreemptionRecord, Task, to_amounts, to_vector
+from cpumond.scheduler.placement import is_spare, satisfaction_of
+from cpumond.scheduler.starvation import EPSILON, starving_element
+
+TargetPriority = Literal["normal", "aggressive"]
+Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]
+
+ROUNDING: Final = 1e-9
+"""What sums of usage may be off by, as a part of the capacity, limit or total that they are compared with."""
+
+GIB: Final = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionPlan:
+    """One job to start, and the jobs on the same node that must end for it, the oldest last, each with its reason.
+
+    After the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job
+    exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that. ``freed`` is the victims' usage.
+    """
+
+    element: OperationElement
+    task: Task
+    priority: TargetPriority
+    victims: tuple[tuple[Job, str], ...]
+    freed: Vector
+
+
+# --- 6.4: which jobs are protected -------------------------------------------------------------------------------
+
+
+def sort_jobs(element: OperationElement) -> None:
+    """Put the active jobs of an operation in the three lists of 6.4, if they may have changed (``lists_are_old``).
+
+    In the order of start; U is the usage of all jobs before. A job is non-preemptible while U is below the fair share
+    times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
+    ``non_preemptible_resource_usage_threshold`` on all resources that it names; then aggressively preemptible while U
+    is below the fair share times ``preemption_satisfaction_threshold``; then preemptible, unless the fair share covers
+    the whole demand. A resource is blocked when the fair share covers its demand; if all are, any one is enough.
+    """
+    if not element.lists_are_old:
+        return
+    element.lists_are_old = False
+    settings = element.tree.config.settings
+    covered = _covers_demand(element)
+    names = _resources_that_count(element)
+    total = element.tree.total
+    inner, outer = (
+        tuple((element.fair_share[k] * threshold - ROUNDING) * total[k] for k in names)
+        for threshold in (
+            settings.aggressive_preemption_satisfaction_threshold,
+            settings.preemption_satisfaction_threshold,
+        )
+    )
+    least_list = AGGRESSIVELY_PREEMPTIBLE if covered and any(element.demand_share) else PREEMPTIBLE
+    meets = any if covered else all
+    threshold = element.rules.non_preemptible_threshold if element.rules is not None else None
+    status: Preemptibility = NON_PREEMPTIBLE
+    before = ZERO
+    for job in sorted(element.jobs.values(), key=_start):
+        if status == NON_PREEMPTIBLE:
+            safe = threshold is not None and all(u < t for u, t in zip(before, threshold, strict=True))
+            if not safe and not meets(before[k] < bound for k, bound in zip(names, inner, strict=True)):
+                status = AGGRESSIVELY_PREEMPTIBLE
+        if (
+            status == AGGRESSIVELY_PREEMPTIBLE
+            and least_list == PREEMPTIBLE
+            and not meets(before[k] < bound for k, bound in zip(names, outer, strict=True))
+        ):
+            status = PREEMPTIBLE
+        job.preemptibility = status
+        before = add(before, job.usage)
+
+
+def _covers_demand(element: Element) -> bool:
+    """Whether all resources are blocked: the fair share covers the demand on each (7.2)."""
+    return all(d <= f + ROUNDING for f, d in zip(element.fair_share, element.demand_share, strict=True))
+
+
+def _resources_that_count(element: Element) -> tuple[int, ...]:
+    """The non-blocked resources, or all that the cluster has when all are blocked."""
+    total, fair_share, demand_share = element.tree.total, element.fair_share, element.demand_share
+    names = tuple(k for k in range(len(RESOURCES)) if total[k] and demand_share[k] > fair_share[k] + ROUNDING)
+    return names or tuple(k for k in range(len(RESOURCES)) if total[k])
+
+
+def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
+    """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule).
+
+    ``max_unpreemptible_running_job_count`` of the tree, or the operation's if that is less; fewer jobs than the value
+    are protected, and as many, too, without ``strict_unpreemptible_running_job_count``.
+    """
+    settings = element.tree.config.settings
+    limit = settings.max_unpreemptible_running_job_count
+    if limit is None:
+        return False
+    own = element.options.max_unpreemptible_running_job_count
+    if own is not None:
+        limit = min(limit, own)
+    return job_count < limit or (job_count == limit and not settings.strict_unpreemptible_running_job_count)
+
+
+# --- 6.5, 7.2: satisfaction, and what blocks from above ----------------------------------------------------------
+
+
+def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
+    """Usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its usage.
+
+    1 is exactly the fair share, infinity no fair share at all.
+    """
+    usage = share(subtract(element.usage, lost), element.tree.total)
+    return satisfaction_of(usage, element.fair_share, element.demand_share)
+
+
+def _blocks(element: Element, victim: OperationElement, aggressive: bool, lost: Vector = ZERO) -> bool:
+    """Whether this element, the victim's operation or a pool above it, gives nothing away (6.5 a and b)."""
+    settings = element.tree.config.settings
+    if settings.preemption_check_starvation and element.starvation_status != "non_starving":
+        return True
+    if not settings.preemption_check_satisfaction:
+        return False
+    assert element.rules is not None
+    assert victim.rules is not None
+    threshold = settings.preemption_satisfaction_threshold
+    if aggressive and element.rules.aggressive_preemption and victim.rules.aggressive_preemption:
+        threshold = settings.aggressive_preemption_satisfaction_threshold
+    return local_satisfaction(element, lost) < threshold + EPSILON
+
+
+def _path(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
+    """The element and the pools above it without the root."""
+    yield element
+    for pool in element.ancestors():
+        if not pool.is_root:
+            yield pool
+
+
+def _is_permitted(job: Job, aggressive: bool) -> bool:
+    """Whether the job's own list gives it away at this priority (6.4)."""
+    if job.preemptibility == PREEMPTIBLE:
+        return True
+    rules = job.element.rules
+    assert rules is not None
+    return aggressive and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and rules.aggressive_preemption
+
+
+# --- 6.6: one preemptive attempt ---------------------------------------------------------------------------------
+
+
+def plan_preemption(
+    node: Node, targets: Sequence[tuple[OperationElement, TargetPriority]], now: float, spare: Vector
+) -> PreemptionPlan | None:
+    """The first job of a starving operation that room can be made for on this node, and the jobs that must go for it.
+
+    ``targets`` come in the usual order of service, with their priorities; aggressive ones are tried before normal
+    ones. A stage is left out when the node's free resources and all that could be freed do not reach ``spare`` (6.6).
+
+    Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
+    others those with a lowered limit; what is not needed in the end is spared, the oldest first. Each is taken only if
+    its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those before.
+    Elements above both victim and target never block: the pool's total does not fall (conditional preemption).
+
+    No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
+    its losses still be better satisfied (7.2) than the target's side is now. So a swap raises the lesser of the two
+    satisfactions, and the reverse swap, which would lower it again, is refused until shares or usage change.
+    """
+    for priority in _STAGES:
+        chosen = [element for element, own in targets if own == priority]
+        if not chosen:
+            continue
+        stage = _Stage(node, priority)
+        if is_spare(node, add(stage.free, stage.most), spare):
+            plan = _try_targets(stage, chosen, now)
+            if plan is not None:
+                return plan
+    return None
+
+
+_STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
+
+
+class _Stage:
+    """The candidates on one node at one priority, latest start first, and what they could free (6.6 step 2)."""
+
+    def __init__(self, node: Node, priority: TargetPriority) -> None:
+        self.priority = priority
+        self.aggressive = aggressive = priority == "aggressive"
+        self.free = _vector(f + c * ROUNDING for f, c in zip(node.free, node.capacity, strict=True))
+        self.candidates: list[tuple[Job, PoolElement | None]] = []
+        """With the nearest pool that blocks: only targets inside it may take the job."""
+        self.discount = ZERO
+        self.conditional: dict[PoolElement, Vector] = {}
+        blockers: dict[OperationElement, Element | None] = {}
+        for job in node.jobs.values():
+            element = job.element
+            if not job.is_active or not _may_lose(element):
+                continue
+            sort_jobs(element)
+            if not _is_permitted(job, aggressive):
+                continue
+            if element not in blockers:
+                blockers[element] = next((e for e in _path(element) if _blocks(e, element, aggressive)), None)
+            blocker = blockers[element]
+            if blocker is None:
+                self.discount = add(self.discount, job.usage)
+                self.candidates.append((job, None))
+            elif isinstance(blocker, PoolElement) and element.tree.config.settings.enable_conditional_preemption:
+                self.conditional[blocker] = add(self.conditional.get(blocker, ZERO), job.usage)
+                self.candidates.append((job, blocker))
+        self.candidates.sort(key=lambda candidate: _victim_order(candidate[0]))
+        self.most = self.discount
+        for amount in self.conditional.values():
+            self.most = greatest(self.most, add(self.discount, amount))
+
+
+def _may_lose(element: OperationElement) -> bool:
+    if element.operation.record.preemption_mode == "graceful":
+        return False
+    return not is_protected_by_count(element, len(element.jobs))
+
+
+def _start(job: Job) -> int:
+    return job.sequence
+
+
+def _victim_order(job: Job) -> tuple[int, int, int]:
+    if not job.element.tree.config.settings.preempt_cpu_gap_first:
+        return (0, 0, -job.sequence)
+    protected = job.preemptibility != PREEMPTIBLE
+    return (int(protected), int(protected and not job.has_cpu_gap), -job.sequence)
+
+
+def _try_targets(stage: _Stage, targets: list[OperationElement], now: float) -> PreemptionPlan | None:
+    # The same pool and the same order fail again for whoever is served later: its satisfaction is not less.
+    failed: dict[tuple[PoolElement, Vector], float] = {}
+    own = {job.element for job, _ in stage.candidates}
+    for target in targets:
+        pool = target.parent
+        assert pool is not None
+        discount = stage.discount
+        if stage.conditional:
+            for above in target.ancestors():
+                discount = add(discount, stage.conditional.get(above, ZERO))
+        available = add(stage.free, discount)
+        satisfaction: float | None = None
+        for task in target.operation.next_tasks():
+            order = task.resources
+            if not dominates(available, order):
+                continue
+            if satisfaction is None:
+                satisfaction = local_satisfaction(target)
+            key = (pool, order)
+            if key in failed and satisfaction >= failed[key]:
+                continue
+            swap = _Swap(stage, target, order, satisfaction)
+            victims = swap.find_victims()
+            if victims is not None:
+                return _make_plan(target, task, stage.priority, victims, now)
+            if target not in own and swap.is_possible:
+                failed[key] = satisfaction
+    return None
+
+
+class _Room:
+    """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
+
+    __slots__ = ("depth", "missing")
+
+    def __init__(self, depth: int, missing: Vector) -> None:
+        self.depth = depth
+        """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
+        self.missing = missing
+
+    @property
+    def is_there(self) -> bool:
+        return max(self.missing) <= 0.0
+
+    def needs(self, job: Job) -> bool:
+        return _uses(job, self.missing)
+
+
+class _Swap:
+    """The search for victims for one order of one target."""
+
+    def __init__(self, stage: _Stage, target: OperationElement, order: Vector, satisfaction: float) -> None:
+        self.stage = stage
+        self.target = target
+        self.order = order
+        self.pools = list(target.ancestors())
+        self.depths = {pool: depth for depth, pool in enumerate(self.pools)}
+        self.branches: list[Element] = [target, *self.pools]
+        """Below ``pools[i]``, the target's side is ``branches[i]``."""
+        self.satisfactions: dict[int, float] = {0: satisfaction}
+        self.lost: dict[Element, Vector] = {}
+        self.counts: dict[OperationElement, int] = {}
+        self.was_refused_for_losses = False
+        self.is_possible = dominates(_room_below_limits(target, order), ZERO)
+
+    def find_victims(self) -> list[Job] | None:
+        """Victims in the order of the walk, none of them without need; None when the room cannot be made."""
+        if not self.is_possible:
+            return None
+        candidates = [
+            job
+            for job, blocker in self.stage.candidates
+            if job.element is not self.target and (blocker is None or blocker in self.depths)
+        ]
+        victims = self._walk(candidates)
+        if victims is None and self.was_refused_for_losses:
+            # The first ones used up what a pool may lose; a single larger job may do.
+            victims = next((one for one in map(self._walk, ([job] for job in candidates)) if one is not None), None)
+        return victims
+
+    def _walk(self, candidates: list[Job]) -> list[Job] | None:
+        self.lost.clear()
+        self.counts.clear()
+        rooms = self._find_rooms()
+        victims: list[Job] = []
+        for job in candidates:
+            if all(room.is_there for room in rooms):
+                break
+            side, depth = self._find_side(job.element)
+            needed = any(room.depth < 0 or room.depth >= depth for room in rooms if room.needs(job))
+            if not needed or not self._may_go(job, side, depth):
+                continue
+            victims.append(job)
+            self._lose(job)
+            for room in rooms:
+                if room.depth < 0 or room.depth >= depth:
+                    room.missing = subtract(room.missing, job.usage)
+        if not all(room.is_there for room in rooms):
+            return None
+        return self._spare(victims, rooms)
+
+    def _spare(self, victims: list[Job], rooms: list[_Room]) -> list[Job]:
+        for job in sorted(victims, key=_start):
+            _, depth = self._find_side(job.element)
+            concerned = [room for room in rooms if room.depth < 0 or room.depth >= depth]
+            without = [add(room.missing, job.usage) for room in concerned]
+            if all(max(missing) <= 0.0 for missing in without):
+                victims = [other for other in victims if other is not job]
+                for room, missing in zip(concerned, without, strict=True):
+                    room.missing = missing
+        return victims
+
+    def _find_rooms(self) -> list[_Room]:
+        rooms = [_Room(-1, subtract(self.order, self.stage.free))]
+        for depth, pool in enumerate(self.pools):
+            if not pool.is_root and pool.limits != UNLIMITED:
+                missing = subtract(ZERO, _room_below_limits(pool, self.order))
+                if max(missing) > 0.0:
+                    rooms.append(_Room(depth, missing))
+        return rooms
+
+    def _find_side(self, victim: OperationElement) -> tuple[Element, int]:
+        """The victim's side below the lowest common pool, and that pool's place among the target's pools."""
+        side: Element = victim
+        for pool in victim.ancestors():
+            depth = self.depths.get(pool)
+            if depth is not None:
+                return side, depth
+            side = pool
+        raise AssertionError("victim and target are of one tree")
+
+    def _may_go(self, job: Job, side: Element, depth: int) -> bool:
+        """Whether this job, too, may be taken after the losses so far (see ``plan_preemption``)."""
+        element = job.element
+        aggressive = self.stage.aggressive
+        if is_protected_by_count(element, self.counts.get(element, len(element.jobs))):
+            return self._refuse(element)
+        conditional = element.tree.config.settings.enable_conditional_preemption
+        for above in _path(element):
+            lost = self.lost.get(above)
+            if lost is not None and _blocks(above, element, aggressive, lost):
+                return self._refuse(above)
+            if above is side and conditional:
+                break
+        after = local_satisfaction(side, add(self.lost.get(side, ZERO), job.usage))
+        if depth not in self.satisfactions:
+            self.satisfactions[depth] = local_satisfaction(self.branches[depth])
+        if after > self.satisfactions[depth] + EPSILON:
+            return True
+        return self._refuse(side)
+
+    def _refuse(self, element: Element) -> bool:
+        self.was_refused_for_losses |= element in self.lost
+        return False
+
+    def _lose(self, job: Job) -> None:
+        element = job.element
+        self.counts[element] = self.counts.get(element, len(element.jobs)) - 1
+        for above in _path(element):
+            self.lost[above] = add(self.lost.get(above, ZERO), job.usage)
+
+
+def _room_below_limits(element: Element, order: Vector) -> Vector:
+    """What is left of the element's limits after ``order``, the tolerance of pools and rounding included."""
+    tolerance = ZERO
+    if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
+        tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
+    return _vector(
+        limit + extra + limit * ROUNDING - usage - more
+        for limit, extra, usage, more in zip(element.limits, tolerance, element.usage, order, strict=True)
+    )
+
+
+def _vector(numbers: Iterable[float]) -> Vector:
+    a, b, c, d, e = numbers
+    return (a, b, c, d, e)
+
+
+def _make_plan(
+    target: OperationElement, task: Task, priority: TargetPriority, victims: list[Job], now: float
+) -> PreemptionPlan:
+    reason = _tell_starvation(target, now)
+    freed = ZERO
+    for job in victims:
+        freed = add(freed, job.usage)
+    told = tuple((job, f"{reason}; {_tell_shares(job.element)}") for job in victims)
+    return PreemptionPlan(target, task, priority, told, freed)
+
+
+# --- 6.6 step 5, 6.7, 1.9: jobs that go for no other job's sake --------------------------------------------------
+
+
+def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
+    """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
+
+    With the element whose limit it is (the nearest one) and the reason; latest start first, only until the limits
+    hold, and only jobs that use what is above the limit. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
+
+    Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
+    elements above them (6.5) - never those that only targets inside a blocking pool may take. Lists and counts protect
+    from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
+    online, its other jobs here go, too. So a lowered ``resource_limits`` takes jobs away whatever their number.
+    """
+    jobs = sorted((job for job in node.jobs.values() if job.is_active), key=_start, reverse=True)
+    if not any(_is_above_limits(above, ZERO) for element in _operations_of(jobs) for above in _path(element)):
+        return []
+    lost: dict[Element, Vector] = {}
+    found: list[tuple[Job, Element]] = []
+    for job in jobs:
+        if _is_candidate_for_limits(job):
+            violated = _find_violated(job, lost)
+            if violated is not None:
+                found.append((job, violated))
+                _count_loss(job, lost)
+    taken = {job.id for job, _ in found}
+    for job in jobs:
+        violated = None if job.id in taken else _find_violated(job, lost)
+        if violated is None or any(_blocks(above, job.element, True) for above in _path(job.element)):
+            continue
+        if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken):
+            found.append((job, violated))
+            _count_loss(job, lost)
+    found.sort(key=lambda pair: pair[0].sequence)
+    needed: list[tuple[Job, Element, str]] = []
+    for job, violated in found:
+        without = dict(lost)
+        without.update((above, subtract(lost[above], job.usage)) for above in _path(job.element))
+        if _find_violated(job, without) is None:
+            lost = without
+        else:
+            needed.append((job, violated, _tell_limits(violated)))
+    needed.reverse()
+    return needed
+
+
+def _operations_of(jobs: list[Job]) -> list[OperationElement]:
+    return list(dict.fromkeys(job.element for job in jobs))
+
+
+def _excess(element: Element, lost: Vector) -> Vector:
+    if element.limits == UNLIMITED:
+        return ZERO
+    return subtract(ZERO, add(_room_below_limits(element, ZERO), lost))
+
+
+def _is_above_limits(element: Element, lost: Vector) -> bool:
+    return max(_excess(element, lost)) > 0.0
+
+
+def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
+    for above in _path(job.element):
+        if _uses(job, _excess(above, lost.get(above, ZERO))):
+            return above
+    return None
+
+
+def _uses(job: Job, excess: Vector) -> bool:
+    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, job.usage, strict=True))
+
+
+def _count_loss(job: Job, lost: dict[Element, Vector]) -> None:
+    for above in _path(job.element):
+        lost[above] = add(lost.get(above, ZERO), job.usage)
+
+
+def _is_candidate_for_limits(job: Job) -> bool:
+    element = job.element
+    if not _may_lose(element):
+        return False
+    sort_jobs(element)
+    return _is_permitted(job, True) and not any(_blocks(above, element, True) for above in _path(element))
+
+
+def _has_candidates(element: Element, excess: Vector, taken: set[str]) -> bool:
+    """Whether any job below the element that uses what is above its limits could still go before protected ones."""
+    if isinstance(element, OperationElement):
+        return any(
+            job.id not in taken and job.node.is_online and _uses(job, excess) and _is_candidate_for_limits(job)
+            for job in element.jobs.values()
+        )
+    assert isinstance(element, PoolElement)
+    children: tuple[Element, ...] = (*element.children.values(), *element.operations.values())
+    return any(_has_candidates(child, excess, taken) for child in children)
+
+
+def find_graceful(node: Node) -> list[tuple[Job, str]]:
+    """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
+
+    They are asked to end whether or not anybody starves; the count rule protects them as it does others.
+    """
+    found: list[tuple[Job, str]] = []
+    for job in sorted(node.jobs.values(), key=_start, reverse=True):
+        element = job.element
+        if not job.is_active or element.operation.record.preemption_mode != "graceful":
+            continue
+        sort_jobs(element)
+        if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):
+            found.append((job, f"its operation gives up what it has above its share: {_tell_shares(element)}"))
+    return found
+
+
+def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tuple[Job, str]]:
+    """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2).
+
+    The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
+    others are returned, latest start first. With ``preempt_cpu_gap_first`` jobs with a lowered limit are less
+    protected than others of the two protected lists (1.9 point 3). What foreign jobs use is not there to be shared.
+    """
+    since = node.overcommitted_since
+    if since is None or now - since <= allowed_s:
+        return []
+    room = subtract(add(node.capacity, _vector(c * ROUNDING for c in node.capacity)), node.foreign_usage)
+    if dominates(room, node.used):
+        return []
+    jobs = [job for job in node.jobs.values() if job.is_active]
+    for element in _operations_of(jobs):
+        sort_jobs(element)
+    why = _tell_overcommit(node, now - since)
+    found: list[tuple[Job, str]] = []
+    for job in sorted(jobs, key=_protection_order):
+        left = subtract(room, job.usage)
+        # A resource that it does not use cannot be what it has to go for.
+        if any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, left, strict=True)):
+            found.append((job, why))
+        else:
+            room = left
+    found.sort(key=lambda pair: -pair[0].sequence)
+    return found
+
+
+def _protection_order(job: Job) -> tuple[int, int, int]:
+    gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
+    return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.sequence)
+
+
+# --- 6.6 step 6: records and sentences ---------------------------------------------------------------------------
+
+
+def make_record(
+    job: Job,
+    kind: Kind,
+    why: str,
+    now: float,
+    preemptor_job_id: str = "",
+    preemptor: OperationElement | None = None,
+    priority: Literal["", "normal", "aggressive"] = "",
+) -> PreemptionRecord:
+    """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` a reason from this module.
+
+    Call it while the job still has its usage. The record's ``why`` is the whole sentence.
+    """
+    element = job.element
+    assert element.parent is not None
+    head = _HEADS[kind]
+    for_operation = for_pool = ""
+    if preemptor is not None:
+        assert preemptor.parent is not None
+        for_operation, for_pool = preemptor.name, preemptor.parent.name
+        if kind == "preempted":
+            where = f"{named('operation', for_operation)} in {named('pool', for_pool)}"
+            head = f"preempted to start job {printable(preemptor_job_id)} of {where}"
+    return PreemptionRecord(
+        job_id=job.id,
+        operation_id=element.name,
+        tree=element.tree.name,
+        pool=element.parent.name,
+        node_id=job.node.id,
+        at=now,
+        kind=kind,
+        why=f"{head}: {why}" if why else head,
+        freed=to_amounts(job.usage),
+        preemptor_job_id=preemptor_job_id,
+        preemptor_operation_id=for_operation,
+        preemptor_pool=for_pool,
+        priority=priority,
+    )
+
+
+_HEADS: Final[dict[Kind, str]] = {
+    "preempted": "preempted",
+    "limit_violated": "preempted because of violated resource limits",
+    "overcommit": "preempted because the node is overcommitted",
+    "graceful": "preempted gracefully",
+    "aborted": "aborted",
+}
+
+
+def _tell_starvation(target: OperationElement, now: float) -> str:
+    element: OperationElement | PoolElement = starving_element(target) or target
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    how = "aggressively starving" if element.starvation_status == "aggressively_starving" else "starving"
+    below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
+    return (
+        f"{_tell_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
+        f"it uses {usage:.1%}, its fair share is {fair_share:.1%} of the cluster"
+    )
+
+
+def _tell_shares(element: Element) -> str:
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    return f"{_tell_name(element)} uses {usage:.1%}, its fair share is {fair_share:.1%}"
+
+
+def _tell_limits(element: Element) -> str:
+    excess = _excess(element, ZERO)
+    parts = [
+        f"{_tell_amount(k, element.usage[k])} of {_tell_amount(k, element.limits[k])} {RESOURCES[k]}"
+        for k in range(len(RESOURCES))
+        if excess[k] > 0.0
+    ]
+    return f"{_tell_name(element)} uses {', '.join(parts)} that its limits allow"
+
+
+def _tell_overcommit(node: Node, for_s: float) -> str:
+    free = node.free
+    parts = [
+        f"{_tell_amount(k, node.capacity[k] - free[k])} of {_tell_amount(k, node.capacity[k])} {RESOURCES[k]}"
+        for k in range(len(RESOURCES))
+        if free[k] < -ROUNDING * node.capacity[k]
+    ]
+    return f"node {quoted(node.address)} uses {', '.join(parts)} for {for_s:.0f} s"
+
+
+def _tell_name(element: Element) -> str:
+    return named("operation" if isinstance(element, OperationElement) else "pool", element.name)
+
+
+def _tell_amount(resource: int, amount: float) -> str:
+    return f"{amount / GIB:.4g} GiB" if RESOURCES[resource] == "memory" else f"{amount:.6g}"

@@ -1,0 +1,1024 @@
+"""The scheduler's state and everything that changes it; pure: time and ids are arguments (semantics.md 2 to 9).
+
+Two kinds of change. What must survive a crash goes through a ``Transaction``: ``prepare`` (a command), ``receive``
+(what a heartbeat says has ended), ``settle`` and ``expire`` compute one without changing anything lasting, the caller
+stores its records, then ``apply`` installs it. Loading a store is applying what is in it. The rest, usage and running
+jobs, is changed at once and comes back from the nodes' heartbeats after a restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
+from cpumond.scheduler import admission, config_commands, operations, preemption, starvation
+from cpumond.scheduler.config_commands import ConfigCommand
+from cpumond.scheduler.elements import (
+    Job,
+    Node,
+    Operation,
+    OperationElement,
+    PoolElement,
+    Stop,
+    Tree,
+    change_usage,
+    end_job,
+    start_job,
+)
+from cpumond.scheduler.model import (
+    NO_SUCH_OPERATION,
+    RESOLVE,
+    SUBPOOL_DELIMITER,
+    TOO_MANY_OPERATIONS,
+    CommandError,
+    Config,
+    JobRecord,
+    JobState,
+    NodeRecord,
+    OperationRecord,
+    OperationTreeOptions,
+    PreemptionRecord,
+    Task,
+    to_amounts,
+    to_vector,
+)
+from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.operations import OperationCommand
+from cpumond.scheduler.placement import ServiceOrder, place_jobs, service_rank
+from cpumond.scheduler.snapshot import SnapshotMaker, accept
+from cpumond.wire import (
+    FinishedJob,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobOrder,
+    JobReport,
+    NodeRegistration,
+    StopOrder,
+)
+
+Command = ConfigCommand | OperationCommand
+KEPT_PREEMPTIONS = 10_000
+MAX_NODE_FAILURE_REASON = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The part of the scheduler's configuration that decisions read; times in seconds."""
+
+    max_operation_count: int = 5000
+    pools: admission.PoolRules = admission.PoolRules()  # noqa: RUF009 - frozen
+    pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    erase_trees_with_pool_limit_violations: bool = False
+    heartbeat_period_s: float = 1.0
+    node_heartbeat_timeout_s: float = 60.0
+    waiting_job_timeout_s: float = 30.0
+    overcommit_duration_s: float = 15.0
+    spare: Vector = (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
+    finished_operation_retention_count: int = 1000
+    read_monitor: Callable[[Any], dict[str, Any]] = dict
+    """Checks a section ``job_cpu_monitor``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A change that is stored before it is applied. Records replace those of the same key.
+
+    ``id`` and ``warnings`` are for who asked; ``ended`` are the jobs among ``jobs`` that live until it is applied.
+    """
+
+    config: Config | None = None
+    operations: tuple[OperationRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    removed_nodes: tuple[str, ...] = ()
+    id: str = ""
+    warnings: tuple[str, ...] = ()
+    abort_jobs_of: str = ""
+    """Operation whose running jobs are stopped."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.config is None and not (
+            self.operations or self.jobs or self.nodes or self.removed_nodes or self.abort_jobs_of
+        )
+
+
+NOTHING = Transaction()
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a heartbeat led to: whether it counts, what must be stored, what the answer acknowledges then."""
+
+    accepted: bool
+    reason: str = ""
+    register: bool = False
+    transaction: Transaction = NOTHING
+    acknowledged: list[str] = field(default_factory=list)
+
+
+class State:
+    """Everything the scheduler knows. Used by one thread; not safe for more."""
+
+    def __init__(self, rules: Rules, config: Config) -> None:
+        self.rules = rules
+        self.config = Config({})
+        self.trees: dict[str, Tree] = {}
+        self.operations: dict[str, Operation] = {}
+        """Live ones, pending or running, in order of arrival."""
+        self.finished: dict[str, OperationRecord] = {}
+        """Finished ones, the first finished first."""
+        self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
+        """Operation -> its finished jobs by id, as long as the operation is known."""
+        self.nodes: dict[str, Node] = {}
+        self.jobs: dict[str, Job] = {}
+        """Active and stopping jobs."""
+        self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
+        self.preemption_counts: dict[tuple[str, str, str], int] = {}
+        """(tree, pool of the victim, kind) -> preemptions since the start."""
+        self.config_warnings: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.sequence = 0
+        self.job_sequence = 0
+        self._makers: dict[str, SnapshotMaker] = {}
+        self._orders: dict[str, ServiceOrder] = {}
+        self._filters: dict[str, NodesFilter] = {}
+        self._expired: list[tuple[str, str]] = []
+        self._install_config(config)
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def prepare(self, command: Command, user: str, now: float, new_id: Callable[[], str]) -> Transaction:
+        """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
+        if isinstance(command, operations.StartOperation):
+            return self._prepare_start(command, user, now, new_id)
+        if not isinstance(command, OperationCommand):
+            return self._prepare_config(command, new_id)
+        record = self.find_record(command.operation_id)
+        if record.is_finished:
+            raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
+        if isinstance(command, operations.AbortOperation):
+            message = command.message or f"Operation aborted by user {user}"
+            return Transaction(operations=(operations.finish(record, "aborted", now, message),))
+        if isinstance(command, operations.CompleteOperation):
+            return Transaction(operations=(operations.finish(record, "completed", now, ""),))
+        if isinstance(command, operations.SuspendOperation):
+            aborted = record.id if command.abort_running_jobs else ""
+            return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), abort_jobs_of=aborted)
+        if isinstance(command, operations.ResumeOperation):
+            if not record.suspended:
+                raise CommandError(f"Operation {record.id} is not suspended")
+            return Transaction(operations=(msgspec.structs.replace(record, suspended=False),))
+        return self._prepare_update(record, command.parameters)
+
+    def find_record(self, operation_id: str) -> OperationRecord:
+        """The record of an operation, by id or ``*alias``. Raises CommandError."""
+        live = self.operations.get(operation_id)
+        if live is not None:
+            return live.record
+        record = self.finished.get(operation_id)
+        if record is None and operation_id.startswith("*"):
+            known = [*(each.record for each in self.operations.values()), *reversed(self.finished.values())]
+            record = next((each for each in known if each.alias == operation_id), None)
+        if record is None:
+            raise CommandError(f"No such operation {operation_id}", NO_SUCH_OPERATION)
+        return record
+
+    def _prepare_config(self, command: ConfigCommand, new_id: Callable[[], str]) -> Transaction:
+        nodes = {node.id: node.tags for node in self.nodes.values()}
+        outcome = config_commands.apply(
+            self.config, command, new_id=new_id, nodes=nodes, name_pattern=self.rules.pool_name_regex
+        )
+        for name, tree in outcome.config.trees.items():
+            living = self.trees.get(name)
+            if living is not None and tree is not living.config:
+                self._check_against_living(living, tree.pools)
+        return Transaction(config=outcome.config if outcome.changed else None, id=outcome.id, warnings=outcome.warnings)
+
+    def _check_against_living(self, tree: Tree, pools: Mapping[str, Any]) -> None:
+        """2.7: no FIFO mode while ephemeral sub-pools exist; 2.2 is checked with the nodes' tags."""
+        for name, config in pools.items():
+            pool = tree.pools.get(name)
+            if pool is None or config.settings.mode != "fifo" or pool.settings.mode == "fifo":
+                continue
+            ephemeral = [child.name for child in pool.children.values() if child.is_ephemeral]
+            if ephemeral:
+                raise CommandError(
+                    f'Pool "{name}": mode cannot be fifo while ephemeral sub-pools exist: {", ".join(ephemeral[:5])}'
+                )
+
+    def _prepare_start(
+        self, command: operations.StartOperation, user: str, now: float, new_id: Callable[[], str]
+    ) -> Transaction:
+        if command.type != "vanilla":
+            raise CommandError(f'Operation type "{command.type}" is not supported; start a "vanilla" operation')
+        wish = operations.read_spec(command.spec, self.rules.read_monitor)
+        if len(self.operations) >= self.rules.max_operation_count:
+            raise CommandError(
+                f"Limit for the number of concurrent operations {self.rules.max_operation_count} of the scheduler has "
+                "been reached",
+                TOO_MANY_OPERATIONS,
+            )
+        if wish.alias and any(each.record.alias == wish.alias for each in self.operations.values()):
+            raise CommandError(f'Operation alias "{wish.alias}" is already used by a live operation')
+        names = wish.trees
+        if names is None:
+            if not self.config.default_tree:
+                raise CommandError(
+                    "Pool trees are unspecified: the operation names no pool_trees and there is no default tree"
+                )
+            names = (self.config.default_tree,)
+        chosen: dict[str, OperationTreeOptions] = {}
+        refused: list[CommandError] = []
+        for name in names:
+            tree = self.find_tree(name)
+            wanted = wish.options.get(name, {}).get("pool", wish.options[""].get("pool", ""))
+            try:
+                choice = admission.choose_pool(tree, wanted, user, self.rules.pools)
+                admission.check_start(tree, choice)
+            except CommandError as error:
+                if error.code != TOO_MANY_OPERATIONS or not self.rules.erase_trees_with_pool_limit_violations:
+                    raise
+                refused.append(error)
+                continue
+            chosen[name] = operations.tree_options(wish.options, name, choice.name)
+        if not chosen:
+            raise refused[0] if refused else CommandError("The list of pool trees is empty")
+        record = OperationRecord(
+            id=new_id(),
+            sequence=self.sequence + 1,
+            user=user,
+            start_time=now,
+            tasks=wish.tasks,
+            trees=chosen,
+            type=command.type,
+            title=wish.title,
+            alias=wish.alias,
+            preemption_mode=wish.preemption_mode,
+            is_gang=wish.is_gang,
+            max_failed_job_count=wish.max_failed_job_count,
+            job_cpu_monitor=wish.job_cpu_monitor,
+            spec=command.spec,
+        )
+        warnings = tuple(f'spec option "{name}" is not recognized' for name in wish.unrecognized)
+        warnings += tuple(str(error) for error in refused)
+        return Transaction(operations=(record,), id=record.id, warnings=warnings)
+
+    def _prepare_update(self, record: OperationRecord, parameters: Mapping[str, Any]) -> Transaction:
+        given = operations.read_parameters(parameters)
+        stray = [tree for tree in given if tree and tree not in record.trees]
+        if stray:
+            raise CommandError(f'Operation {record.id} does not run in tree "{stray[0]}"')
+        trees = dict(record.trees)
+        for name, options in record.trees.items():
+            changes = {**given[""], **given.get(name, {})}
+            wanted = changes.pop("pool", None)
+            if wanted:
+                tree, element = self.trees[name], self.operations[record.id].elements[name]
+                choice = admission.choose_pool(tree, wanted, record.user, self.rules.pools)
+                admission.check_move(tree, element, choice)
+                changes["pool"] = choice.name
+            trees[name] = msgspec.structs.replace(options, **changes)
+        return Transaction(operations=(msgspec.structs.replace(record, trees=trees),))
+
+    def find_tree(self, name: str) -> Tree:
+        """A tree by name. Raises CommandError."""
+        tree = self.trees.get(name)
+        if tree is None:
+            raise CommandError(f'Pool tree "{name}" does not exist; known trees: {", ".join(self.trees)}', RESOLVE)
+        return tree
+
+    # --- follow-ups ----------------------------------------------------------------------------------------------
+
+    def settle(self, now: float) -> Transaction:
+        """What follows from the state as it is: operations without a tree end, those of switched-off sub-pools move,
+        pending ones whose turn it is run (2.3, 2.9, 3.3)."""
+        changed: dict[str, OperationRecord] = {}
+        for operation in self.operations.values():
+            record = operations.keep_trees(operation.record, self.config.trees, now)
+            if not record.is_finished:
+                record = self._without_closed_subpools(record)
+            if record is not operation.record:
+                changed[record.id] = record
+        for tree in self.trees.values():
+            for element in admission.find_activated(tree):
+                record = changed.get(element.name, element.operation.record)
+                if not record.is_finished and tree.name in record.trees:
+                    changed[record.id] = operations.activate(record, tree.name)
+        return Transaction(operations=tuple(changed.values()))
+
+    def _without_closed_subpools(self, record: OperationRecord) -> OperationRecord:
+        moved: dict[str, OperationTreeOptions] = {}
+        for name, options in record.trees.items():
+            parent_name, delimiter, _ = options.pool.partition(SUBPOOL_DELIMITER)
+            parent = self.trees[name].pools.get(parent_name) if delimiter else None
+            if parent is not None and parent.config is not None and not parent.settings.create_ephemeral_subpools:
+                moved[name] = msgspec.structs.replace(options, pool=parent_name)
+        return msgspec.structs.replace(record, trees={**record.trees, **moved}) if moved else record
+
+    def expire(self, now: float) -> Transaction:
+        """Nodes that are silent: not online after the heartbeat time-out; gone, with their jobs, after the tree's
+        reconnection time-out (2.4)."""
+        gone: list[str] = []
+        ended: list[JobRecord] = []
+        for node in self.nodes.values():
+            if node.is_online and now - node.last_seen > self.rules.node_heartbeat_timeout_s:
+                node.is_online, node.lost_since = False, node.last_seen
+            if node.lost_since is None:
+                continue
+            tree = self.trees.get(node.tree or "")
+            timeout_s = tree.config.settings.node_reconnection_timeout / 1e3 if tree is not None else 0.0
+            if now - node.lost_since > max(timeout_s, self.rules.node_heartbeat_timeout_s):
+                gone.append(node.id)
+                reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
+                ended += [_job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
+                ended += [_job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
+        if not gone:
+            return NOTHING
+        return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
+
+    def _count(self, ended: Iterable[JobRecord], now: float) -> tuple[OperationRecord, ...]:
+        """The records of the operations whose jobs ended."""
+        changed: dict[str, OperationRecord] = {}
+        for job in ended:
+            operation = self.operations.get(job.operation_id)
+            record = changed.get(job.operation_id) or (operation.record if operation else None)
+            if record is not None:
+                changed[record.id] = operations.count_job(record, job.task, job.state, job.reason, now)
+        return tuple(changed.values())
+
+    def recount(self, change: Transaction, now: float) -> Transaction:
+        """A transaction of ended jobs as it is by now: without the jobs that were counted since, operations anew."""
+        jobs = tuple(job for job in change.jobs if job.id not in self.finished_jobs.get(job.operation_id, {}))
+        return replace(change, jobs=jobs, operations=self._count(jobs, now))
+
+    # --- applying ------------------------------------------------------------------------------------------------
+
+    def apply(self, change: Transaction, now: float) -> None:
+        """Install a stored change."""
+        if change.config is not None:
+            self._install_config(change.config)
+        for node in change.nodes:
+            self._install_node(node, now)
+        for ended in change.jobs:
+            self._install_job(ended)
+        for record in change.operations:
+            self._install_operation(record, now)
+        if change.abort_jobs_of:
+            operation = self.operations[change.abort_jobs_of]
+            for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
+                self._stop(job, "aborted", "the operation was suspended with abort_running_jobs", now)
+        for node_id in change.removed_nodes:
+            self._remove_node(self.nodes.pop(node_id))
+
+    def _install_config(self, config: Config) -> None:
+        old, self.config = self.config, config
+        for name in [name for name in self.trees if name not in config.trees]:
+            self._remove_tree(self.trees.pop(name))
+        for name, tree_config in config.trees.items():
+            tree = self.trees.get(name)
+            if tree is None:
+                tree = self.trees[name] = Tree(tree_config)
+                self._makers[name] = SnapshotMaker()
+            if old.trees.get(name) is not tree_config:
+                tree.config = tree_config
+                self._filters[name] = parse_nodes_filter(tree_config.settings.nodes_filter)
+                self._sync_pools(tree)
+        for node in self.nodes.values():
+            self._assign(node)
+        for tree in self.trees.values():
+            _sum_total(tree)
+
+    def _remove_tree(self, tree: Tree) -> None:
+        for element in list(tree.operations.values()):
+            for job in list(element.jobs.values()):
+                self._stop(job, "aborted", f'pool tree "{tree.name}" was removed', job.start_time)
+            del element.operation.elements[tree.name]
+        for node in tree.nodes.values():
+            node.tree = None
+        for table in (self._makers, self._orders, self._filters):
+            table.pop(tree.name, None)
+
+    def _sync_pools(self, tree: Tree) -> None:
+        """Give the living pools their new configuration; see 2.9 for what becomes of removed and new ones."""
+        before = tree.pools
+        by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}
+        pools: dict[str, PoolElement] = {}
+        for config in tree.config.pools.values():
+            pool = by_id.pop(config.id, None)
+            if pool is None:
+                namesake = before.get(config.name)
+                pool = namesake if namesake is not None and namesake.config is None else None
+            if pool is None:
+                pool = PoolElement(config.name, tree.root, tree)
+            if pool.config is None:
+                pool.volume, pool.last_integral_ratio = ZERO, 0.0
+            pool.name, pool.config, pool.settings = config.name, config, config.settings
+            pool.parent = pools.get(config.parent, tree.root)
+            pools[config.name] = pool
+        tree.pools = pools
+        for pool in before.values():
+            if pool.name in pools or not pool.operations:
+                continue
+            pool.config = None
+            pools[pool.name] = pool
+        for pool in [pool for pool in pools.values() if pool.config is None]:
+            parent = pools.get(pool.name.partition(SUBPOOL_DELIMITER)[0]) if SUBPOOL_DELIMITER in pool.name else None
+            is_subpool = parent is not None and parent.config is not None and parent.mode != "fifo"
+            pool.parent = parent if is_subpool and parent is not None else admission.default_parent(tree)
+            pool.settings = admission.ephemeral_settings(pool.parent)
+        for pool in pools.values():
+            pool.entry = None
+        self._relocate(tree)
+
+    def _relocate(self, tree: Tree) -> None:
+        """Children, operations, counts, limits of counts and rules of all pools anew, from parents and operations."""
+        settings = tree.config.settings
+        root = tree.root
+        root.max_operation_count = settings.max_operation_count
+        root.max_running_operation_count = settings.max_running_operation_count
+        root.rules = starvation.root_rules(settings)
+        for pool in (root, *tree.pools.values()):
+            pool.children, pool.operations = {}, {}
+            pool.operation_count = pool.running_operation_count = 0
+        for pool in tree.pools.values():
+            assert pool.parent is not None
+            assert pool.parent.rules is not None
+            pool.parent.children[pool.name] = pool
+            pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits(
+                pool.settings, settings
+            )
+            pool.rules = starvation.pool_rules(pool.parent.rules, pool.settings)
+        for element in tree.operations.values():
+            pool = tree.pools[element.options.pool]
+            self._attach(element, pool)
+        for pool in (root, *tree.pools.values()):
+            parts = [job.usage for element in pool.operations.values() for job in element.jobs.values()]
+            pool.usage = sum_vectors(parts)
+        for pool in reversed(tree.pools.values()):
+            assert pool.parent is not None
+            pool.parent.usage = add(pool.parent.usage, pool.usage)
+        self._orders.pop(tree.name, None)
+
+    def _attach(self, element: OperationElement, pool: PoolElement) -> None:
+        """Put an operation into a pool: counts on the way up, rules; usage is the caller's."""
+        element.parent = pool
+        element.entry = None
+        assert pool.rules is not None
+        element.rules = starvation.operation_rules(pool.rules, element.options)
+        element.lists_are_old = True
+        pool.operations[element.name] = element
+        for each in element.ancestors():
+            each.operation_count += 1
+            each.running_operation_count += element.is_running
+
+    def _detach(self, element: OperationElement) -> None:
+        pool = element.parent
+        assert pool is not None
+        del pool.operations[element.name]
+        for each in element.ancestors():
+            each.operation_count -= 1
+            each.running_operation_count -= element.is_running
+        self._drop_if_empty(pool)
+
+    def _drop_if_empty(self, pool: PoolElement) -> None:
+        """An ephemeral pool goes with its last operation or child, and so upwards (2.9)."""
+        while pool.is_ephemeral and not pool.operations and not pool.children:
+            parent = pool.parent
+            assert parent is not None
+            del parent.children[pool.name], pool.tree.pools[pool.name]
+            self._orders.pop(pool.tree.name, None)
+            pool = parent
+
+    def _ensure_pool(self, tree: Tree, name: str, user: str) -> PoolElement:
+        """The living pool of that name; a missing one is made, ephemeral (2.9)."""
+        pool = tree.pools.get(name)
+        if pool is not None:
+            return pool
+        parent = tree.pools.get(name.partition(SUBPOOL_DELIMITER)[0]) if SUBPOOL_DELIMITER in name else None
+        if parent is None or parent.config is None or parent.mode == "fifo":
+            parent = admission.default_parent(tree)
+        pool = PoolElement(name, parent, tree)
+        pool.owner = user
+        pool.settings = admission.ephemeral_settings(parent)
+        pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits(
+            pool.settings, tree.config.settings
+        )
+        assert parent.rules is not None
+        pool.rules = starvation.pool_rules(parent.rules, pool.settings)
+        parent.children[name] = tree.pools[name] = pool
+        self._orders.pop(tree.name, None)
+        return pool
+
+    def _install_operation(self, record: OperationRecord, now: float) -> None:
+        self.sequence = max(self.sequence, record.sequence)
+        operation = self.operations.get(record.id)
+        if record.is_finished:
+            if operation is not None:
+                self._end_operation(operation, record, now)
+            self._keep_finished(record)
+            return
+        if operation is None:
+            operation = self.operations[record.id] = Operation(record)
+            operation.needed = operations.needed_jobs(record, {})
+        operation.record = record
+        for name in [name for name in operation.elements if name not in record.trees]:
+            self._leave_tree(operation.elements.pop(name), f'the operation left tree "{name}"', now)
+        for name, options in record.trees.items():
+            tree = self.trees.get(name)
+            if tree is not None:
+                self._install_element(operation, tree, options)
+
+    def _install_element(self, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:
+        is_running = tree.name in operation.record.running_in
+        pool = self._ensure_pool(tree, options.pool, operation.record.user)
+        element = operation.elements.get(tree.name)
+        if element is None:
+            element = OperationElement(operation, options, pool, tree)
+            element.is_running = is_running
+            operation.elements[tree.name] = tree.operations[operation.id] = element
+            self._attach(element, pool)
+        elif element.options != options or element.is_running != is_running:
+            old = element.parent
+            assert old is not None
+            self._detach(element)
+            element.options, element.is_running = options, is_running
+            if pool is not old:
+                pool = self._ensure_pool(tree, options.pool, operation.record.user)
+                usage = element.usage
+                _add_usage(old, usage, -1.0)
+                _add_usage(pool, usage, 1.0)
+                element.fair_share = ZERO
+                self._orders.pop(tree.name, None)
+            else:
+                pool = self._ensure_pool(tree, options.pool, operation.record.user)
+            self._attach(element, pool)
+        element.entry = None
+        tree.changed[element] = None
+        if is_running:
+            tree.queue.pop(element.name, None)
+        else:
+            tree.queue[element.name] = element
+
+    def _leave_tree(self, element: OperationElement, why: str, now: float) -> None:
+        for job in list(element.jobs.values()):
+            self._stop(job, "aborted", why, now)
+        tree = element.tree
+        tree.queue.pop(element.name, None)
+        tree.changed.pop(element, None)
+        if tree.operations.pop(element.name, None) is not None:
+            self._detach(element)
+
+    def _end_operation(self, operation: Operation, record: OperationRecord, now: float) -> None:
+        operation.record = record
+        operation.needed = {}
+        for element in operation.elements.values():
+            self._leave_tree(element, f"the operation is {record.state}", now)
+        del self.operations[record.id]
+
+    def _keep_finished(self, record: OperationRecord) -> None:
+        self.finished.pop(record.id, None)
+        self.finished[record.id] = record
+        while len(self.finished) > self.rules.finished_operation_retention_count:
+            oldest = next(iter(self.finished))
+            del self.finished[oldest]
+            self._expired.append(("operation", oldest))
+            self._expired += [("job", job_id) for job_id in self.finished_jobs.pop(oldest, {})]
+
+    def take_expired(self) -> list[tuple[str, str]]:
+        """(kind, key) of stored records that are no longer kept; the caller deletes them."""
+        expired, self._expired = self._expired, []
+        return expired
+
+    def _install_job(self, record: JobRecord) -> None:
+        """A job has ended: out of all counters, into the history, wanted again unless it is completed."""
+        self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
+        job = self.jobs.pop(record.id, None)
+        if job is None:
+            return
+        needed = job.element.operation.needed
+        if job.is_active:
+            end_job(job)
+            if record.state != "completed":
+                needed[job.task.name] = needed.get(job.task.name, 0) + 1
+        elif record.state == "completed" and job.stop is not None and needed.get(job.task.name, 0) > 0:
+            # It was wanted again when it was told to stop, but it came to its end.
+            needed[job.task.name] -= 1
+            if not needed[job.task.name]:
+                del needed[job.task.name]
+        job.node.stopping.pop(job.id, None)
+        job.state = record.state
+        _touch(job.element.operation)
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    def register(self, registration: NodeRegistration) -> Transaction:
+        """A node makes itself known or changes (2.2). Raises CommandError if its tags fit more than one tree."""
+        address = registration.address or registration.node_id
+        tags = frozenset([*registration.tags, address])
+        matched = self.match_trees(tags)
+        if len(matched) > 1:
+            raise CommandError(
+                f"Node belongs to more than one pool tree: node {registration.node_id!r} with tags "
+                f"{sorted(tags)} matches the nodes_filter of {' and '.join(repr(name) for name in matched)}; "
+                "change its tags or the filters",
+                attributes={"node_address": address, "matched_pool_trees": matched},
+            )
+        resources = registration.resources
+        capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
+        record = NodeRecord(registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity)
+        return Transaction(nodes=(record,), id=registration.node_id)
+
+    def match_trees(self, tags: frozenset[str]) -> list[str]:
+        """The trees whose filter fits."""
+        return [name for name, found in self._filters.items() if found.matches(tags)]
+
+    def _install_node(self, record: NodeRecord, now: float) -> None:
+        node = self.nodes.get(record.id)
+        if node is None:
+            node = self.nodes[record.id] = Node(record.id)
+        if node.incarnation != record.incarnation:
+            node.sequence = -1
+        node.incarnation, node.address = record.incarnation, record.address
+        node.tags = frozenset([*record.tags, record.address])
+        node.capacity = to_vector(record.capacity, 0.0)
+        node.last_seen, node.is_online, node.lost_since = now, True, None
+        self._assign(node)
+        for tree in self.trees.values():
+            _sum_total(tree)
+
+    def _assign(self, node: Node) -> None:
+        """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2)."""
+        matched = self.match_trees(node.tags)
+        name = matched[0] if matched else None
+        if name == node.tree and (name is None or node.id in self.trees[name].nodes):
+            return
+        old = self.trees.get(node.tree or "")
+        if old is not None:
+            old.nodes.pop(node.id, None)
+        for job in list(node.jobs.values()):
+            why = f"NodePoolTreeChanged: the node went from tree {node.tree!r} to {name!r}"
+            self._stop(job, "aborted", why, node.last_seen)
+        node.tree = name
+        if name is not None:
+            self.trees[name].nodes[node.id] = node
+
+    def _remove_node(self, node: Node) -> None:
+        for job in node.jobs.values():
+            self.jobs.pop(job.id, None)
+        tree = self.trees.get(node.tree or "")
+        if tree is not None:
+            tree.nodes.pop(node.id, None)
+            _sum_total(tree)
+
+    # --- heartbeats ----------------------------------------------------------------------------------------------
+
+    def receive(self, heartbeat: Heartbeat, now: float) -> Receipt:
+        """Take in a heartbeat: usage at once, what has ended as a transaction (1.8, 8)."""
+        node = self.nodes.get(heartbeat.node_id)
+        if node is None:
+            return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
+        if heartbeat.incarnation != node.incarnation:
+            reason = f"node {node.id} registered as incarnation {node.incarnation}, not {heartbeat.incarnation}"
+            return Receipt(False, reason, register=True)
+        if heartbeat.sequence <= node.sequence:
+            return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
+        node.sequence, node.last_seen = heartbeat.sequence, now
+        node.is_online, node.lost_since = True, None
+        reported: set[str] = set()
+        foreign_cores = 0.0
+        for report in heartbeat.jobs:
+            job = node.jobs.get(report.job_id)
+            if job is not None:
+                reported.add(job.id)
+                job.state = "running"
+                job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
+                change_usage(job, _reported_usage(job, report))
+            elif report.job_id in node.stopping:
+                reported.add(report.job_id)
+            elif report.from_scheduler:
+                reported.add(report.job_id)
+                self._adopt(node, report, now)
+            else:
+                foreign_cores += report.current_cpu_limit
+        node.foreign_usage = (0.0, foreign_cores, 0.0, 0.0, 0.0)
+        ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
+        _note_overcommit(node, now)
+        transaction = NOTHING
+        if ended:
+            transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
+        return Receipt(True, transaction=transaction, acknowledged=acknowledged)
+
+    def _find_ended(
+        self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
+    ) -> tuple[list[JobRecord], list[str]]:
+        ended: list[JobRecord] = []
+        acknowledged = []
+        for finished in heartbeat.finished_jobs:
+            acknowledged.append(finished.job_id)
+            reported.add(finished.job_id)
+            record = self._finish_job(node, finished, now)
+            if record is not None:
+                ended.append(record)
+        for job in node.jobs.values():
+            if job.id in reported:
+                continue
+            if job.state == "running":
+                ended.append(_job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
+            elif now - job.ordered_at > self.rules.waiting_job_timeout_s:
+                waited = now - job.ordered_at
+                reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
+                ended.append(_job_record(job, "aborted", now, reason=reason))
+        ended += [_job_record(job, "aborted", now) for job in node.stopping.values() if job.id not in reported]
+        return ended, acknowledged
+
+    def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
+        """The record of a job that the node says has ended; None if it is counted already or nobody's."""
+        job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
+        if job is not None:
+            return _job_record(job, finished.state, now, finished)
+        operation = self.operations.get(finished.operation_id)
+        if operation is None or finished.job_id in self.finished_jobs.get(operation.id, {}):
+            return None
+        if finished.task not in {task.name for task in operation.record.tasks} or node.tree is None:
+            return None
+        # It was started before this scheduler was, and ended before it could be taken over.
+        if finished.state == "completed" and operation.needed.get(finished.task, 0) > 0:
+            operation.needed[finished.task] -= 1
+            if not operation.needed[finished.task]:
+                del operation.needed[finished.task]
+            _touch(operation)
+        return JobRecord(
+            id=finished.job_id,
+            operation_id=finished.operation_id,
+            task=finished.task,
+            tree=node.tree,
+            node_id=node.id,
+            state=finished.state,
+            start_time=finished.start_time or now,
+            finish_time=finished.finish_time or now,
+            cpu_limit=0.0,
+            current_cpu_limit=0.0,
+            exit_code=finished.exit_code,
+            reason=finished.reason[:MAX_NODE_FAILURE_REASON],
+            cpu_seconds=finished.cpu_seconds,
+            max_memory=finished.max_memory,
+        )
+
+    def _adopt(self, node: Node, report: JobReport, now: float) -> None:
+        """A job that the node has and we do not know: taken over if its operation still needs it, else stopped."""
+        operation = self.operations.get(report.operation_id)
+        element = operation.elements.get(node.tree or "") if operation is not None else None
+        task: Task | None = None
+        if operation is not None:
+            task = next((each for each in operation.record.tasks if each.name == report.task), None)
+        why = ""
+        if operation is None or task is None:
+            why = "its operation is not known or has ended"
+        elif element is None or not element.is_running:
+            why = f"its operation does not run in the node's tree {node.tree!r}"
+        elif report.job_id in self.jobs or operation.needed.get(task.name, 0) <= 0:
+            why = "it was replaced while its node was away"
+        if why or element is None or task is None:
+            self._stop_unknown(node, report, why, now)
+            return
+        self.job_sequence += 1
+        start_time = now if report.start_time is None else min(report.start_time, now)
+        job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
+        job.state = "running"
+        job.usage = _reported_usage(job, report)
+        self._start(job)
+
+    def _stop_unknown(self, node: Node, report: JobReport, why: str, now: float) -> None:
+        # The order is made anew for each heartbeat that shows the job; nothing else remembers it.
+        node.unwanted[report.job_id] = StopOrder(report.job_id, 0.0, "aborted", why)
+
+    def _start(self, job: Job) -> None:
+        operation = job.element.operation
+        start_job(job)
+        self.jobs[job.id] = job
+        left = operation.needed[job.task.name] - 1
+        if left:
+            operation.needed[job.task.name] = left
+        else:
+            del operation.needed[job.task.name]
+        _touch(operation)
+
+    def _stop(self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None) -> None:
+        """Tell a job to stop: out of all counters at once, wanted again if its operation lives (6.7)."""
+        settings = job.element.tree.config.settings
+        graceful = kind == "graceful"
+        timeout_ms = settings.job_graceful_preemption_timeout if graceful else settings.job_preemption_timeout
+        if record is None:
+            record = preemption.make_record(job, kind, why, now)
+        job.stop = Stop(record, timeout_ms / 1e3, now)
+        end_job(job)
+        job.state = "stopping"
+        job.node.stopping[job.id] = job
+        operation = job.element.operation
+        if not operation.record.is_finished:
+            operation.needed[job.task.name] = operation.needed.get(job.task.name, 0) + 1
+            _touch(operation)
+        if kind != "aborted":
+            self.preemptions.append(record)
+            key = (record.tree, record.pool, record.kind)
+            self.preemption_counts[key] = self.preemption_counts.get(key, 0) + 1
+
+    def schedule(self, node_id: str, now: float, new_id: Callable[[], str]) -> None:
+        """Choose what a node that has sent a heartbeat starts and stops (7.1)."""
+        node = self.nodes[node_id]
+        tree = self.trees.get(node.tree or "")
+        if tree is None or not tree.update_count:
+            return
+        for job, why in preemption.find_graceful(node):
+            self._stop(job, "graceful", why, now)
+
+        def make_job(element: OperationElement, task: Task, on: Node) -> Job:
+            self.job_sequence += 1
+            return Job(new_id(), element, task, on, now, self.job_sequence)
+
+        order = self._orders.get(tree.name)
+        if order is None:
+            order = self._orders[tree.name] = ServiceOrder(tree)
+        place_jobs(order, node, self.rules.spare, make_job, self._start)
+        self._preempt(node, tree, now, make_job)
+        victims = preemption.find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
+        for job, why in victims:
+            self._stop(job, "overcommit", why, now)
+        _note_overcommit(node, now)
+
+    def _preempt(
+        self, node: Node, tree: Tree, now: float, make_job: Callable[[OperationElement, Task, Node], Job]
+    ) -> None:
+        """The preemptive part of a heartbeat: at most one job starts so, then limits are looked at (6.6)."""
+        settings = tree.config.settings
+        last = node.last_preemptive_attempt
+        if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
+            return
+        node.last_preemptive_attempt = now
+        starving = service_rank(starvation.starving_operations(tree))
+        budget = self._budget(settings.max_preemptions_per_minute, tree.name, now)
+        plan = None
+        if starving and budget > 0 and node.jobs:
+            targets = [(element, starvation.priority_of(element)) for element in starving]
+            ranked = [(element, level) for element, level in targets if level != "none"]
+            plan = preemption.plan_preemption(node, ranked, now, self.rules.spare)
+        if plan is not None and len(plan.victims) <= budget:
+            job = make_job(plan.element, plan.task, node)
+            for victim, why in plan.victims:
+                record = preemption.make_record(victim, "preempted", why, now, job.id, job.element, plan.priority)
+                self._stop(victim, "preempted", why, now, record)
+            self._start(job)
+        for victim, _, why in preemption.find_limit_violators(node):
+            self._stop(victim, "limit_violated", why, now)
+
+    def _budget(self, limit: int | None, tree: str, now: float) -> float:
+        if limit is None:
+            return float("inf")
+        recent = 0
+        for record in reversed(self.preemptions):
+            if record.at <= now - 60.0:
+                break
+            recent += record.tree == tree and record.kind == "preempted"
+        return limit - recent
+
+    def answer(self, node_id: str, receipt: Receipt) -> HeartbeatAnswer:
+        """The answer to an accepted heartbeat: all jobs that the node does not have yet, and all that it must stop."""
+        node = self.nodes[node_id]
+        stop = [
+            StopOrder(job.id, job.stop.timeout_s, job.stop.record.kind, job.stop.record.why)
+            for job in node.stopping.values()
+            if job.stop is not None
+        ]
+        stop += node.unwanted.values()
+        node.unwanted.clear()
+        return HeartbeatAnswer(
+            accepted=True,
+            start=[self._order(job) for job in node.jobs.values() if job.state == "starting"],
+            stop=stop,
+            acknowledged=receipt.acknowledged,
+        )
+
+    def _order(self, job: Job) -> JobOrder:
+        task, record = job.task, job.element.operation.record
+        return JobOrder(
+            job_id=job.id,
+            operation_id=record.id,
+            task=task.name,
+            pool=job.element.options.pool,
+            cpu_limit=task.cpu_limit,
+            memory_limit=task.memory_limit,
+            user_slots=task.user_slots,
+            command=task.command if isinstance(task.command, str) else list(task.command),
+            environment=task.environment,
+            user=record.user,
+            job_cpu_monitor=record.job_cpu_monitor,
+            wait_s=self.rules.waiting_job_timeout_s,
+            interruptible=task.interruptible,
+        )
+
+    # --- fair share ----------------------------------------------------------------------------------------------
+
+    def make_snapshot(self, tree: Tree) -> Snapshot:
+        """The tree as a fair-share update reads it."""
+        return self._makers[tree.name].make(tree)
+
+    def accept_update(self, tree: Tree, result: UpdateResult, now: float) -> None:
+        """Take over an update: shares, volumes, starvation, a new order of service."""
+        accept(tree, result)
+        starvation.update_starvation(tree, now)
+        for element in tree.operations.values():
+            element.deactivations.clear()
+        self._orders.pop(tree.name, None)
+
+    # --- what is stored ------------------------------------------------------------------------------------------
+
+    def progress_of(self, tree: Tree) -> dict[str, Any]:
+        """Volumes of integral pools, and since when elements are below their share (9); stored after each update."""
+        volumes = {
+            pool.name: pool.volume
+            for pool in tree.pools.values()
+            if pool.settings.integral_guarantees.guarantee_type != "none"
+        }
+        elements = [*tree.pools.values(), *tree.operations.values()]
+        since = {each.name: each.below_since for each in elements if each.below_since is not None}
+        return {"volumes": volumes, "below_since": since}
+
+    def restore_progress(self, tree: Tree, progress: Mapping[str, Any]) -> None:
+        """What ``progress_of`` gave in an earlier run; unknown and no longer integral pools are dropped (9)."""
+        for name, volume in progress.get("volumes", {}).items():
+            pool = tree.pools.get(name)
+            if pool is not None and pool.settings.integral_guarantees.guarantee_type != "none":
+                pool.volume = msgspec.convert(volume, tuple[float, float, float, float, float])
+        for name, since in progress.get("below_since", {}).items():
+            element = tree.pools.get(name) or tree.operations.get(name)
+            if element is not None:
+                element.below_since = since
+
+
+def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:
+    delta = (usage[0] * sign, usage[1] * sign, usage[2] * sign, usage[3] * sign, usage[4] * sign)
+    pool.usage = add(pool.usage, delta)
+    for each in pool.ancestors():
+        each.usage = add(each.usage, delta)
+
+
+def _touch(operation: Operation) -> None:
+    """Its needs changed: the next snapshot and the next placement must see it."""
+    for element in operation.elements.values():
+        element.entry = None
+        element.tree.changed[element] = None
+
+
+def _sum_total(tree: Tree) -> None:
+    total = sum_vectors([node.capacity for node in tree.nodes.values()])
+    if total != tree.total:
+        tree.total = total
+
+
+def _note_overcommit(node: Node, now: float) -> None:
+    """Since when the node's jobs may use more than it has (1.9)."""
+    if not any(free < -1e-9 * max(all_, 1.0) for free, all_ in zip(node.free, node.capacity, strict=True)):
+        node.overcommitted_since = None
+    elif node.overcommitted_since is None:
+        node.overcommitted_since = now
+        node.overcommit_count += 1
+
+
+def _reported_usage(job: Job, report: JobReport) -> Vector:
+    slots, _, gpu, memory, network = job.limits
+    return (slots, report.current_cpu_limit, gpu, memory if report.memory is None else float(report.memory), network)
+
+
+def _job_record(
+    job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = ""
+) -> JobRecord:
+    stop = job.stop
+    if finished is not None:
+        reason = finished.reason
+    if stop is not None and state != "completed":
+        reason = stop.record.why
+        state = "aborted"
+    return JobRecord(
+        id=job.id,
+        operation_id=job.element.operation.id,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        state=state,
+        start_time=job.start_time,
+        finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
+        cpu_limit=job.task.cpu_limit,
+        current_cpu_limit=job.usage[1],
+        exit_code=None if finished is None else finished.exit_code,
+        reason=reason[:MAX_NODE_FAILURE_REASON],
+        cpu_seconds=None if finished is None else finished.cpu_seconds,
+        max_memory=None if finished is None else finished.max_memory,
+        preemption=None if stop is None else stop.record,
+    )

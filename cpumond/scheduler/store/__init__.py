@@ -1,0 +1,50 @@
+"""Where the scheduler's state survives: records of bytes under a kind and a key, changed in batches.
+
+A store knows nothing of what the records mean. One process writes it; readers never ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from cpumond.errors import CpumondError
+
+
+class StoreError(CpumondError):
+    """The store cannot be opened, read or written; the message says what, where and what to do."""
+
+
+class Change(NamedTuple):
+    """A record to put in place of what is under ``kind`` and ``key``; ``value`` None takes that away."""
+
+    kind: str
+    key: str
+    value: bytes | None
+
+
+class Store(Protocol):
+    """Records of one scheduler. Any backend keeps the contract of ``test_store_contract.py``.
+
+    Kinds and keys are any text without lone surrogates, values any bytes. Used from one thread at a time, not always
+    the one that opened it.
+    """
+
+    def load(self) -> Iterator[tuple[str, str, bytes]]:
+        """All records as (kind, key, value), ordered by kind, then key (by code points). Nothing is written meanwhile.
+
+        Raises StoreError, also on the way: what was given out before does not make up a whole state then.
+        """
+        ...
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make all changes in their order, or none: a later one of the same record wins.
+
+        They survive the loss of the process and of power once this returns. Raises StoreError: nothing is changed then
+        and the next write may succeed. A process that is ended during a write leaves the whole batch or nothing of it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the store; a second time does nothing."""
+        ...

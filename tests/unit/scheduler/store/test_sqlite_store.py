@@ -1,0 +1,399 @@
+"""The SQLite file itself: its rights, its versions, every kind of damage, and that damage is left as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store.sqlite import APPLICATION_ID, MIGRATIONS, SqliteStore, open_sqlite_store, set_aside
+
+RECORDS = [Change("operation", f"{number:05}", bytes([number % 256]) * 700) for number in range(400)]
+PAGE = 4096
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "state" / "scheduler.db")
+
+
+@pytest.fixture
+def filled(path: str) -> str:
+    """A database of many pages, closed."""
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS)
+    return path
+
+
+@pytest.fixture
+def crashed(path: str) -> str:
+    """A database whose process was killed: its newest records are in its log."""
+    program = (
+        "import os, sys; from cpumond.scheduler.store import Change;"
+        "from cpumond.scheduler.store.sqlite import open_sqlite_store;"
+        "store = open_sqlite_store(sys.argv[1]);"
+        "store.write([Change('k', 'a', b'1')]); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, path], check=False, timeout=60)
+    assert os.path.getsize(f"{path}-wal") > 0
+    return path
+
+
+def read_all(path: str) -> list[Change]:
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        return [Change(*record) for record in store.load()]
+
+
+def refused(path: str) -> str:
+    """The sentence with which a file is refused; it and its log are the same bytes as before."""
+    before = files(path)
+    with pytest.raises(StoreError) as caught:
+        read_all(path)
+    assert files(path) == before
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+def files(path: str) -> dict[str, bytes]:
+    """The content of the database and of its companions."""
+    parts = [Path(path), Path(f"{path}-wal"), Path(f"{path}-journal")]
+    return {part.name: part.read_bytes() for part in parts if part.is_file()}
+
+
+def overwrite(path: str, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def run_sql(path: str, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+# ---- rights and names
+
+
+def test_files_and_directory_are_for_their_owner_only(path: str) -> None:
+    before = os.umask(0)
+    try:
+        with contextlib.closing(open_sqlite_store(path)) as store:
+            store.write(RECORDS[:1])
+            names = os.listdir(os.path.dirname(path))
+            modes = {name: stat.S_IMODE(os.stat(f"{os.path.dirname(path)}/{name}").st_mode) for name in names}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(["scheduler.db", "scheduler.db-wal", "scheduler.db-shm", "scheduler.db.lock"], 0o600)
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+
+
+def test_a_closed_database_is_one_file_and_its_lock(filled: str) -> None:
+    assert sorted(os.listdir(os.path.dirname(filled))) == ["scheduler.db", "scheduler.db.lock"]
+
+
+def test_a_path_with_any_characters(tmp_path: Path) -> None:
+    path = os.path.join(str(tmp_path), "a b?c#d%41&mode=memory", "ü\udcff.db")
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS[:1])
+    assert read_all(path) == RECORDS[:1]
+    assert os.path.exists(path)
+
+
+def test_a_link_is_followed_to_the_database(filled: str, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(filled)
+    assert read_all(str(link)) == RECORDS
+    assert sorted(os.listdir(tmp_path)) == ["link.db", "state"]
+
+
+def test_each_commit_is_synced(path: str) -> None:
+    # No test here can take the power away; this is the setting that counts then.
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = str(tmp_path / "file" / "scheduler.db")
+    with pytest.raises(StoreError, match=r"cannot make the directory .*/file: File exists; set `state_dir`"):
+        open_sqlite_store(path)
+
+
+def test_a_directory_in_the_place_of_the_database(path: str) -> None:
+    os.makedirs(path)
+    assert "Is a directory" in refused(path)
+
+
+# ---- one writer
+
+
+def test_a_second_process_is_told_the_pid_of_the_first(filled: str) -> None:
+    program = (
+        "import sys; from cpumond.scheduler.store.sqlite import open_sqlite_store;"
+        "store = open_sqlite_store(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, filled], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        assert f"in use by process {other.pid};" in refused(filled)
+        with pytest.raises(StoreError, match=f"in use by process {other.pid};"):
+            set_aside(filled)
+        other.stdin.close()
+    assert read_all(filled) == RECORDS
+
+
+def test_the_lock_outlives_no_process(crashed: str) -> None:
+    assert read_all(crashed) == [Change("k", "a", b"1")]
+
+
+def test_a_failed_opening_lets_go_of_the_lock(filled: str) -> None:
+    overwrite(filled, 0, b"not SQLite")
+    refused(filled)
+    assert set_aside(filled) == f"{filled}.aside-1"
+    assert read_all(filled) == []
+
+
+def test_a_foreign_program_may_read_but_a_write_waits_for_no_foreign_writer(filled: str) -> None:
+    with contextlib.closing(open_sqlite_store(filled)) as store:
+        with contextlib.closing(sqlite3.connect(filled, isolation_level=None)) as other:
+            assert other.execute("SELECT count(*) FROM records").fetchone() == (400,)
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match=r"cannot write: database is locked .*; end the other program"):
+                store.write(RECORDS[:1])
+        store.write([Change("k", "a", b"1")])
+
+
+# ---- damage
+
+
+def test_an_empty_file(filled: str) -> None:
+    os.truncate(filled, 0)
+    message = refused(filled)
+    assert "the database is damaged: it is empty; it was left as it is: restore a backup" in message
+    assert "`cpumond scheduler --new-store`, which keeps this one aside" in message
+
+
+def test_a_file_of_another_kind(path: str) -> None:
+    os.makedirs(os.path.dirname(path))
+    Path(path).write_text("[scheduler]\n" * 1000)
+    assert "damaged: it is not an SQLite database" in refused(path)
+
+
+@pytest.mark.parametrize("size", [50, 99, 100, 512, PAGE, 2 * PAGE, 10 * PAGE + 1])
+def test_a_file_cut_short(filled: str, size: int) -> None:
+    os.truncate(filled, size)
+    assert "damaged" in refused(filled)
+
+
+def test_a_file_without_its_last_bytes(filled: str) -> None:
+    os.truncate(filled, os.path.getsize(filled) - 1)
+    assert "damaged" in refused(filled)
+
+
+@pytest.mark.parametrize("fill", [b"\0", b"\xff", b"\x5a"])
+@pytest.mark.parametrize("part", ["whole", "first half", "second half", "one sector"])
+def test_a_torn_page(filled: str, part: str, fill: bytes) -> None:
+    start, length = {"whole": (0, PAGE), "first half": (0, PAGE // 2), "second half": (PAGE // 2, PAGE // 2)}.get(
+        part, (3584, 512)
+    )
+    overwrite(filled, 10 * PAGE + start, fill * length)
+    assert "damaged" in refused(filled)
+
+
+def test_a_single_wrong_byte_of_a_value(filled: str) -> None:
+    at = Path(filled).read_bytes().index(RECORDS[77].value or b"")
+    overwrite(filled, at + 100, b"?")
+    assert "the record 'operation' '00077' does not match its checksum" in refused(filled)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE records SET value = x'00' WHERE key = '00007'",
+        "UPDATE records SET key = '00007a' WHERE key = '00007'",
+        "UPDATE records SET value = 'text' WHERE key = '00007'",
+        "UPDATE records SET value = 7 WHERE key = '00007'",
+        "UPDATE records SET key = CAST(7 AS BLOB) WHERE key = '00007'",
+        "UPDATE records SET key = CAST(x'ff' AS TEXT) WHERE key = '00007'",
+        "DROP TABLE records",
+        "ALTER TABLE records RENAME TO others",
+        "ALTER TABLE records DROP COLUMN crc",
+        "PRAGMA user_version = 0",
+    ],
+)
+def test_what_somebody_else_wrote_into_it(filled: str, change: str) -> None:
+    run_sql(filled, change)
+    assert "damaged" in refused(filled)
+
+
+def test_damage_that_comes_up_while_it_is_open(path: str) -> None:
+    many = [Change("k", f"{number:05}", os.urandom(3000)) for number in range(3000)]
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(many)
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        damage = os.open(path, os.O_RDWR)
+        try:
+            for page in range(10, os.path.getsize(path) // PAGE):
+                os.pwrite(damage, b"\xff" * PAGE, page * PAGE)
+            with pytest.raises(StoreError, match=r"the database is damaged: .*restore a backup"):
+                list(store.load())
+            with pytest.raises(StoreError, match=r"the database is damaged: .*restore a backup"):
+                store.write([Change(change.kind, change.key, b"new") for change in many])
+        finally:
+            os.close(damage)
+
+
+def test_a_log_without_its_database(crashed: str) -> None:
+    os.unlink(crashed)
+    assert f"the database is gone, but {crashed}-wal of it is there" in refused(crashed)
+    assert not os.path.exists(crashed)
+    assert set_aside(crashed) == f"{crashed}.aside-1"
+    assert os.path.exists(f"{crashed}.aside-1-wal")
+    assert read_all(crashed) == []
+
+
+def test_a_damaged_database_keeps_its_log(crashed: str) -> None:
+    overwrite(crashed, 0, b"\0" * 16)
+    assert "not an SQLite database" in refused(crashed)
+
+
+def test_a_creation_that_was_cut_off_is_done_again(path: str) -> None:
+    os.makedirs(os.path.dirname(path))
+    Path(f"{path}.new").write_bytes(b"half")
+    Path(f"{path}.new-journal").write_bytes(b"half")
+    assert read_all(path) == []
+    assert not os.path.exists(f"{path}.new")
+
+
+# ---- whose it is, and of which version
+
+
+def test_a_database_of_another_program(path: str) -> None:
+    os.makedirs(os.path.dirname(path))
+    run_sql(path, "CREATE TABLE records (kind, key, value)", "PRAGMA user_version = 1")
+    assert "belongs to another program (application_id 0x0, not 0x43504d44)" in refused(path)
+
+
+def test_a_database_of_a_newer_version(filled: str) -> None:
+    run_sql(filled, "PRAGMA user_version = 7")
+    message = refused(filled)
+    assert "written by a newer cpumond (schema 7, this one reads up to 1)" in message
+    assert "install that version again" in message
+
+
+def test_a_backup_that_was_put_back(filled: str, tmp_path: Path) -> None:
+    # What the shell's VACUUM INTO and .backup leave is not in the mode of the log.
+    backup = str(tmp_path / "backup.db")
+    run_sql(filled, f"VACUUM INTO '{backup}'")
+    assert read_all(backup) == RECORDS
+
+
+def add_note(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE note (text TEXT)")
+
+
+def add_line(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO note VALUES ('from schema 2')")
+
+
+def break_half_way(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM records")
+    connection.execute("INSERT INTO nowhere VALUES (1)")
+
+
+def test_an_older_schema_is_migrated_step_by_step_and_kept(filled: str) -> None:
+    with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note, add_line))) as store:
+        assert len(list(store.load())) == 400
+        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 2",)]
+        assert store._connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert "newer cpumond (schema 3, this one reads up to 1)" in refused(filled)
+    assert read_all(f"{filled}.v1") == RECORDS
+    assert stat.S_IMODE(os.stat(f"{filled}.v1").st_mode) == 0o600
+
+
+def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
+    for _ in range(2):
+        open_sqlite_store(filled, (*MIGRATIONS, add_note)).close()
+
+
+def test_the_copy_holds_what_was_in_the_log(crashed: str) -> None:
+    open_sqlite_store(crashed, (*MIGRATIONS, add_note)).close()
+    assert read_all(f"{crashed}.v1") == [Change("k", "a", b"1")]
+
+
+def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
+    with pytest.raises(StoreError, match="no such table: nowhere"):
+        open_sqlite_store(filled, (*MIGRATIONS, add_note, break_half_way))
+    # The step before it is a whole one: it stays, and the next attempt goes on from there.
+    with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note))) as store:
+        assert [Change(*record) for record in store.load()] == RECORDS
+    assert read_all(f"{filled}.v1") == RECORDS
+
+
+def test_the_application_id_spells_the_name() -> None:
+    assert APPLICATION_ID.to_bytes(4, "big") == b"CPMD"
+
+
+# ---- set aside
+
+
+def test_nothing_to_set_aside(path: str) -> None:
+    assert set_aside(path) is None
+    assert not os.path.exists(os.path.dirname(path))
+
+
+def test_it_takes_the_first_free_number_and_never_overwrites(filled: str) -> None:
+    taken = {f"{filled}.aside-1": b"one", f"{filled}.aside-3": b"three", f"{filled}.aside-2-wal": b"log"}
+    for name, text in taken.items():
+        Path(name).write_bytes(text)
+    assert set_aside(filled) == f"{filled}.aside-4"
+    assert {name: Path(name).read_bytes() for name in taken} == taken
+    assert set_aside(filled) is None
+    assert read_all(f"{filled}.aside-4") == RECORDS
+    assert read_all(filled) == []
+
+
+def test_what_was_set_aside_keeps_its_log(crashed: str) -> None:
+    assert set_aside(crashed) == f"{crashed}.aside-1"
+    assert read_all(f"{crashed}.aside-1") == [Change("k", "a", b"1")]
+    assert read_all(crashed) == []
+
+
+# ---- failed writes
+
+
+@pytest.mark.parametrize("fail", [KeyboardInterrupt, MemoryError])
+def test_a_write_that_is_broken_off_leaves_nothing(filled: str, fail: type[BaseException]) -> None:
+    def interrupt(*_: object) -> int:
+        raise fail
+
+    with contextlib.closing(open_sqlite_store(filled)) as store:
+        with _broken(store, interrupt), pytest.raises((fail, StoreError)):
+            store.write([Change("k", "a", b"1"), Change("operation", "00001", None)])
+        assert [Change(*record) for record in store.load()] == RECORDS
+        store.write([Change("operation", "00001", None)])
+        assert len(list(store.load())) == 399
+
+
+@contextlib.contextmanager
+def _broken(store: SqliteStore, function: Callable[..., int]) -> Iterator[None]:
+    """Each statement of the connection calls ``function``, which raises, from a trigger within it."""
+    store._connection.create_function("break_off", 0, function)
+    store._connection.execute("CREATE TEMP TRIGGER broken AFTER INSERT ON records BEGIN SELECT break_off(); END")
+    yield
+    store._connection.execute("DROP TRIGGER broken")
