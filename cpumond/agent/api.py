@@ -25,9 +25,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
-from cpumond.agent.listen import close_sockets
 from cpumond.agent.loop import Agent
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
+from cpumond.process import close_sockets
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import grp
 import os
 import socket
-from typing import Any
 
-from cpumond.config import AgentConfig, parse_listen
-from cpumond.errors import AccessError, ConfigError, CpumondError, CreateError, from_os_error
+from cpumond.config import AgentConfig
+from cpumond.errors import AccessError, ConfigError, CpumondError, from_os_error
+from cpumond.process import open_tcp_sockets
 
 BACKLOG = 64
-ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""What the kernel answers about an address, or a family of addresses, that this machine does not have."""
 
 
 def open_metrics_sockets(listen: str) -> list[socket.socket]:
@@ -22,46 +19,7 @@ def open_metrics_sockets(listen: str) -> list[socket.socket]:
 
     Raises CreateError or AccessError.
     """
-    if not listen:
-        return []
-    host, port = parse_listen(listen, "metrics.listen")
-    advice = "set [metrics] listen to a free address of this machine"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager tries again after this one, and the name may be known by then.
-        reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise CreateError(f"cannot listen on {listen}: {host!r}: {reason}; {advice}") from None
-    sockets: list[socket.socket] = []
-    problem: OSError | None = None
-    for family, _, _, _, address in found:
-        if sockets and port == 0:
-            address = (address[0], sockets[0].getsockname()[1], *address[2:])  # noqa: PLW2901 - one port for a host
-        try:
-            sockets.append(_listen(family, address, alone=len(found) == 1))
-        except OSError as error:
-            problem = error
-            if error.errno not in ABSENT_ERRNOS:
-                break
-    if problem is not None and (not sockets or problem.errno not in ABSENT_ERRNOS):
-        close_sockets(sockets)
-        raise from_os_error(problem, f"listen on {listen}", advice) from problem
-    return sockets
-
-
-def _listen(family: int, address: tuple[Any, ...], alone: bool) -> socket.socket:
-    tcp = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not alone:
-            # The host's IPv4 address has a socket of its own; "[::]" alone takes both.
-            tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        tcp.bind(address)
-        tcp.listen(BACKLOG)
-    except OSError:
-        tcp.close()
-        raise
-    return tcp
+    return open_tcp_sockets(listen, "metrics.listen", BACKLOG) if listen else []
 
 
 def open_control_socket(config: AgentConfig) -> socket.socket:
@@ -120,9 +78,3 @@ def open_sockets(config: AgentConfig) -> list[socket.socket]:
     except CpumondError:
         close_control_socket(unix, config)
         raise
-
-
-def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close all of them."""
-    for sock in sockets:
-        sock.close()

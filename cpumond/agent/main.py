@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import resource
 import signal
 import socket
 import time
@@ -27,6 +26,7 @@ from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.config import AgentConfig, finish_config, load_config
 from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, StateFileError, UnavailableError, from_os_error
 from cpumond.log import configure_logging
+from cpumond.process import raise_descriptor_limit
 from cpumond.reporters import REPORTERS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run_agent(config_path: str | None) -> int:
     with hold_lock(config.runtime_dir, config.path):
         make_directory(config.state_dir, 0o700, "state_dir")
         hierarchies = open_hierarchies(config.mountinfo)
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         notifier = Notifier(os.environ)
         agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier)
         agent.reload = lambda: _reload(config_path)
@@ -144,14 +144,6 @@ def _handle_signals(agent: Agent) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, reload)
-
-
-def _raise_descriptor_limit() -> None:
-    """Two descriptors a job: take all that the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 DIRECTORY_KEYS = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY", "mountinfo": ""}

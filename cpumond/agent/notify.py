@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from cpumond.process import connect_to_manager, read_watchdog_s
 
 if TYPE_CHECKING:
     from cpumond.agent.loop import Agent
@@ -21,16 +22,11 @@ class Notifier:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._send: Callable[[str], object] | None = None
-        self.ping_period_s = math.inf
+        self._send = connect_to_manager(environment)
+        self.ping_period_s = math.inf if self._send is None else read_watchdog_s(environment) / 3
         self._good: bool | None = None
         self._status_at_s = -math.inf
         self._pinged_at_s = -math.inf
-        if environment.get("NOTIFY_SOCKET"):
-            from cysystemd import daemon
-
-            self._send = daemon.sd_notify  # type: ignore[attr-defined]
-            self.ping_period_s = read_watchdog_s(environment) / 3
 
     def notify(self, text: str) -> None:
         """Send one message; a manager that does not listen must not stop the agent."""
@@ -79,14 +75,6 @@ class Notifier:
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
             self.notify("WATCHDOG=1")
-
-
-def read_watchdog_s(environment: Mapping[str, str]) -> float:
-    """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
-    watchdog_us = environment.get("WATCHDOG_USEC", "")
-    if not watchdog_us.isdigit() or int(watchdog_us) == 0:
-        return math.inf
-    return int(watchdog_us) / 1e6 if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else math.inf
 
 
 def describe_status(agent: Agent) -> str:

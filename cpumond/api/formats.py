@@ -13,7 +13,7 @@ Why the YSON is not ``yt.yson`` of ytsaurus-client 0.13.55, measured with 1000 p
   YTsaurus prints ``5.`` and ``{}``;
 - the binding of the C++ library does all that right at 15-25 ms/MB, and exists for x86_64 only.
 
-The tests hold this module against both.
+The tests hold this module against the library, and against the binding where it is installed.
 """
 
 from __future__ import annotations

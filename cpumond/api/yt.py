@@ -33,6 +33,7 @@ from cpumond import __version__
 from cpumond.api.formats import (
     BINARY,
     GENERIC,
+    MAX_DEPTH,
     MIME_FORMATS,
     PRETTY,
     Attributed,
@@ -97,7 +98,8 @@ class YtLimits:
 
     max_body_bytes: int = 1024 * 1024
     """Of a body, also after decompression."""
-    max_depth: int = 64
+    max_depth: int = MAX_DEPTH
+    """Of nested maps, lists and attributes in what arrives; 1 to 200, as deep as the readers' recursion can go."""
     max_batch_requests: int = 1000
     requests_per_s: float = 200.0
     """Of one user in the long run; requests in a batch count."""
@@ -483,12 +485,10 @@ class _Transport:
             return await self._call(request)
         if not isinstance(mutation_id, str) or not _ID.fullmatch(mutation_id):
             raise YtError(f"mutation_id: {quote_text(mutation_id)} is not an id; make a new one for every command")
-        return await self._replies.run(
-            request.user, mutation_id, request.command, lambda: self._call(request, must_be_plain=True)
-        )
+        return await self._replies.run(request.user, mutation_id, request.command, lambda: self._call(request))
 
-    async def _call(self, request: YtRequest, must_be_plain: bool = False) -> Any:
-        """One command without replies; every refusal is a YtError."""
+    async def _call(self, request: YtRequest) -> Any:
+        """One command, run now; every refusal is a YtError."""
         try:
             result = _run_transaction_command(request.command)
             if result is None:
@@ -499,9 +499,6 @@ class _Transport:
             raise _to_yt_error(error) from error
         if request.command in ("get", "list") and strip_attributes(request.parameters.get("return_only_value")) is True:
             return result["value"]
-        if must_be_plain:
-            # A reply that cannot be written must not be kept.
-            to_json_tree(result)
         return result
 
     async def _execute_batch(self, request: YtRequest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -181,14 +181,14 @@ def find_full(element: OperationElement) -> PoolElement | None:
     return None
 
 
-def find_activated(tree: Tree) -> list[OperationElement]:
-    """The pending operations that run now, in order of arrival: one scan of the tree's queue (3.3). Changes nothing.
+def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
+    """Those of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
 
     A blocked one keeps its place and does not hold back those behind it; the scan ends when the root is full.
     """
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
-    for element in tree.queue.values():
+    for element in pending:
         if tree.root.running_operation_count + len(found) >= tree.root.max_running_operation_count:
             break
         path = list(element.ancestors())

@@ -195,6 +195,15 @@ def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str
     return value
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values of attributes are equal and look the same: 1, 1.0 and true are three values."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
 def _index(text: str, values: Sequence[Any]) -> int | None:
     if not re.fullmatch("-?[0-9]{1,9}", text):
         return None
@@ -216,7 +225,7 @@ def edit(
     for change in edits:
         editor.apply(change)
     editor.check_size()
-    return editor.attributes, editor.spelled, tuple(editor.warnings)
+    return editor.attributes, editor.spelled, tuple(dict.fromkeys(editor.warnings))
 
 
 class _Editor:
@@ -485,11 +494,9 @@ def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] |
 def _is_in_range(value: Any, kind: Type) -> bool:
     if not isinstance(kind, (inspect.FloatType, inspect.IntType)):
         return True
-    return (
-        (kind.ge is None or value >= kind.ge)
-        and (kind.gt is None or value > kind.gt)
-        and value <= (MAX_AMOUNT if kind.le is None else min(kind.le, MAX_AMOUNT))
-    )
+    if (kind.ge is not None and value < kind.ge) or (kind.gt is not None and value <= kind.gt):
+        return False
+    return bool(value <= (MAX_AMOUNT if kind.le is None else min(kind.le, MAX_AMOUNT)))
 
 
 def _plain(value: Any, where: str, depth: int) -> Any:
@@ -546,8 +553,6 @@ def _allowed(kind: Type) -> str:
         return "one of " + ", ".join(f'"{word}"' for word in sorted(map(str, kind.values)))
     if isinstance(kind, inspect.VarTupleType):
         return f"a list, not empty, each of it {_allowed(kind.item_type)}"
-    if _members(kind) is not None:
-        return "a dictionary"
     return "a printable text"
 
 

@@ -21,6 +21,7 @@ from cpumond.scheduler.attributes import (
     Edit,
     canonical_path,
     edit,
+    is_same,
     normalise,
     read_pool,
     read_tree,
@@ -497,7 +498,7 @@ def _ancestors(tree: TreeConfig, name: str) -> Iterator[str]:
 
 
 def _is_same(item: PoolConfig | TreeConfig, attributes: Mapping[str, Any], spelled: Mapping[str, str]) -> bool:
-    return item.attributes == attributes and item.spelled == spelled
+    return is_same(item.attributes, attributes) and item.spelled == spelled
 
 
 def _with_tree(config: Config, tree: TreeConfig) -> Config:
@@ -623,7 +624,7 @@ def _attribute_changes(
 ) -> Iterator[ConfigChange]:
     for key in (*old, *(key for key in new if key not in old)):
         before, after = old.get(key), new.get(key)
-        if before == after:
+        if is_same(before, after):
             continue
         if _is_dictionary(before) and _is_dictionary(after) and (before or after):
             yield from _attribute_changes(tree, pool, before or {}, after or {}, f"{prefix}{key}/")
@@ -691,7 +692,7 @@ def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dic
         was = old_trees.get(key)
         if was is tree:
             continue
-        if was is None or (was.name, was.attributes, was.spelled) != (tree.name, tree.attributes, tree.spelled):
+        if was is None or was.attributes is not tree.attributes or was.spelled is not tree.spelled:
             changes.append(("tree", key, encode_tree(tree)))
         old_pools = {pool.id: pool for pool in was.pools.values()} if was is not None else {}
         new_pools = {pool.id: pool for pool in tree.pools.values()}

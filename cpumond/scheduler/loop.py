@@ -121,6 +121,8 @@ class Scheduler:
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
         self._changing = asyncio.Lock()
+        self._ended: list[Transaction] = []
+        self._ending: asyncio.Future[None] | None = None
         self.state = self._load(rules)
 
     # --- start ---------------------------------------------------------------------------------------------------
@@ -217,11 +219,12 @@ class Scheduler:
         self.timings.store_writes_s += time.perf_counter() - begun
 
     async def _settle(self) -> None:
-        for _ in range(100):
-            change = self.state.settle(self.clock.now())
-            if change.is_empty:
-                return
-            await self._commit(change)
+        try:
+            while not (change := self.state.settle(self.clock.now())).is_empty:
+                await self._commit(change)
+        except StoreError:
+            # The command itself is stored and stands; its consequences come with the next change or update.
+            self.state.look_again()
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Scheduler:
             self.timings.dropped_heartbeats += 1
             return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
         if not receipt.transaction.is_empty:
-            await _to_the_end(self._end_jobs(receipt.transaction))
+            await self._end_jobs(receipt.transaction)
         if heartbeat.node_id not in state.nodes:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
@@ -260,9 +263,19 @@ class Scheduler:
         return answer
 
     async def _end_jobs(self, change: Transaction) -> None:
+        """Store and count ended jobs; what comes in while the store is busy goes with the next write, together."""
+        self._ended.append(change)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._commit_ended())
+        await asyncio.shield(self._ending)
+
+    async def _commit_ended(self) -> None:
         async with self._changing:
+            ended, self._ended, self._ending = self._ended, [], None
+            jobs = tuple(job for change in ended for job in change.jobs)
+            gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
             # Others may have changed these operations meanwhile.
-            await self._commit(self.state.recount(change, self.clock.now()))
+            await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -293,8 +306,8 @@ class Scheduler:
         begun = time.perf_counter()
         try:
             expired = self.state.expire(self.clock.now())
-            if not expired.is_empty:
-                await _to_the_end(self._end_jobs(expired))
+            if not expired.is_empty or self.state.is_unsettled:
+                await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
         for name in [name for name in self.updates if name not in self.state.trees]:

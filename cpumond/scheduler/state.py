@@ -148,6 +148,12 @@ class State:
         self.job_sequence = 0
         self._makers: dict[str, SnapshotMaker] = {}
         self._orders: dict[str, ServiceOrder] = {}
+        self._starving: dict[str, list[OperationElement]] = {}
+        self._settled_config: Config | None = None
+        self._freed: dict[str, bool] = {}
+        """Trees whose whole queue must be looked at: a slot became free, or limits changed (3.3)."""
+        self._arrived: dict[str, dict[str, OperationElement]] = {}
+        """Tree -> pending operations that came since; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
         self._expired: list[tuple[str, str]] = []
         self._install_config(config)
@@ -298,20 +304,34 @@ class State:
 
     def settle(self, now: float) -> Transaction:
         """What follows from the state as it is: operations without a tree end, those of switched-off sub-pools move,
-        pending ones whose turn it is run (2.3, 2.9, 3.3)."""
+        pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not looked for again."""
         changed: dict[str, OperationRecord] = {}
-        for operation in self.operations.values():
+        for operation in self.operations.values() if self._settled_config is not self.config else ():
             record = operations.keep_trees(operation.record, self.config.trees, now)
             if not record.is_finished:
                 record = self._without_closed_subpools(record)
             if record is not operation.record:
                 changed[record.id] = record
+        self._settled_config = self.config
         for tree in self.trees.values():
-            for element in admission.find_activated(tree):
+            pending: Iterable[OperationElement] = self._arrived.pop(tree.name, {}).values()
+            if self._freed.pop(tree.name, False):
+                pending = tree.queue.values()
+            for element in admission.find_activated(tree, pending):
                 record = changed.get(element.name, element.operation.record)
                 if not record.is_finished and tree.name in record.trees:
                     changed[record.id] = operations.activate(record, tree.name)
         return Transaction(operations=tuple(changed.values()))
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether ``settle`` may find something."""
+        return self._settled_config is not self.config or bool(self._freed) or any(self._arrived.values())
+
+    def look_again(self) -> None:
+        """What ``settle`` found was not applied: find it once more."""
+        self._settled_config = None
+        self._freed = dict.fromkeys(self.trees, True)
 
     def _without_closed_subpools(self, record: OperationRecord) -> OperationRecord:
         moved: dict[str, OperationTreeOptions] = {}
@@ -355,7 +375,8 @@ class State:
 
     def recount(self, change: Transaction, now: float) -> Transaction:
         """A transaction of ended jobs as it is by now: without the jobs that were counted since, operations anew."""
-        jobs = tuple(job for job in change.jobs if job.id not in self.finished_jobs.get(job.operation_id, {}))
+        fresh = {job.id: job for job in change.jobs if job.id not in self.finished_jobs.get(job.operation_id, {})}
+        jobs = tuple(fresh.values())
         return replace(change, jobs=jobs, operations=self._count(jobs, now))
 
     # --- applying ------------------------------------------------------------------------------------------------
@@ -402,7 +423,7 @@ class State:
             del element.operation.elements[tree.name]
         for node in tree.nodes.values():
             node.tree = None
-        for table in (self._makers, self._orders, self._filters):
+        for table in (self._makers, self._orders, self._starving, self._filters, self._freed, self._arrived):
             table.pop(tree.name, None)
 
     def _sync_pools(self, tree: Tree) -> None:
@@ -465,6 +486,7 @@ class State:
             assert pool.parent is not None
             pool.parent.usage = add(pool.parent.usage, pool.usage)
         self._orders.pop(tree.name, None)
+        self._freed[tree.name] = True
 
     def _attach(self, element: OperationElement, pool: PoolElement) -> None:
         """Put an operation into a pool: counts on the way up, rules; usage is the caller's."""
@@ -479,6 +501,7 @@ class State:
             each.running_operation_count += element.is_running
 
     def _detach(self, element: OperationElement) -> None:
+        self._freed[element.tree.name] = True
         pool = element.parent
         assert pool is not None
         del pool.operations[element.name]
@@ -565,12 +588,14 @@ class State:
             tree.queue.pop(element.name, None)
         else:
             tree.queue[element.name] = element
+            self._arrived.setdefault(tree.name, {})[element.name] = element
 
     def _leave_tree(self, element: OperationElement, why: str, now: float) -> None:
         for job in list(element.jobs.values()):
             self._stop(job, "aborted", why, now)
         tree = element.tree
         tree.queue.pop(element.name, None)
+        self._arrived.get(tree.name, {}).pop(element.name, None)
         tree.changed.pop(element, None)
         if tree.operations.pop(element.name, None) is not None:
             self._detach(element)
@@ -862,13 +887,10 @@ class State:
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
             return
         node.last_preemptive_attempt = now
-        starving = service_rank(starvation.starving_operations(tree))
         budget = self._budget(settings.max_preemptions_per_minute, tree.name, now)
         plan = None
-        if starving and budget > 0 and node.jobs:
-            targets = [(element, starvation.priority_of(element)) for element in starving]
-            ranked = [(element, level) for element, level in targets if level != "none"]
-            plan = preemption.plan_preemption(node, ranked, now, self.rules.spare)
+        if budget > 0 and node.jobs:
+            plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare)
         if plan is not None and len(plan.victims) <= budget:
             job = make_job(plan.element, plan.task, node)
             for victim, why in plan.victims:
@@ -877,6 +899,18 @@ class State:
             self._start(job)
         for victim, _, why in preemption.find_limit_violators(node):
             self._stop(victim, "limit_violated", why, now)
+
+    def _targets(self, tree: Tree) -> list[tuple[OperationElement, preemption.TargetPriority]]:
+        """Who may preempt, in the order of service, as of the last update; without those served since."""
+        ranked = self._starving.get(tree.name)
+        if ranked is None:
+            ranked = self._starving[tree.name] = service_rank(starvation.starving_operations(tree))
+        targets: list[tuple[OperationElement, preemption.TargetPriority]] = []
+        for element in ranked:
+            level = starvation.priority_of(element)
+            if level != "none" and element.operation.needed and element.name in tree.operations:
+                targets.append((element, level))
+        return targets
 
     def _budget(self, limit: int | None, tree: str, now: float) -> float:
         if limit is None:
@@ -936,6 +970,7 @@ class State:
         for element in tree.operations.values():
             element.deactivations.clear()
         self._orders.pop(tree.name, None)
+        self._starving.pop(tree.name, None)
 
     # --- what is stored ------------------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.agent.listen import close_sockets, open_control_socket, open_metrics_sockets, open_sockets
+from cpumond.agent.listen import open_control_socket, open_metrics_sockets, open_sockets
 from cpumond.config import AgentConfig, Control, Metrics
 from cpumond.errors import AccessError, ConfigError, CreateError
+from cpumond.process import close_sockets
 
 ABSENT_GROUP = "cpumond-no-such-group"
 

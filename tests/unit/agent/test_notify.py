@@ -14,7 +14,8 @@ import pytest
 from fake_node import QUICK, CollectedReports, FakeNode, source
 
 from cpumond.agent.loop import Agent
-from cpumond.agent.notify import Notifier, describe_status, read_watchdog_s
+from cpumond.agent.notify import Notifier, describe_status
+from cpumond.process import read_watchdog_s
 from cpumond.testing import FakeClock
 from cpumond.wire import Heartbeat
 

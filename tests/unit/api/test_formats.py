@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from yt import yson as library
 from yt.yson import parser as library_parser
 from yt.yson import writer as library_writer
 from yt.yson.convert import to_yson_type
@@ -449,9 +450,20 @@ def from_library(value: Any) -> Any:
     return None if type(value).__name__ == "YsonEntity" else value
 
 
-@given(values, st.sampled_from(["text", "pretty", "binary"]))
-def test_the_library_reads_what_is_written(value, variant):
-    read = library_parser.loads(write_yson(value, variant), encoding=None)
+variants = st.sampled_from(["text", "pretty", "binary"])
+libraries = pytest.mark.parametrize(
+    ("loads", "dumps"),
+    [
+        pytest.param(library_parser.loads, library_writer.dumps, id="Python"),
+        *([pytest.param(library.loads, library.dumps, id="C++")] if library.TYPE == "BINARY" else []),
+    ],
+)
+
+
+@libraries
+@given(value=values, variant=variants)
+def test_the_library_reads_what_is_written(loads, dumps, value, variant):
+    read = loads(write_yson(value, variant), encoding=None)
     assert typed(from_library(read)) == typed(value)
 
 
@@ -469,9 +481,10 @@ def to_library(value: Any) -> Any:
     return YsonUint64(value) if isinstance(value, Uint) else value
 
 
-@given(values, st.sampled_from(["text", "pretty", "binary"]))
-def test_what_the_library_writes_is_read(value, variant):
-    written = library_writer.dumps(to_library(value), yson_format=variant, check_circular=False)
+@libraries
+@given(value=values, variant=variants)
+def test_what_the_library_writes_is_read(loads, dumps, value, variant):
+    written = dumps(to_library(value), yson_format=variant, check_circular=False)
     assert typed(read_yson(written)) == typed(value)
 
 

@@ -27,6 +27,7 @@ from cpumond.scheduler.attributes import (
     read_attribute,
     read_pool,
     read_tree,
+    shown,
 )
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 
@@ -382,6 +383,20 @@ def test_edits_inside_of_what_is_only_kept() -> None:
 
 def test_a_refused_edit_refuses_all() -> None:
     assert "weight" in refused("pool", {}, put("max_share_ratio", 0.5), put("weight", -1))
+
+
+def test_a_warning_is_given_once() -> None:
+    assert len(edit("pool", {}, {}, [put("x/a", 1), put("x/b", 2)])[2]) == 1
+
+
+def test_what_is_shown_of_a_value() -> None:
+    assert shown({"a": 1}) == "a dictionary"
+    assert shown([1, [2]]) == "a list"
+    assert shown([1, None, True, "a"]) == '[1, null, true, "a"]'
+    assert shown("x" * 100) == f'"{"x" * 77}..."'
+    assert shown("a\nb") == '"a\\nb"'
+    assert shown(2**70) == "an integer of more than 64 bits"
+    assert len(shown(["abc"] * 1000)) <= 82
 
 
 # --- two spellings

@@ -183,11 +183,11 @@ def test_2_6_8_what_is_not_checked() -> None:
 
 def test_2_6_8_odd_burst_pools_are_warnings() -> None:
     pools = {"a": (ROOT_POOL, flow("burst", cpu=5)), "b": (ROOT_POOL, burst("burst", cpu=5))}
-    assert validate_tree(tree(pools)) == [
-        'pool "a": has guarantee_type burst, but no integral_guarantees/burst_guarantee_resources; a burst pool needs '
-        "both",
-        'pool "b": has guarantee_type burst, but no integral_guarantees/resource_flow; a burst pool needs both',
-    ]
+    no_burst, no_flow = validate_tree(tree(pools))
+    assert no_burst.startswith(
+        'pool "a": has guarantee_type burst, but no integral_guarantees/burst_guarantee_resources'
+    )
+    assert no_flow.startswith('pool "b": has guarantee_type burst, but no integral_guarantees/resource_flow')
     low = {"integral_guarantees": {**BURST_POOL, "resource_flow": {"cpu": 11}}}
     (warning,) = validate_tree(tree({"a": (ROOT_POOL, low)}))
     assert "burst_guarantee_resources/cpu: 10 is less than the resource_flow of 11" in warning
@@ -349,15 +349,11 @@ def test_time_for_two_thousand_pools() -> None:
     for top in range(2):
         pools[f"top{top}"] = (ROOT_POOL, {**strong(cpu=1e4, memory=1e4), **flow(cpu=1e4)})
         for number in range(999):
-            pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), "integral_guarantees": BURST_POOL})
-            pools[f"p{top}-{number}"][1]["integral_guarantees"] = {
-                "guarantee_type": "burst",
-                "resource_flow": {"cpu": 1},
-            }
+            pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), **flow("burst", cpu=1)})
     config = tree(pools)
     times = []
     for _ in range(10):
         start = time.perf_counter()
         assert len(validate_tree(config)) == 1998
         times.append(time.perf_counter() - start)
-    assert min(times) < 0.05
+    assert min(times) < 0.25  # about 0.01 s; the rest is for slow machines and for a tracer

@@ -1,0 +1,76 @@
+"""The scheduler's HTTP application: the JSON interface, the `yt` protocol, metrics and health, on one address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cpumond.api.cypress import YtBackend
+from cpumond.api.json import describe_error, make_json_routes
+from cpumond.api.yt import ReplyCache, YtLimits, make_yt_routes
+from cpumond.scheduler.config import Api
+from cpumond.scheduler.loop import Scheduler
+from cpumond.scheduler.model import AUTHENTICATION, CommandError
+from cpumond.scheduler.tokens import Tokens
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DEFAULT_USER = "root"
+"""Who asks when there are no tokens: everybody who reaches the address may do everything."""
+
+USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
+
+
+def make_app(
+    scheduler: Scheduler, settings: Api, tokens: Tokens | None, metrics: Callable[[], bytes], cluster_name: str
+) -> Starlette:
+    """The application. ``tokens`` None: no tokens are asked for, which is for the loopback address only."""
+
+    def authenticate(request: Request) -> str:
+        return find_user(request, tokens)
+
+    async def read_metrics(request: Request) -> Response:
+        authenticate(request)
+        return Response(metrics(), headers={"content-type": METRICS_TYPE})
+
+    limits = YtLimits(
+        max_body_bytes=settings.max_body,
+        max_depth=settings.max_depth,
+        requests_per_s=settings.rate_limit or 1e9,
+        burst_requests=2 * (settings.rate_limit or 1e9),
+    )
+    app = Starlette(
+        routes=[
+            Route("/metrics", read_metrics),
+            *make_json_routes(scheduler, authenticate, settings.max_body),
+            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, ReplyCache(scheduler.clock.now)),
+        ],
+        exception_handlers={HTTPException: describe_error, CommandError: describe_error},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def find_user(request: Request, tokens: Tokens | None) -> str:
+    """Whose request this is: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
+
+    An administrator may act for somebody else (``X-YT-User-Name``); without tokens everybody may. Raises CommandError.
+    """
+    other = request.headers.get("x-yt-user-name", "")
+    if other and not USER_NAME.fullmatch(other):
+        raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
+    if tokens is None:
+        return other or DEFAULT_USER
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    user = tokens.user_of(token.strip()) if scheme.lower() in ("oauth", "bearer") else None
+    if user is None:
+        what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
+        raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
+    if other and other != user.name and not user.is_admin:
+        raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
+    return other or user.name

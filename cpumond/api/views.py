@@ -1,0 +1,776 @@
+"""What the JSON API shows of the scheduler's state: values that msgspec writes, made of living elements. Pure.
+
+Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
+``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. The
+times that an element starves in follow semantics.md 6.2, places in the queue 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    Job,
+    Node,
+    Operation,
+    OperationElement,
+    PoolElement,
+    SchedulingStatus,
+    StarvationStatus,
+    Tree,
+)
+from cpumond.scheduler.model import (
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    JobCounts,
+    JobRecord,
+    JobState,
+    Mode,
+    OperationRecord,
+    OperationState,
+    PreemptionRecord,
+    Task,
+    to_amounts,
+)
+from cpumond.scheduler.snapshot import operation_weight
+from cpumond.scheduler.starvation import starves_in_s
+from cpumond.scheduler.state import State
+from cpumond.scheduler.validation import find_overcommit, find_warnings
+
+Amounts = dict[str, float]
+
+
+class View(msgspec.Struct, frozen=True):
+    """Base of all answers."""
+
+
+# --- trees and pools ---------------------------------------------------------------------------------------------
+
+
+class TreeView(View, frozen=True):
+    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around."""
+
+    name: str
+    id: str
+    is_default: bool
+    attributes: dict[str, Any]
+    total_resources: Amounts
+    resource_usage: Amounts
+    resource_demand: Amounts
+    pool_count: int
+    operation_count: int
+    running_operation_count: int
+    max_operation_count: int
+    max_running_operation_count: int
+    pending_operation_count: int
+    node_count: int
+    online_node_count: int
+    update_count: int
+    errors: list[str]
+
+
+class TreeList(View, frozen=True):
+    """All trees by name; ``default_tree`` "" when there is none."""
+
+    default_tree: str
+    trees: list[TreeView]
+
+
+class PoolView(View, frozen=True):
+    """A pool, ephemeral ones and the root included, as of the last fair-share update.
+
+    ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
+    dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
+    integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
+    """
+
+    name: str
+    tree: str
+    parent: str | None
+    id: str
+    is_ephemeral: bool
+    mode: Mode
+    weight: float | None
+    attributes: dict[str, Any]
+    children: list[str]
+    operation_count: int
+    max_operation_count: int
+    running_operation_count: int
+    max_running_operation_count: int
+    fair_share: Amounts
+    fair_share_ratio: float
+    usage: Amounts
+    usage_ratio: float
+    demand: Amounts
+    limits: Amounts
+    strong_guarantee: Amounts
+    volume: Amounts
+    scheduling_status: SchedulingStatus
+    starvation_status: StarvationStatus
+    starves_in_s: float | None
+    owner: str
+
+
+class PoolList(View, frozen=True):
+    """The root, then the pools of a tree, each before its sub-pools."""
+
+    tree: str
+    pools: list[PoolView]
+
+
+def show_tree(state: State, tree: Tree) -> TreeView:
+    """A tree with its totals and counts."""
+    root = tree.root
+    return TreeView(
+        name=tree.name,
+        id=tree.config.id,
+        is_default=tree.name == state.config.default_tree,
+        attributes=dict(tree.config.attributes),
+        total_resources=to_amounts(tree.total),
+        resource_usage=to_amounts(root.usage),
+        resource_demand=to_amounts(root.demand),
+        pool_count=len(tree.pools),
+        operation_count=root.operation_count,
+        running_operation_count=root.running_operation_count,
+        max_operation_count=root.max_operation_count,
+        max_running_operation_count=root.max_running_operation_count,
+        pending_operation_count=len(tree.queue),
+        node_count=len(tree.nodes),
+        online_node_count=sum(node.is_online for node in tree.nodes.values()),
+        update_count=tree.update_count,
+        errors=list(tree.errors),
+    )
+
+
+def show_trees(state: State) -> TreeList:
+    """All trees."""
+    return TreeList(state.config.default_tree, [show_tree(state, tree) for tree in state.trees.values()])
+
+
+def find_pool(tree: Tree, name: str) -> PoolElement:
+    """The pool of that name, ephemeral ones and ``<Root>`` included. Raises CommandError with code RESOLVE."""
+    if name == ROOT_POOL:
+        return tree.root
+    pool = tree.pools.get(name)
+    if pool is None:
+        raise CommandError(f'Pool "{name}" does not exist in tree "{tree.name}"', RESOLVE)
+    return pool
+
+
+def show_pool(pool: PoolElement, now: float) -> PoolView:
+    """A pool of the living tree."""
+    tree = pool.tree
+    return PoolView(
+        name=pool.name,
+        tree=tree.name,
+        parent=None if pool.parent is None else pool.parent.name,
+        id="" if pool.config is None else pool.config.id,
+        is_ephemeral=pool.is_ephemeral,
+        mode=pool.settings.mode,
+        weight=pool.settings.weight,
+        attributes={} if pool.config is None else dict(pool.config.attributes),
+        children=sorted(pool.children),
+        operation_count=pool.operation_count,
+        max_operation_count=pool.max_operation_count,
+        running_operation_count=pool.running_operation_count,
+        max_running_operation_count=pool.max_running_operation_count,
+        fair_share=show_share(pool.fair_share, tree.total),
+        fair_share_ratio=max(pool.fair_share),
+        usage=to_amounts(pool.usage),
+        usage_ratio=usage_ratio(pool),
+        demand=to_amounts(pool.demand),
+        limits=show_limits(pool.limits),
+        strong_guarantee=show_share(pool.strong_guarantee_share, tree.total),
+        volume=to_amounts(pool.volume),
+        scheduling_status=pool.scheduling_status,
+        starvation_status=pool.starvation_status,
+        starves_in_s=_starves_in_s(pool, now),
+        owner=pool.owner,
+    )
+
+
+def show_pools(tree: Tree, now: float) -> PoolList:
+    """The root and all pools of a tree, depth first, siblings by name."""
+    return PoolList(tree.name, [show_pool(pool, now) for pool in walk_pools(tree.root)])
+
+
+def walk_pools(top: PoolElement) -> Iterator[PoolElement]:
+    """``top`` and the pools below it, depth first, siblings by name."""
+    stack = [top]
+    while stack:
+        pool = stack.pop()
+        yield pool
+        stack += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
+
+
+def show_share(share: Vector, total: Vector) -> Amounts:
+    """A share as absolute amounts."""
+    a, b, c, d, e = (x * y for x, y in zip(share, total, strict=True))
+    return to_amounts((a, b, c, d, e))
+
+
+def show_limits(limits: Vector) -> Amounts:
+    """The resources that are limited."""
+    return {name: limit for name, limit in zip(RESOURCES, limits, strict=True) if math.isfinite(limit)}
+
+
+def usage_ratio(element: Element) -> float:
+    """Usage of the dominant resource, a fraction of what the tree has."""
+    return max((u / t for u, t in zip(element.usage, element.tree.total, strict=True) if t), default=0.0)
+
+
+def _starves_in_s(element: Element, now: float) -> float | None:
+    return None if element.rules is None else starves_in_s(element, now)
+
+
+# --- operations and jobs -----------------------------------------------------------------------------------------
+
+
+class OperationInTree(View, frozen=True):
+    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool."""
+
+    pool: str
+    is_running: bool
+    queue_place: int | None
+    weight: float
+    job_count: int
+    fair_share: Amounts
+    fair_share_ratio: float
+    usage: Amounts
+    usage_ratio: float
+    demand: Amounts
+    limits: Amounts
+    satisfaction_ratio: float | None
+    scheduling_status: SchedulingStatus
+    starvation_status: StarvationStatus
+    starves_in_s: float | None
+    deactivations: dict[str, int]
+    """Reason -> how often it was passed over since the last update."""
+
+
+class JobTotals(View, frozen=True):
+    """Jobs of an operation: what was ordered, what lives, what is still to be started, and how others ended."""
+
+    total: int
+    active: int
+    pending: int
+    completed: int
+    failed: int
+    aborted: int
+    lost: int
+
+
+class OperationView(View, frozen=True):
+    """An operation. ``trees`` is empty for a finished one; ``pools`` names the pool of each tree in any state."""
+
+    id: str
+    type: str
+    user: str
+    title: str
+    alias: str
+    state: OperationState
+    suspended: bool
+    start_time: float
+    finish_time: float | None
+    error: str
+    pools: dict[str, str]
+    jobs: JobTotals
+    trees: dict[str, OperationInTree]
+
+
+class OperationDetails(OperationView, frozen=True):
+    """An operation with what its user asked for. ``spec`` as given."""
+
+    tasks: list[Task]
+    counts: dict[str, JobCounts]
+    preemption_mode: str
+    is_gang: bool
+    max_failed_job_count: int
+    job_cpu_monitor: dict[str, Any]
+    spec: dict[str, Any]
+
+
+class OperationList(View, frozen=True):
+    """Operations, the newest first. ``total`` counts all that the filters let through."""
+
+    operations: list[OperationView]
+    total: int
+
+
+class JobView(View, frozen=True):
+    """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped."""
+
+    id: str
+    operation_id: str
+    task: str
+    tree: str
+    node_id: str
+    state: JobState
+    cpu_limit: float
+    current_cpu_limit: float
+    start_time: float
+    finish_time: float | None = None
+    smoothed_cpu_usage: float | None = None
+    cpu_monitor_mode: str = ""
+    preemptibility: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    preemption: PreemptionRecord | None = None
+
+
+class JobList(View, frozen=True):
+    """Jobs of an operation, the last started first. ``total`` counts all that the filters let through."""
+
+    operation_id: str
+    jobs: list[JobView]
+    total: int
+
+
+PREEMPTIBILITY: Final = {
+    NON_PREEMPTIBLE: "non_preemptible",
+    AGGRESSIVELY_PREEMPTIBLE: "aggressively_preemptible",
+    PREEMPTIBLE: "preemptible",
+}
+
+
+def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
+    """An operation in short."""
+    return OperationView(**_operation_fields(state, record, now))
+
+
+def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
+    """An operation with its tasks and specification."""
+    return OperationDetails(
+        **_operation_fields(state, record, now),
+        tasks=list(record.tasks),
+        counts=record.counts,
+        preemption_mode=record.preemption_mode,
+        is_gang=record.is_gang,
+        max_failed_job_count=record.max_failed_job_count,
+        job_cpu_monitor=record.job_cpu_monitor,
+        spec=record.spec,
+    )
+
+
+def _operation_fields(state: State, record: OperationRecord, now: float) -> dict[str, Any]:
+    live = state.operations.get(record.id)
+    return {
+        "id": record.id,
+        "type": record.type,
+        "user": record.user,
+        "title": record.title,
+        "alias": record.alias,
+        "state": record.state,
+        "suspended": record.suspended,
+        "start_time": record.start_time,
+        "finish_time": record.finish_time,
+        "error": record.error,
+        "pools": {name: options.pool for name, options in record.trees.items()},
+        "jobs": _count_jobs(record, live),
+        "trees": {} if live is None else {name: _in_tree(each, now) for name, each in live.elements.items()},
+    }
+
+
+def _count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
+    counts = record.counts.values()
+    return JobTotals(
+        total=sum(task.job_count for task in record.tasks),
+        active=0 if live is None else live.active_job_count,
+        pending=0 if live is None else live.needed_job_count,
+        completed=sum(each.completed for each in counts),
+        failed=sum(each.failed for each in counts),
+        aborted=sum(each.aborted for each in counts),
+        lost=sum(each.lost for each in counts),
+    )
+
+
+def _in_tree(element: OperationElement, now: float) -> OperationInTree:
+    total = element.tree.total
+    pool = element.parent
+    assert pool is not None
+    satisfaction = element.satisfaction
+    return OperationInTree(
+        pool=pool.name,
+        is_running=element.is_running,
+        queue_place=queue_place(element),
+        weight=operation_weight(element),
+        job_count=len(element.jobs),
+        fair_share=show_share(element.fair_share, total),
+        fair_share_ratio=max(element.fair_share),
+        usage=to_amounts(element.usage),
+        usage_ratio=usage_ratio(element),
+        demand=to_amounts(element.demand),
+        limits=show_limits(element.limits),
+        satisfaction_ratio=satisfaction if math.isfinite(satisfaction) else None,
+        scheduling_status=element.scheduling_status,
+        starvation_status=element.starvation_status,
+        starves_in_s=_starves_in_s(element, now),
+        deactivations=dict(element.deactivations),
+    )
+
+
+def queue_place(element: OperationElement) -> int | None:
+    """The place in the tree's queue, from 1; None for one that runs (3.3)."""
+    if element.is_running:
+        return None
+    return next((place for place, name in enumerate(element.tree.queue, 1) if name == element.name), None)
+
+
+def show_operations(
+    state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
+    pool: str = "",
+) -> OperationList:  # fmt: skip
+    """Live and finished operations that fit all filters ("" lets all through), the last started first."""
+    live = (operation.record for operation in state.operations.values())
+    chosen = [
+        record
+        for record in (*live, *state.finished.values())
+        if (not operation_state or record.state == operation_state)
+        and (not user or record.user == user)
+        and (not tree or tree in record.trees)
+        and (not pool or any(o.pool == pool for name, o in record.trees.items() if not tree or name == tree))
+    ]
+    chosen.sort(key=lambda record: record.sequence, reverse=True)
+    shown = [show_operation(state, record, now) for record in chosen[offset : offset + limit]]
+    return OperationList(shown, len(chosen))
+
+
+def show_jobs(
+    state: State, record: OperationRecord, *, limit: int, offset: int = 0, job_state: str = "", node_id: str = ""
+) -> JobList:
+    """The jobs of an operation, living and ended, the last started first."""
+    live = state.operations.get(record.id)
+    jobs: list[Job] = []
+    if live is not None:
+        jobs += [job for element in live.elements.values() for job in element.jobs.values()]
+    # Those that were told to stop are in no operation's list any more.
+    jobs += [job for job in state.jobs.values() if not job.is_active and job.element.operation.id == record.id]
+    views = [show_job(job) for job in jobs]
+    living = {view.id for view in views}
+    ended = state.finished_jobs.get(record.id, {})
+    views += [show_ended_job(job) for job in ended.values() if job.id not in living]
+    chosen = [
+        view
+        for view in views
+        if (not job_state or view.state == job_state) and (not node_id or view.node_id == node_id)
+    ]
+    chosen.sort(key=lambda view: (-view.start_time, view.id))
+    return JobList(record.id, chosen[offset : offset + limit], len(chosen))
+
+
+def show_job(job: Job) -> JobView:
+    """A job that lives."""
+    return JobView(
+        id=job.id,
+        operation_id=job.element.operation.id,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        state=job.state,
+        cpu_limit=job.limits[1],
+        current_cpu_limit=job.usage[1],
+        start_time=job.start_time,
+        smoothed_cpu_usage=job.smoothed_cpu_usage,
+        cpu_monitor_mode=job.cpu_monitor_mode,
+        preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
+        reason="" if job.stop is None else job.stop.record.why,
+        preemption=None if job.stop is None else job.stop.record,
+    )
+
+
+def show_ended_job(record: JobRecord) -> JobView:
+    """A job that has ended."""
+    return JobView(
+        id=record.id,
+        operation_id=record.operation_id,
+        task=record.task,
+        tree=record.tree,
+        node_id=record.node_id,
+        state=record.state,
+        cpu_limit=record.cpu_limit,
+        current_cpu_limit=record.current_cpu_limit,
+        start_time=record.start_time,
+        finish_time=record.finish_time,
+        exit_code=record.exit_code,
+        reason=record.reason,
+        cpu_seconds=record.cpu_seconds,
+        max_memory=record.max_memory,
+        preemption=record.preemption,
+    )
+
+
+# --- nodes -------------------------------------------------------------------------------------------------------
+
+
+class NodeView(View, frozen=True):
+    """A node. ``tree`` null: no tree's filter fits its tags. ``foreign_usage``: of jobs the scheduler did not start.
+
+    ``free`` is capacity less all usage, negative where the node is overcommitted.
+    """
+
+    id: str
+    address: str
+    tags: list[str]
+    tree: str | None
+    is_online: bool
+    silent_s: float
+    """Since its last heartbeat or registration."""
+    incarnation: str
+    capacity: Amounts
+    usage: Amounts
+    foreign_usage: Amounts
+    free: Amounts
+    job_count: int
+    stopping_job_count: int
+    overcommitted_s: float | None
+    overcommit_count: int
+
+
+class NodeDetails(NodeView, frozen=True):
+    """A node with its jobs, those told to stop included."""
+
+    jobs: list[JobView]
+
+
+class NodeList(View, frozen=True):
+    """Nodes by id."""
+
+    nodes: list[NodeView]
+    total: int
+
+
+def show_node(node: Node, now: float) -> NodeView:
+    """A node in short."""
+    return NodeView(**_node_fields(node, now))
+
+
+def show_node_details(node: Node, now: float) -> NodeDetails:
+    """A node with its jobs."""
+    jobs = [show_job(job) for job in (*node.jobs.values(), *node.stopping.values())]
+    return NodeDetails(**_node_fields(node, now), jobs=jobs)
+
+
+def _node_fields(node: Node, now: float) -> dict[str, Any]:
+    since = node.overcommitted_since
+    return {
+        "id": node.id,
+        "address": node.address,
+        "tags": sorted(node.tags),
+        "tree": node.tree,
+        "is_online": node.is_online,
+        "silent_s": max(now - node.last_seen, 0.0),
+        "incarnation": node.incarnation,
+        "capacity": to_amounts(node.capacity),
+        "usage": to_amounts(node.used),
+        "foreign_usage": to_amounts(node.foreign_usage),
+        "free": to_amounts(node.free),
+        "job_count": len(node.jobs),
+        "stopping_job_count": len(node.stopping),
+        "overcommitted_s": None if since is None else max(now - since, 0.0),
+        "overcommit_count": node.overcommit_count,
+    }
+
+
+def show_nodes(
+    state: State, now: float, *, limit: int, offset: int = 0, tree: str = "", tag: str = "", online: bool | None = None
+) -> NodeList:
+    """Nodes that fit all filters, by id."""
+    chosen = [
+        node
+        for _, node in sorted(state.nodes.items())
+        if (not tree or node.tree == tree)
+        and (not tag or tag in node.tags)
+        and (online is None or node.is_online == online)
+    ]
+    return NodeList([show_node(node, now) for node in chosen[offset : offset + limit]], len(chosen))
+
+
+def find_node(state: State, node_id: str) -> Node:
+    """A node by id. Raises CommandError with code RESOLVE."""
+    node = state.nodes.get(node_id)
+    if node is None:
+        raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)
+    return node
+
+
+# --- preemptions -------------------------------------------------------------------------------------------------
+
+
+class PreemptionList(View, frozen=True):
+    """Preemptions, the newest first; ``counts`` are those since the start, kept or not."""
+
+    preemptions: list[PreemptionRecord]
+    counts: dict[str, int]
+
+
+def show_preemptions(state: State, *, limit: int, operation: str = "", pool: str = "") -> PreemptionList:
+    """Preemptions of or for an operation, in or for a pool."""
+    chosen: list[PreemptionRecord] = []
+    for record in reversed(state.preemptions):
+        if len(chosen) >= limit:
+            break
+        if operation and operation not in (record.operation_id, record.preemptor_operation_id):
+            continue
+        if pool and pool not in (record.pool, record.preemptor_pool):
+            continue
+        chosen.append(record)
+    counts: dict[str, int] = {}
+    for (_, of_pool, kind), number in state.preemption_counts.items():
+        if not pool or of_pool == pool:
+            counts[kind] = counts.get(kind, 0) + number
+    return PreemptionList(chosen, counts)
+
+
+# --- alerts ------------------------------------------------------------------------------------------------------
+
+
+class Alert(View, frozen=True):
+    """Something an operator should look at. ``subject`` is the tree or node it is about, "" for the scheduler."""
+
+    code: str
+    severity: Literal["warning", "error"]
+    subject: str
+    message: str
+
+
+class AlertList(View, frozen=True):
+    """All alerts, errors first."""
+
+    alerts: list[Alert]
+
+
+def find_alerts(state: State, now: float, service: Sequence[Alert] = ()) -> AlertList:
+    """What is odd in the state; ``service`` is what the running service adds of itself."""
+    found = [*service, *_node_alerts(state, now)]
+    for tree in state.trees.values():
+        found += _tree_alerts(tree)
+    if not state.config.default_tree:
+        message = "there is no default pool tree; operations must name their pool_trees"
+        found.append(Alert("no_default_tree", "warning", "", message))
+    found.sort(key=lambda alert: alert.severity)
+    return AlertList(found)
+
+
+def _tree_alerts(tree: Tree) -> Iterator[Alert]:
+    for sentence in find_warnings(tree.config):
+        code = "invalid_default_parent_pool" if "InvalidDefaultParentPool" in sentence else "odd_configuration"
+        yield Alert(code, "warning", tree.name, sentence)
+    overcommit = find_overcommit(tree.config, tree.total)
+    if overcommit is not None:
+        yield Alert("guarantees_overcommitted", "warning", tree.name, overcommit)
+    for sentence in tree.errors:
+        yield Alert("fair_share_update", "warning", tree.name, sentence)
+    online = [node for node in tree.nodes.values() if node.is_online]
+    if tree.operations and not online:
+        count = len(tree.operations)
+        message = f'pool tree "{tree.name}": has {_count(count, "operation")} and no node that is online'
+        yield Alert("no_nodes", "error", tree.name, message)
+
+
+def _node_alerts(state: State, now: float) -> Iterator[Alert]:
+    for _, node in sorted(state.nodes.items()):
+        if node.tree is None:
+            message = f"node {node.id}: no tree's nodes_filter fits its tags {sorted(node.tags)}; it gets no work"
+            yield Alert("node_without_tree", "warning", node.id, message)
+        if not node.is_online:
+            message = f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs are held lost after a while"
+            yield Alert("node_offline", "warning", node.id, message)
+        if node.overcommitted_since is not None:
+            over = greatest(subtract(ZERO, node.free), ZERO)
+            amounts = ", ".join(f"{x:g} {name}" for name, x in zip(RESOURCES, over, strict=True) if x > 0.0)
+            since_s = now - node.overcommitted_since
+            message = f"node {node.id}: its jobs may use {amounts} more than it has, for {since_s:.0f} s"
+            yield Alert("node_overcommitted", "warning", node.id, message)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+# --- small answers -----------------------------------------------------------------------------------------------
+
+
+class Done(View, frozen=True):
+    """A command that was carried out: ``id`` of what it made or changed."""
+
+    id: str
+    warnings: list[str]
+
+
+class Failure(View, frozen=True):
+    """A request that was refused; nothing was changed. ``code`` as the documents number errors."""
+
+    error: str
+    code: int
+    attributes: dict[str, Any]
+
+
+class Health(View, frozen=True):
+    """``status``: ok, starting, or stuck; ``last_update_age_s`` null before the first update."""
+
+    status: Literal["ok", "starting", "stuck"]
+    last_update_age_s: float | None = None
+
+
+class Counts(View, frozen=True):
+    """How much there is."""
+
+    trees: int
+    pools: int
+    nodes: int
+    online_nodes: int
+    pending_operations: int
+    running_operations: int
+    finished_operations: int
+    active_jobs: int
+    stopping_jobs: int
+    preemptions: dict[str, int]
+
+
+class Status(View, frozen=True):
+    """The scheduler at a glance. ``timings``: counters and sums of seconds since the start."""
+
+    version: str
+    uptime_s: float
+    now: float
+    update_period_s: float
+    last_update_age_s: float | None
+    default_tree: str
+    timings: dict[str, float]
+    counts: Counts
+
+
+def count_all(state: State) -> Counts:
+    """What there is of everything."""
+    preemptions: dict[str, int] = {}
+    for (_, _, kind), number in state.preemption_counts.items():
+        preemptions[kind] = preemptions.get(kind, 0) + number
+    running = sum(operation.record.state == "running" for operation in state.operations.values())
+    return Counts(
+        trees=len(state.trees),
+        pools=sum(len(tree.pools) for tree in state.trees.values()),
+        nodes=len(state.nodes),
+        online_nodes=sum(node.is_online for node in state.nodes.values()),
+        pending_operations=len(state.operations) - running,
+        running_operations=running,
+        finished_operations=len(state.finished),
+        active_jobs=_sum_jobs(state.nodes.values(), stopping=False),
+        stopping_jobs=_sum_jobs(state.nodes.values(), stopping=True),
+        preemptions=preemptions,
+    )
+
+
+def _sum_jobs(nodes: Iterable[Node], stopping: bool) -> int:
+    return sum(len(node.stopping if stopping else node.jobs) for node in nodes)

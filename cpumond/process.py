@@ -1,0 +1,95 @@
+"""What the long-running processes share: listening sockets, the service manager's socket, descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cpumond.config import parse_listen
+from cpumond.errors import CreateError, from_os_error
+
+ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""What the kernel answers about an address, or a family of addresses, that this machine does not have."""
+
+
+def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
+    """The TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
+
+    ``key`` is where it was configured ("table.key"), for messages. Raises CreateError or AccessError.
+    """
+    host, port = parse_listen(listen, key)
+    table, _, name = key.partition(".")
+    advice = f"set [{table}] {name} to a free address of this machine"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        # Not a ConfigError: the service manager tries again after this one, and the name may be known by then.
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise CreateError(f"cannot listen on {listen}: {host!r}: {reason}; {advice}") from None
+    sockets: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, _, _, _, address in found:
+        if sockets and port == 0:
+            address = (address[0], sockets[0].getsockname()[1], *address[2:])  # noqa: PLW2901 - one port for a host
+        try:
+            sockets.append(_listen(family, address, backlog, alone=len(found) == 1))
+        except OSError as error:
+            problem = error
+            if error.errno not in ABSENT_ERRNOS:
+                break
+    if problem is not None and (not sockets or problem.errno not in ABSENT_ERRNOS):
+        close_sockets(sockets)
+        raise from_os_error(problem, f"listen on {listen}", advice) from problem
+    return sockets
+
+
+def _listen(family: int, address: tuple[Any, ...], backlog: int, alone: bool) -> socket.socket:
+    tcp = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not alone:
+            # The host's IPv4 address has a socket of its own; "[::]" alone takes both.
+            tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        tcp.bind(address)
+        tcp.listen(backlog)
+    except OSError:
+        tcp.close()
+        raise
+    return tcp
+
+
+def close_sockets(sockets: list[socket.socket]) -> None:
+    """Close all of them."""
+    for sock in sockets:
+        sock.close()
+
+
+def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object] | None:
+    """What sends a message to the service manager (sd_notify); None when it did not start us."""
+    if not environment.get("NOTIFY_SOCKET"):
+        return None
+    from cysystemd import daemon
+
+    return daemon.sd_notify  # type: ignore[attr-defined, no-any-return]
+
+
+def read_watchdog_s(environment: Mapping[str, str]) -> float:
+    """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
+    watchdog_us = environment.get("WATCHDOG_USEC", "")
+    if not watchdog_us.isdigit() or int(watchdog_us) == 0:
+        return math.inf
+    return int(watchdog_us) / 1e6 if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else math.inf
+
+
+def raise_descriptor_limit() -> None:
+    """Take all the file descriptors that the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,207 @@
+"""Prometheus metrics of the scheduler; the text is made once per update and kept.
+
+Families of fixed size go through prometheus_client. The series of pools, thousands of them, are written here in the
+same text format, which costs a tenth. Their number is bounded: pools beyond ``max_pools``, the ones with the least
+demand, are left out and counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from cpumond import __version__
+from cpumond.fairshare.resources import Vector, ratio, share
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.loop import Scheduler
+from cpumond.scheduler.model import to_vector
+
+STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
+PoolValue = Callable[[PoolElement], float | None]
+
+
+def _usage_share(pool: PoolElement) -> Vector:
+    return share(pool.usage, pool.tree.total)
+
+
+def _volume_ratio(volume: Vector, total: Vector) -> float:
+    return min((v / t for v, t in zip(volume, total, strict=True) if t > 0.0), default=0.0)
+
+
+def _flow_ratio(pool: PoolElement) -> float:
+    return ratio(to_vector(pool.settings.integral_guarantees.resource_flow, 0.0), pool.tree.total)
+
+
+def _is_integral(pool: PoolElement) -> bool:
+    return pool.settings.integral_guarantees.guarantee_type != "none"
+
+
+def _capacity(pool: PoolElement) -> float:
+    period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
+    return _flow_ratio(pool) * period_s
+
+
+POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
+    "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
+    "usage_ratio": ("Usage, its largest component as a fraction of the tree.", lambda p: max(_usage_share(p))),
+    "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
+    "strong_guarantee_ratio": (
+        "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
+        lambda p: max(p.strong_guarantee_share),
+    ),
+    "fair_share_cores": ("Fair share of the CPU.", lambda p: p.fair_share[1] * p.tree.total[1]),
+    "usage_cores": ("CPU that its jobs may use now.", lambda p: p.usage[1]),
+    "demand_cores": ("CPU that its operations want.", lambda p: p.demand[1]),
+    "burst_ratio": (
+        "Burst guarantee as a fraction of the tree, of burst pools.",
+        lambda p: (
+            ratio(to_vector(p.settings.integral_guarantees.burst_guarantee_resources, 0.0), p.tree.total)
+            if p.settings.integral_guarantees.guarantee_type == "burst"
+            else None
+        ),
+    ),
+    "resource_flow_ratio": (
+        "Resource flow as a fraction of the tree, of integral pools.",
+        lambda p: _flow_ratio(p) if _is_integral(p) else None,
+    ),
+    "accumulated_volume_share_seconds": (
+        "Accumulated volume, of integral pools.",
+        lambda p: _volume_ratio(p.volume, p.tree.total) if _is_integral(p) else None,
+    ),
+    "integral_pool_capacity_share_seconds": (
+        "Most that the volume can be, of integral pools.",
+        lambda p: _capacity(p) if _is_integral(p) else None,
+    ),
+    "starvation_status": (
+        "0 not starving, 1 starving, 2 aggressively starving.",
+        lambda p: STARVATION[p.starvation_status],
+    ),
+    "operations": ("Operations of the subtree, pending ones included.", lambda p: float(p.operation_count)),
+    "running_operations": ("Running operations of the subtree.", lambda p: float(p.running_operation_count)),
+    "max_operations": ("Limit of operations.", lambda p: float(p.max_operation_count)),
+    "max_running_operations": ("Limit of running operations.", lambda p: float(p.max_running_operation_count)),
+}
+
+
+class MetricsText:
+    """The metrics as text: ``encode`` makes it anew after an update, otherwise gives the same again."""
+
+    def __init__(self, scheduler: Scheduler, max_pools: int) -> None:
+        self._scheduler = scheduler
+        self._max_pools = max_pools
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(scheduler))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._made_at = -1
+        self._text = b""
+
+    def encode(self) -> bytes:
+        """The text of all metrics, made at most once per update."""
+        if self._made_at != self._scheduler.timings.updates or not self._text:
+            self._text = generate_latest(self._registry) + self._pools().encode()
+            self._made_at = self._scheduler.timings.updates
+        return self._text
+
+    def _pools(self) -> str:
+        lines: list[str] = []
+        chosen: list[tuple[str, PoolElement]] = []
+        left_out = 0
+        for tree in self._scheduler.state.trees.values():
+            pools: list[PoolElement] = [tree.root, *tree.pools.values()]
+            if len(pools) > self._max_pools:
+                left_out += len(pools) - self._max_pools
+                pools = heapq.nlargest(self._max_pools, pools, key=lambda pool: max(pool.demand_share))
+            label = f'{{tree="{escape(tree.name)}",pool="'
+            chosen += [(f'{label}{escape(pool.name)}"}}', pool) for pool in pools]
+        for name, (text, read) in POOL_GAUGES.items():
+            full = f"cpumond_pool_{name}"
+            lines.append(f"# HELP {full} {text}\n# TYPE {full} gauge\n")
+            for label, pool in chosen:
+                value = read(pool)
+                if value is not None:
+                    lines.append(f"{full}{label} {value!r}\n")
+        name = "cpumond_pools_without_series"
+        lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
+        lines += self._preemptions({label for label, _ in chosen})
+        return "".join(lines)
+
+    def _preemptions(self, shown: set[str]) -> Iterator[str]:
+        name = "cpumond_preemptions_total"
+        yield f"# HELP {name} Jobs taken away, by pool of the job and kind.\n# TYPE {name} counter\n"
+        others: dict[tuple[str, str], int] = {}
+        for (tree, pool, kind), count in self._scheduler.state.preemption_counts.items():
+            label = f'{{tree="{escape(tree)}",pool="{escape(pool)}"}}'
+            if label in shown:
+                yield f'{name}{label[:-1]},kind="{kind}"}} {count}\n'
+            else:
+                others[tree, kind] = others.get((tree, kind), 0) + count
+        for (tree, kind), count in others.items():
+            yield f'{name}{{tree="{escape(tree)}",pool="",kind="{kind}"}} {count}\n'
+
+
+def escape(text: str) -> str:
+    """A label's value in the text format."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class _Collector:
+    """The families of fixed size."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
+        yield from self._trees(self._scheduler.state.trees.values())
+        timings = self._scheduler.timings
+        for name, text, value in (
+            ("updates", "Fair-share updates.", timings.updates),
+            ("late_updates", "Updates that took longer than the period.", timings.late_updates),
+            ("failed_updates", "Updates of a tree that failed.", timings.failed_updates),
+            ("update_seconds", "Time spent in updates.", timings.updates_s),
+            ("heartbeats", "Heartbeats taken in.", timings.heartbeats),
+            ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeats_s),
+            ("dropped_heartbeats", "Heartbeats of unknown nodes or out of order.", timings.dropped_heartbeats),
+            ("commands", "Commands carried out.", timings.commands),
+            ("refused_commands", "Commands refused.", timings.refused_commands),
+            ("store_writes", "Writes to the store.", timings.store_writes),
+            ("store_write_seconds", "Time spent in writes to the store.", timings.store_writes_s),
+            ("store_errors", "Writes that the store refused.", timings.store_errors),
+        ):
+            yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
+        state = self._scheduler.state
+        pending = sum(operation.record.state == "pending" for operation in state.operations.values())
+        operations = GaugeMetricFamily("cpumond_scheduler_operations", "Live operations.", labels=["state"])
+        operations.add_metric(["pending"], pending)
+        operations.add_metric(["running"], len(state.operations) - pending)
+        yield operations
+        jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs that count as usage.")
+        jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
+        yield jobs
+
+    def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
+        nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
+        total = GaugeMetricFamily("cpumond_tree_total_cores", "CPU of the tree's nodes.", labels=["tree"])
+        used = GaugeMetricFamily("cpumond_tree_usage_cores", "CPU that jobs may use now.", labels=["tree"])
+        ordered = GaugeMetricFamily("cpumond_tree_ordered_cores", "CPU that the jobs ordered.", labels=["tree"])
+        overcommitted = GaugeMetricFamily(
+            "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
+        )
+        for tree in trees:
+            online = sum(node.is_online for node in tree.nodes.values())
+            nodes.add_metric([tree.name, "online"], online)
+            nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
+            total.add_metric([tree.name], tree.total[1])
+            used.add_metric([tree.name], sum(node.used[1] for node in tree.nodes.values()))
+            jobs = (job for node in tree.nodes.values() for job in node.jobs.values())
+            ordered.add_metric([tree.name], sum(job.limits[1] for job in jobs))
+            overcommitted.add_metric(
+                [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
+            )
+        yield from (nodes, total, used, ordered, overcommitted)

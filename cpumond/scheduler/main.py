@@ -1,0 +1,167 @@
+"""The life of the scheduler's process: configuration, store, sockets, signals, the loop and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from cpumond import __version__
+from cpumond.api.server import make_app
+from cpumond.config import parse_layer
+from cpumond.errors import ConfigError, CpumondError, from_os_error
+from cpumond.log import configure_logging
+from cpumond.process import (
+    close_sockets,
+    connect_to_manager,
+    open_tcp_sockets,
+    raise_descriptor_limit,
+    read_watchdog_s,
+)
+from cpumond.scheduler.admission import PoolRules
+from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.exporter import MetricsText
+from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.state import Rules
+from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
+from cpumond.scheduler.tokens import load_tokens
+
+log = structlog.get_logger("cpumond.scheduler")
+
+STORE_FILE = "scheduler.db"
+BACKLOG = 1024
+MAX_CONNECTIONS = 20_000
+KEEP_ALIVE_S = 75
+MAX_HEADER_BYTES = 1024 * 1024
+"""The parameters of `yt` travel in a header."""
+
+
+def make_rules(config: SchedulerConfig) -> Rules:
+    """What decisions read of the configuration."""
+    spare = config.min_spare_job_resources_on_node
+    return Rules(
+        max_operation_count=config.max_operation_count,
+        pools=PoolRules(config.require_specified_pools_existence, config.ephemeral_pool_name_regex),
+        pool_name_regex=config.pool_name_regex,
+        erase_trees_with_pool_limit_violations=config.erase_trees_with_pool_limit_violations,
+        node_heartbeat_timeout_s=config.node_heartbeat_timeout_s,
+        waiting_job_timeout_s=config.waiting_job_timeout_s,
+        overcommit_duration_s=config.allowed_node_resources_overcommit_duration_s,
+        spare=(float(spare.user_slots), spare.cpu, 0.0, float(spare.memory), 0.0),
+        finished_operation_retention_count=config.finished_operation_retention_count,
+        read_monitor=read_monitor,
+    )
+
+
+def read_monitor(raw: object) -> dict[str, object]:
+    """A section ``job-cpu-monitor`` of a specification, checked as the agent will read it (semantics.md 1.1).
+
+    Durations come back in milliseconds, as the documents have them. Raises CommandError.
+    """
+    try:
+        layer = parse_layer(raw, "spec", "job_cpu_monitor")
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+    return {key: value * 1e3 if key in ("check_period", "start_delay") else value for key, value in layer.items()}
+
+
+def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: float = 1.0) -> int:
+    """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what a user can mend.
+
+    ``new_store`` sets the present database aside and begins with an empty one. ``time_scale`` is for tests only.
+    """
+    config = load_scheduler_config(config_path)
+    configure_logging(config.log.level, config.log.format)
+    tokens = load_tokens(config.api.tokens_file) if config.api.tokens_file else None
+    path = os.path.join(config.state_dir, STORE_FILE)
+    try:
+        os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
+    if new_store:
+        aside = set_aside(path)
+        if aside is not None:
+            log.warning("store_set_aside", path=aside)
+    raise_descriptor_limit()
+    sockets = open_tcp_sockets(config.api.listen, "api.listen", BACKLOG)
+    try:
+        store = open_sqlite_store(path)
+    except CpumondError:
+        close_sockets(sockets)
+        raise
+    try:
+        scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+        metrics = MetricsText(scheduler, config.metrics.max_pools)
+        app = make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
+        asyncio.run(_serve(scheduler, app, sockets, config))
+    finally:
+        close_sockets(sockets)
+        store.close()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(scheduler: Scheduler, app: Starlette, sockets: list[socket.socket], config: SchedulerConfig) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(scheduler.run(stopping))
+        await asyncio.wait([running, asyncio.ensure_future(scheduler.ready.wait())], return_when="FIRST_COMPLETED")
+        serving = tasks.create_task(server.serve(sockets))
+        address = "{}:{}".format(*sockets[0].getsockname()[:2])
+        log.info("started", version=__version__, listen=address, config=config.path or None, state=config.state_dir)
+        tasks.create_task(_tell_manager(scheduler, stopping))
+        await stopping.wait()
+        log.info("stopping")
+        server.should_exit = True
+        await serving
+
+
+async def _tell_manager(scheduler: Scheduler, stopping: asyncio.Event) -> None:
+    """READY, then WATCHDOG as long as updates go on, then STOPPING (sd_notify)."""
+    send = connect_to_manager(os.environ)
+    if send is None:
+        return
+    send("READY=1")
+    period_s = read_watchdog_s(os.environ) / 3
+    updates = -1
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), min(period_s, 10.0))
+        state, timings = scheduler.state, scheduler.timings
+        text = f"STATUS={len(state.operations)} operations, {len(state.nodes)} nodes"
+        send(f"WATCHDOG=1\n{text}" if timings.updates != updates else text)
+        updates = timings.updates
+    send("STOPPING=1")
