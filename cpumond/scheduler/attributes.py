@@ -252,7 +252,9 @@ class _Editor:
         if self.kind != "tree" or path[0] != CONFIG:
             self.attributes = self._changed("", self.attributes, path, value)
         elif len(path) > 1:
-            self.attributes[CONFIG] = self._changed(f"{CONFIG}/", self.attributes.get(CONFIG, {}), path[1:], value)
+            config = self._changed(f"{CONFIG}/", self.attributes.get(CONFIG, {}), path[1:], value)
+            if config or CONFIG in self.attributes:
+                self.attributes[CONFIG] = config
         else:
             self._replace_config(value)
 

@@ -813,6 +813,8 @@ class State:
         if why or element is None or task is None:
             self._stop_unknown(node, report, why, now)
             return
+        # It may have been counted as lost; what becomes of it now is to be counted again.
+        self.finished_jobs.get(report.operation_id, {}).pop(report.job_id, None)
         self.job_sequence += 1
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)

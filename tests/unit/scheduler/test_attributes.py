@@ -472,6 +472,12 @@ def test_2_3_both_places_are_kept() -> None:
     assert spelled == {}
 
 
+def test_2_3_removing_from_a_config_that_is_missing_makes_none() -> None:
+    for path in ("config/max_operation_count", "config/integral_guarantees/smooth_period", "config/a/b", "config"):
+        assert edit("tree", {}, {}, [put(path)])[0] == {}
+    assert "unknown key" in refused("tree", {}, put("config/integral_guarantees/period"))
+
+
 def test_2_3_config_as_a_whole() -> None:
     attributes, spelled, _ = edit("tree", {}, {}, [put("config", {"job_interrupt_timeout": 5, "a": 1, "b": None})])
     assert attributes == {"config": {"job_preemption_timeout": 5.0, "a": 1}}
