@@ -12,7 +12,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -168,11 +168,19 @@ def load_config(path: str | None) -> AgentConfig:
     if path is None:
         return finish_config({}, "")
     folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
+    return finish_config(read_layers(path, folder, parse_config_text), path)
+
+
+def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """``path`` and the ``*.toml`` in ``folder``, if there is one, in the order of their names, parsed and merged.
+
+    ``parse`` takes a file's text and name. Raises ConfigError or AccessError.
+    """
     drop_ins = sorted(name for name in os.listdir(folder) if name.endswith(".toml")) if os.path.isdir(folder) else []
     merged: dict[str, Any] = {}
     for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
-        merged = _merge(merged, parse_config_text(_read_text(name), name))
-    return finish_config(merged, path)
+        merged = _merge(merged, parse(_read_text(name), name))
+    return merged
 
 
 def _read_text(path: str) -> str:

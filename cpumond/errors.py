@@ -11,6 +11,8 @@
     ├── AccessError              77  the rights are missing
     ├── RefusedError             77  outside what the operator allowed (managed_roots, leaf cgroups only)
     ├── StateFileError           69  a file of state_dir is damaged
+    ├── scheduler.store.StoreError    69  the scheduler's database cannot be opened, read or written
+    ├── scheduler.model.CommandError  69  a command that the scheduler refuses
     └── CgroupError              69
         ├── CgroupReadError
         └── CgroupWriteError

@@ -1,7 +1,7 @@
 """The dynamic attributes of trees, pools and operations, as ``//sys/scheduler/orchid`` shows them (semantics.md 5).
 
-Pure: from the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing is
-computed before it is asked for: a ``Lazy`` map makes one value at a time. What a map gives holds until the state
+Pure: from the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing
+is computed before it is asked for: a ``Lazy`` map makes one value at a time. What a map gives holds until the state
 changes, so one is made for every request.
 
 Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods have the
@@ -24,6 +24,7 @@ from cpumond.fairshare.resources import (
     UNLIMITED,
     ZERO,
     Vector,
+    add,
     greatest,
     least,
     positive_part,
@@ -84,10 +85,10 @@ class Lazy(Mapping[str, Any]):
         find: Callable[[str], Any],
         explain: Callable[[str], str] | None = None,
     ) -> None:
+        """``find`` gives MISSING for what is not there, ``names`` may hold more; ``explain`` says so in a sentence."""
         self._names = names
         self._find = find
         self._explain = explain
-        """``find`` gives MISSING for what is not there, also for one of ``names``; ``explain`` says so in a sentence."""
 
     def __getitem__(self, name: str) -> Any:
         value = self._find(name)
@@ -118,7 +119,8 @@ def materialise(value: Any) -> Any:
     return value.to_dict() if isinstance(value, Lazy) else value
 
 
-def _fixed(parts: Mapping[str, Callable[[], Any]]) -> Lazy:
+def fixed(parts: Mapping[str, Callable[[], Any]]) -> Lazy:
+    """A map of these parts, each made when it is asked for."""
     return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING)
 
 
@@ -175,6 +177,8 @@ class TreeView:
         self._ratios: dict[PoolElement, tuple[float, float]] = {}
         self._satisfactions: dict[PoolElement, float | None] = {}
         self._guaranteed: dict[str, tuple[Vector, float]] | None = None
+        self._guaranteed_shares: dict[Element, Vector] = {}
+        self._online_capacity: Vector | None = None
         self._indexes: dict[Element, int] | None = None
 
     def shares(self, element: Element) -> ElementShares | None:
@@ -247,13 +251,39 @@ class TreeView:
         strong, flow = self._guaranteed[pool.name]
         return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
 
+    def guaranteed(self, element: Element) -> Vector:
+        """The share that is left to the element when its siblings, and those of the pools above it, want everything.
+
+        The strong guarantee, and by weight a part of what those of all siblings leave of the parent's; pending
+        operations take no part.
+        """
+        found = self._guaranteed_shares.get(element)
+        if found is None:
+            parent = element.parent
+            if parent is None:
+                return share(self.total, self.total)
+            self._divide(parent)
+            found = self._guaranteed_shares.setdefault(element, ZERO)
+        return found
+
+    def _divide(self, parent: PoolElement) -> None:
+        left = self.guaranteed(parent)
+        members: list[tuple[Element, float]] = [(child, self.weight(child)) for child in parent.children.values()]
+        members += [(each, operation_weight(each)) for each in parent.operations.values() if each.is_running]
+        own = []
+        for element, _ in members:
+            own.append(least(element.strong_guarantee_share, left))
+            left = subtract(left, own[-1])
+        weights = sum(weight for _, weight in members)
+        for (element, weight), strong in zip(members, own, strict=True):
+            self._guaranteed_shares[element] = add(strong, scale(left, weight / weights))
+
     def best_allocation(self, element: Element) -> Vector:
         """The greatest share that the limits and the nodes that are online allow."""
-        return share(least(self._online, self.limits(element)), self.total)
-
-    @property
-    def _online(self) -> Vector:
-        return sum_vectors([node.capacity for node in self.tree.nodes.values() if node.is_online])
+        if self._online_capacity is None:
+            online = [node.capacity for node in self.tree.nodes.values() if node.is_online]
+            self._online_capacity = sum_vectors(online)
+        return share(least(self._online_capacity, self.limits(element)), self.total)
 
     def scheduling_index(self, element: OperationElement) -> int:
         """Place in the order of service among the tree's running operations; -1 of one that does not run."""
@@ -285,18 +315,7 @@ def _own_rules(element: Element) -> PoolSettings | OperationTreeOptions | None:
 Reader = Callable[[TreeView, Any], Any]
 
 
-def _part(name: str) -> Callable[[TreeView, Element], Vector]:
-    """Reader of a vector of the last update; zero for an element that has not seen one."""
-
-    def read(view: TreeView, element: Element) -> Vector:
-        found = view.shares(element)
-        return ZERO if found is None else getattr(found, name)  # type: ignore[no-any-return]
-
-    return read
-
-
 _PARTS: Final = ("strong_guarantee", "integral_guarantee", "weight_proportional", "total")
-_estimated = _part("estimated_guarantee_share")
 
 
 def _detailed(shares: ElementShares | None) -> FairShare:
@@ -311,11 +330,6 @@ def _detailed_fair_share(view: TreeView, element: Element) -> dict[str, Any]:
 def _detailed_dominant_fair_share(view: TreeView, element: Element) -> dict[str, float]:
     parts = _detailed(view.shares(element))
     return {name: max(getattr(parts, name)) for name in _PARTS}
-
-
-def _promised(view: TreeView, element: Element) -> dict[str, float]:
-    found = view.shares(element)
-    return _shares(ZERO if found is None else found.promised_guarantee_fair_share.total)
 
 
 def _demand(view: TreeView, element: Element) -> Vector:
@@ -443,10 +457,10 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "strong_guarantee_share": lambda _, e: _shares(e.strong_guarantee_share),
     "min_share_resources": _strong,
     "strong_guarantee_resources": _strong,
-    "guaranteed_resources_ratio": lambda view, e: max(_estimated(view, e)),
-    "guaranteed_resources": lambda view, e: amounts(scale(view.total, max(_estimated(view, e)))),
-    "estimated_guarantee_share": lambda view, e: _shares(_estimated(view, e)),
-    "promised_fair_share": _promised,
+    "guaranteed_resources_ratio": lambda view, e: max(view.guaranteed(e)),
+    "guaranteed_resources": lambda view, e: amounts(scale(view.total, max(view.guaranteed(e)))),
+    "estimated_guarantee_share": lambda view, e: _shares(view.guaranteed(e)),
+    "promised_fair_share": lambda view, e: _shares(view.guaranteed(e)),
     # Resources.
     "resource_usage": lambda _, e: amounts(e.usage),
     "resource_demand": lambda _, e: amounts(e.demand),
@@ -485,6 +499,10 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "non_preemptible_resource_usage_threshold": _own_threshold,
     "effective_non_preemptible_resource_usage_threshold": _threshold,
 }
+
+
+def _always(value: Any) -> Reader:
+    return lambda _view, _element: value
 
 
 def _absolute(view: TreeView, shares: Vector) -> Vector:
@@ -554,14 +572,14 @@ _POOL: Final[Mapping[str, Reader]] = {
     ),
     "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
     "child_pool_count": lambda _, pool: len(pool.children),
-    "enabled": lambda _, pool: True,
+    "enabled": _always(True),
     "schedulable": lambda _, pool: pool.running_operation_count > 0,
     # Counts.
     "operation_count": lambda _, pool: pool.operation_count,
     "running_operation_count": lambda _, pool: pool.running_operation_count,
     "pending_operation_count": lambda _, pool: pool.operation_count - pool.running_operation_count,
     "pool_operation_count": lambda _, pool: len(pool.operations),
-    "lightweight_running_operation_count": lambda _, pool: 0,
+    "lightweight_running_operation_count": _always(0),
     "schedulable_operation_count": lambda _, pool: sum(map(_is_schedulable, pool.operations.values())),
     "max_operation_count": lambda _, pool: pool.max_operation_count,
     "max_running_operation_count": lambda _, pool: pool.max_running_operation_count,
@@ -610,7 +628,7 @@ _OPERATION: Final[Mapping[str, Reader]] = {
     "enabled": lambda _, e: e.is_running,
     "schedulable": lambda _, e: _is_schedulable(e),
     "suspended": lambda _, e: e.operation.record.suspended,
-    "tentative": lambda _, e: False,
+    "tentative": _always(False),
     "is_gang": lambda _, e: e.operation.record.is_gang,
     "fifo_index": lambda _, e: MISSING if e.fifo_index is None else e.fifo_index,
     "scheduling_index": lambda view, e: view.scheduling_index(e),
@@ -682,7 +700,7 @@ def tree_orchid(view: TreeView) -> Lazy:
     def show_operation(element: OperationElement) -> Lazy:
         return operation_attributes(view, element)
 
-    return _fixed(
+    return fixed(
         {
             "pools": lambda: _pools(view),
             "child_pools_by_pool": lambda: _by_pool(view, lambda pool: pool.children, show_pool),
@@ -828,7 +846,7 @@ def operation_info(state: State, record: OperationRecord, results: Results) -> L
         return _table(elements, lambda e: operation_attributes(TreeView(e.tree, results.get(e.tree.name)), e))
 
     def progress() -> Lazy:
-        return _fixed(
+        return fixed(
             {
                 "jobs": lambda: job_counts(record, live),
                 "tasks": lambda: _tasks(record, live),
@@ -836,7 +854,7 @@ def operation_info(state: State, record: OperationRecord, results: Results) -> L
             }
         )
 
-    return _fixed(
+    return fixed(
         {
             "id": lambda: record.id,
             "type": lambda: record.type,
@@ -870,6 +888,11 @@ def operation_info(state: State, record: OperationRecord, results: Results) -> L
 _JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
 
 
+def job_state(job: Job | JobRecord) -> str:
+    """The state of a job in the words of ``list_jobs``."""
+    return _JOB_STATES.get(job.state, job.state)
+
+
 def job_info(job: Job) -> dict[str, Any]:
     """A job that lives, as ``list_jobs`` answers; limits in cores."""
     element = job.element
@@ -877,7 +900,7 @@ def job_info(job: Job) -> dict[str, Any]:
         "id": job.id,
         "operation_id": element.operation.id,
         "type": "vanilla",
-        "state": _JOB_STATES.get(job.state, job.state),
+        "state": job_state(job),
         "address": job.node.address,
         "task_name": job.task.name,
         "start_time": iso_time(job.start_time),
@@ -901,7 +924,7 @@ def finished_job_info(record: JobRecord, address: str) -> dict[str, Any]:
         "id": record.id,
         "operation_id": record.operation_id,
         "type": "vanilla",
-        "state": _JOB_STATES.get(record.state, record.state),
+        "state": job_state(record),
         "address": address,
         "task_name": record.task,
         "start_time": iso_time(record.start_time),
@@ -977,13 +1000,13 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
         return TreeView(tree, results.get(tree.name))
 
     def old_tree(tree: Tree) -> Lazy:
-        return _fixed({"fair_share_info": lambda: tree_orchid(view(tree))})
+        return fixed({"fair_share_info": lambda: tree_orchid(view(tree))})
 
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
         return [_preemption(record) for record in reversed(recent)]
 
-    return _fixed(
+    return fixed(
         {
             "pool_trees": lambda: trees(lambda tree: tree_orchid(view(tree))),
             "scheduling_info_per_pool_tree": lambda: trees(old_tree),

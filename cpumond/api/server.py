@@ -71,6 +71,6 @@ def find_user(request: Request, tokens: Tokens | None) -> str:
     if user is None:
         what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
         raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
-    if other and other != user.name and not user.is_admin:
+    if other and other != user.name and not user.admin:
         raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
     return other or user.name

@@ -739,8 +739,16 @@ class Counts(View, frozen=True):
     preemptions: dict[str, int]
 
 
+class RequestTiming(View, frozen=True):
+    """How often a request was answered, and the seconds that took in all and at most."""
+
+    count: int
+    total_s: float
+    longest_s: float
+
+
 class Status(View, frozen=True):
-    """The scheduler at a glance. ``timings``: counters and sums of seconds since the start."""
+    """The scheduler at a glance. ``timings``: counters and sums of seconds since the start; ``requests`` by name."""
 
     version: str
     uptime_s: float
@@ -749,6 +757,7 @@ class Status(View, frozen=True):
     last_update_age_s: float | None
     default_tree: str
     timings: dict[str, float]
+    requests: dict[str, RequestTiming]
     counts: Counts
 
 

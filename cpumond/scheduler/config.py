@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpumond.config import MAX_NAME, Log, _merge, _read_text, normalise_table, parse_listen
+from cpumond.config import MAX_NAME, Log, normalise_table, parse_listen, read_layers
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import DURATION
 
@@ -88,17 +88,8 @@ def load_scheduler_config(path: str | None) -> SchedulerConfig:
     """
     if path is None:
         return finish_scheduler_config({}, "")
-    merged: dict[str, Any] = {}
-    for name in [path, *_list_drop_ins(path)]:
-        merged = _merge(merged, parse_scheduler_config_text(_read_text(name), name))
-    return finish_scheduler_config(merged, path)
-
-
-def _list_drop_ins(path: str) -> list[str]:
     folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"
-    if not os.path.isdir(folder):
-        return []
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".toml")]
+    return finish_scheduler_config(read_layers(path, folder, parse_scheduler_config_text), path)
 
 
 def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:

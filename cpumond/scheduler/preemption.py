@@ -22,6 +22,7 @@ from cpumond.scheduler.elements import (
     OperationElement,
     PoolElement,
     Preemptibility,
+    Tree,
     usage_share,
 )
 from cpumond.scheduler.model import PreemptionRecord, Task, to_amounts, to_vector
@@ -194,7 +195,7 @@ def plan_preemption(
         chosen = [element for element, own in targets if own == priority]
         if not chosen:
             continue
-        stage = _Stage(node, priority)
+        stage = _Stage(node, chosen[0].tree, priority)
         if is_spare(node, add(stage.free, stage.most), spare):
             plan = _try_targets(stage, chosen, now)
             if plan is not None:
@@ -208,7 +209,7 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
 class _Stage:
     """The candidates on one node at one priority, latest start first, and what they could free (6.6 step 2)."""
 
-    def __init__(self, node: Node, priority: TargetPriority) -> None:
+    def __init__(self, node: Node, tree: Tree, priority: TargetPriority) -> None:
         self.priority = priority
         self.aggressive = aggressive = priority == "aggressive"
         self.free = _vector(f + c * ROUNDING for f, c in zip(node.free, node.capacity, strict=True))
@@ -219,7 +220,8 @@ class _Stage:
         blockers: dict[OperationElement, Element | None] = {}
         for job in node.jobs.values():
             element = job.element
-            if not job.is_active or not _may_lose(element):
+            # A node that changed its tree may still have jobs of the other one.
+            if not job.is_active or element.tree is not tree or not _may_lose(element):
                 continue
             sort_jobs(element)
             if not _is_permitted(job, aggressive):
@@ -667,7 +669,7 @@ def _tell_limits(element: Element) -> str:
         for k in range(len(RESOURCES))
         if excess[k] > 0.0
     ]
-    return f"{_tell_name(element)} uses {', '.join(parts)} that its limits allow"
+    return f"{_tell_name(element)} uses more than its limits allow: {', '.join(parts)}"
 
 
 def _tell_overcommit(node: Node, for_s: float) -> str:
@@ -677,7 +679,7 @@ def _tell_overcommit(node: Node, for_s: float) -> str:
         for k in range(len(RESOURCES))
         if free[k] < -ROUNDING * node.capacity[k]
     ]
-    return f"node {quoted(node.address)} uses {', '.join(parts)} for {for_s:.0f} s"
+    return f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}"
 
 
 def _tell_name(element: Element) -> str:

@@ -444,9 +444,13 @@ class State:
             pool.parent = pools.get(config.parent, tree.root)
             pools[config.name] = pool
         tree.pools = pools
-        for pool in before.values():
+        for old_name, pool in before.items():
             if pool.name in pools or not pool.operations:
                 continue
+            prefix, delimiter, child = old_name.partition(SUBPOOL_DELIMITER)
+            if delimiter and prefix in before:
+                # A renamed pool takes the names of its ephemeral sub-pools along.
+                pool.name = f"{before[prefix].name}{delimiter}{child}"
             pool.config = None
             pools[pool.name] = pool
         for pool in [pool for pool in pools.values() if pool.config is None]:
@@ -477,8 +481,8 @@ class State:
             )
             pool.rules = starvation.pool_rules(pool.parent.rules, pool.settings)
         for element in tree.operations.values():
-            pool = tree.pools[element.options.pool]
-            self._attach(element, pool)
+            assert element.parent is not None
+            self._attach(element, element.parent)
         for pool in (root, *tree.pools.values()):
             parts = [job.usage for element in pool.operations.values() for job in element.jobs.values()]
             pool.usage = sum_vectors(parts)

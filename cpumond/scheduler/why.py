@@ -17,16 +17,15 @@ import msgspec
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, dominates
 from cpumond.fairshare.result import UpdateResult
-from cpumond.fairshare.tree import ROOT, Snapshot
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.admission import find_full
 from cpumond.scheduler.config_commands import ConfigChange, ConfigCommand, describe_change
-from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement
 from cpumond.scheduler.model import (
-    ROOT_POOL,
     CommandError,
     Config,
+    IntegralGuarantees,
     NodeRecord,
     OperationRecord,
     PreemptionRecord,
@@ -246,7 +245,8 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         return
     for task in operation.next_tasks():
         if not any(dominates(node.capacity, task.resources) for node in online):
-            yield f'no node that is online can hold a job of task "{task.name}", which orders {_amounts(task.resources)}'
+            orders = _amounts(task.resources)
+            yield f'no node that is online can hold a job of task "{task.name}", which orders {orders}'
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {_count(times, 'time')} since the last update: {text}"
@@ -272,8 +272,8 @@ def _tell_preemptions(
     taken: Sequence[PreemptionRecord], given: Sequence[PreemptionRecord], now: float
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:
-        kind = record.kind.replace("_", " ")
-        yield f"{show_span(now - record.at)} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
+        ago, kind = show_span(now - record.at), record.kind.replace("_", " ")
+        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
     if len(taken) > SHOWN_RECORDS:
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:
@@ -585,7 +585,8 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
     lost = [each.record.id for each in material.operations if each.record.id not in state.operations]
     if lost:
         shown = ", ".join(lost[:SHOWN_RECORDS]) + (" ..." if len(lost) > SHOWN_RECORDS else "")
-        yield f"{_count(len(lost), 'operation')} would be aborted, no tree is left for {'it' if len(lost) == 1 else 'them'}: {shown}"
+        them = "it" if len(lost) == 1 else "them"
+        yield f"{_count(len(lost), 'operation')} would be aborted, no tree is left for {them}: {shown}"
     stopped = 0
     for node in material.nodes:
         tags = frozenset([*node.tags, node.address])
@@ -598,22 +599,15 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
 
 def _note_integral(old: Config, new: Config) -> Iterator[str]:
     for name, tree in new.trees.items():
-        was = old.trees.get(name)
-        if tree is not was and any(_has_new_integral(pool_id, was, tree) for pool_id in _ids(tree)):
+        before, after = _integral_guarantees(old.trees.get(name)), _integral_guarantees(tree)
+        if any(guarantees != before.get(pool_id) for pool_id, guarantees in after.items()):
             yield (
                 f'pool tree "{name}": integral guarantees change; the shares are those of the first moment, they move '
                 "as volume is gathered and spent"
             )
 
 
-def _ids(tree: TreeConfig) -> list[str]:
-    return [pool.id for pool in tree.pools.values()]
-
-
-def _has_new_integral(pool_id: str, old: TreeConfig | None, new: TreeConfig) -> bool:
-    def find(tree: TreeConfig | None) -> Any:
-        pools = () if tree is None else tree.pools.values()
-        return next((pool.settings.integral_guarantees for pool in pools if pool.id == pool_id), None)
-
-    before, after = find(old), find(new)
-    return after is not None and after.guarantee_type != "none" and after != before
+def _integral_guarantees(tree: TreeConfig | None) -> dict[str, IntegralGuarantees]:
+    pools = () if tree is None else tree.pools.values()
+    given = {pool.id: pool.settings.integral_guarantees for pool in pools}
+    return {pool_id: guarantees for pool_id, guarantees in given.items() if guarantees.guarantee_type != "none"}

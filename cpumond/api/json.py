@@ -1,0 +1,559 @@
+"""The JSON interface ``/api/v1``: serves the table of ``openapi``, nothing else. Changes go through the scheduler.
+
+Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+from msgspec import inspect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cpumond import __version__
+from cpumond.api import openapi, views
+from cpumond.api.formats import YtError
+from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
+from cpumond.errors import CpumondError
+from cpumond.fairshare.explain import explain
+from cpumond.scheduler import config_commands, operations, why
+from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.loop import Scheduler
+from cpumond.scheduler.model import (
+    ACCESS_DENIED,
+    ALREADY_EXISTS,
+    AUTHENTICATION,
+    GENERIC,
+    NO_SUCH_JOB,
+    NO_SUCH_OPERATION,
+    RESOLVE,
+    TOO_MANY_OPERATIONS,
+    CommandError,
+    OperationRecord,
+)
+from cpumond.scheduler.snapshot import OPERATION_PREFIX
+from cpumond.scheduler.state import Command
+from cpumond.scheduler.store import StoreError
+
+log = structlog.get_logger("cpumond.api")
+
+READY_PERIODS: Final = 5
+"""Updates that may be missing before the scheduler is called stuck."""
+
+READY_S: Final = 2.0
+
+STATUS_OF_CODE: Final = {
+    RESOLVE: 404,
+    NO_SUCH_OPERATION: 404,
+    NO_SUCH_JOB: 404,
+    ALREADY_EXISTS: 409,
+    TOO_MANY_OPERATIONS: 409,
+    AUTHENTICATION: 401,
+    ACCESS_DENIED: 403,
+}
+"""Codes of refusals -> HTTP status; others are 422."""
+
+Authenticate = Callable[[Request], str]
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+encode = msgspec.json.Encoder().encode
+
+
+class HttpError(Exception):
+    """A request that does not get as far as a command."""
+
+    def __init__(
+        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with a status of its own."""
+
+    value: Any
+    status: int
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """One request, read and checked."""
+
+    path: Mapping[str, str]
+    user: str
+    body: Any
+    query: Any
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+def make_json_routes(scheduler: Scheduler, authenticate: Authenticate, max_body: int = 16 * 2**20) -> list[Route]:
+    """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
+
+    ``authenticate`` names the user of a request, or raises CommandError. ``max_body``: bytes of a request's body.
+    """
+    service = JsonApi(scheduler)
+    by_path: dict[str, dict[str, _Served]] = {}
+    for endpoint in ENDPOINTS:
+        served = _Served(endpoint, getattr(service, endpoint.name), authenticate, max_body)
+        service.served[endpoint.name] = served
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = served
+    routes = [Route(path, _Dispatcher(methods)) for path, methods in by_path.items()]
+    return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
+
+
+# --- from a request to a function and back ---------------------------------------------------------------------------
+
+
+class _Served:
+    """One endpoint with its function; its decoders are made once."""
+
+    def __init__(self, endpoint: Endpoint, handler: Handler, authenticate: Authenticate, max_body: int) -> None:
+        self.endpoint = endpoint
+        self.handler = handler
+        self.authenticate = authenticate
+        self.max_body = max_body
+        self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+
+    async def answer(self, request: Request) -> Response:
+        """The answer, good or bad."""
+        begun = time.perf_counter()
+        try:
+            return await self._answer(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as error:
+            return describe(request, error)
+        finally:
+            spent_s = time.perf_counter() - begun
+            self.count += 1
+            self.total_s += spent_s
+            self.longest_s = max(self.longest_s, spent_s)
+
+    async def _answer(self, request: Request) -> Response:
+        endpoint = self.endpoint
+        user = ""
+        if not endpoint.is_public:
+            if endpoint.is_change:
+                _check_origin(request)
+            user = self.authenticate(request)
+        query = _read_query(request, endpoint)
+        body = None
+        if self.decoder is not None:
+            body = _decode(await _read_body(request, self.max_body), self.decoder, endpoint)
+        value = await self.handler(Call(request.path_params, user, body, query))
+        status = endpoint.status
+        if isinstance(value, Answer):
+            value, status = value.value, value.status
+        return _respond(value, status)
+
+
+class _Dispatcher:
+    """All methods of one path, as an ASGI application."""
+
+    def __init__(self, methods: Mapping[str, _Served]) -> None:
+        self.methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        served = self.methods.get("GET" if request.method == "HEAD" else request.method)
+        if served is not None:
+            response = await served.answer(request)
+        elif self.methods:
+            allowed = ", ".join(sorted([*self.methods, *(["HEAD"] if "GET" in self.methods else [])]))
+            text = f"{request.method} {request.url.path}: this method is not offered here; use {allowed}"
+            response = describe(request, HttpError(405, text, headers={"Allow": allowed}))
+        else:
+            known = [endpoint.path for endpoint in ENDPOINTS if "{" not in endpoint.path]
+            near = difflib.get_close_matches(request.url.path, known, n=1, cutoff=0.85)
+            hint = f"did you mean {near[0]}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
+            text = f"{request.method} {request.url.path}: there is nothing here; {hint}"
+            response = describe(request, HttpError(404, text, RESOLVE))
+        await response(scope, receive, send)
+
+
+def _check_origin(request: Request) -> None:
+    """No page of another site may change something: a token is not always asked for."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise HttpError(403, f"pages of {origin[:200]!r} may not do this", ACCESS_DENIED)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise _too_large(limit)
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise _too_large(limit)
+    return data
+
+
+def _too_large(limit: int) -> HttpError:
+    text = f"the body of the request is larger than {limit} bytes, the limit of [api] max_body"
+    return HttpError(413, text, headers={"Connection": "close"})
+
+
+def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint) -> Any:
+    if not data:
+        if not endpoint.needs_body:
+            return endpoint.body()
+        raise HttpError(400, "the request has no body; it must be a JSON object")
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise HttpError(422, _tell_validation(error, "body", endpoint.body)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HttpError(400, f"the body of the request is not JSON: {error}") from None
+    except RecursionError:
+        raise HttpError(400, "the body of the request is not JSON: it is nested too deep") from None
+
+
+def _read_query(request: Request, endpoint: Endpoint) -> Any:
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in given:
+            raise HttpError(422, f"query: {name[:100]}: given twice; give it once")
+        given[name] = value
+    kind = endpoint.query
+    if kind is None:
+        if given:
+            raise HttpError(422, f"query: {next(iter(given))[:100]}: unknown; nothing may stand behind the ? here")
+        return None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise HttpError(422, _tell_validation(error, "query", kind)) from None
+
+
+def _tell_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
+    """msgspec's message as a sentence: place, what is wrong, and the name that may be meant."""
+    text, _, path = str(error).partition(" - at `")
+    place = re.sub(r"^\$\.?", "", path.rstrip("`")).replace(".", "/")
+    unknown = _UNKNOWN_FIELD.fullmatch(text)
+    start = f"{where}: {place}: " if place else f"{where}: "
+    if unknown is None:
+        return start + text[0].lower() + text[1:]
+    name = unknown[1]
+    known = sorted(set(_field_names(inspect.type_info(kind))))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"{start}{name[:100]!r} is unknown; {hint}"
+
+
+def _field_names(kind: inspect.Type) -> Iterator[str]:
+    """The names of all fields in a type, and in what it holds."""
+    if isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            yield field.encode_name
+            yield from _field_names(field.type)
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        yield from _field_names(kind.item_type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _field_names(member)
+
+
+def _respond(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, "application/json")
+
+
+async def describe_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of exceptions: any refusal in the form of this interface."""
+    return describe(request, error)
+
+
+def describe(request: Request, error: Exception) -> Response:
+    """The answer that an exception becomes. What nobody should cause is logged, and no part of it is shown."""
+    code, attributes = GENERIC, {}
+    headers: Mapping[str, str] = {}
+    text = str(error)
+    if isinstance(error, HttpError):
+        status, code, headers = error.status, error.code, error.headers
+    elif isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers or {}
+        text = f"{request.method} {request.url.path}: {error.detail}"
+    elif isinstance(error, CommandError | YtError):
+        status, code = STATUS_OF_CODE.get(error.code, 422), error.code
+        attributes = dict(error.attributes)
+    elif isinstance(error, StoreError):
+        status = 503
+    elif isinstance(error, CpumondError):
+        status = 422
+    elif isinstance(error, RecursionError):
+        # What could just be read may be too deep to be written.
+        status, text = 422, "the request is nested too deep"
+    else:
+        log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
+        status, text = 500, "the scheduler failed at this request; see its log"
+    if status == 401:
+        headers = {**headers, "WWW-Authenticate": "Bearer"}
+    return _respond(views.Failure(text, code, attributes), status, headers)
+
+
+# --- what each does ----------------------------------------------------------------------------------------------
+
+
+class JsonApi:
+    """The functions of the table, by their names."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.served: dict[str, _Served] = {}
+        self._document: dict[str, Any] = {}
+
+    async def _execute(self, command: Command, call: Call) -> views.Done:
+        reply = await self.scheduler.execute(command, call.user)
+        return views.Done(reply.id, list(reply.warnings))
+
+    def _now(self) -> float:
+        return self.scheduler.clock.now()
+
+    # --- trees and pools
+
+    async def list_trees(self, _: Call) -> views.TreeList:
+        return views.show_trees(self.scheduler.state)
+
+    async def get_tree(self, call: Call) -> views.TreeView:
+        state = self.scheduler.state
+        return views.show_tree(state, state.find_tree(call.path["tree"]))
+
+    async def create_tree(self, call: Call) -> views.Done:
+        body: openapi.CreateTreeBody = call.body
+        command = config_commands.CreateTree(body.name, body.attributes, body.ignore_existing)
+        return await self._execute(command, call)
+
+    async def change_tree(self, call: Call) -> views.Done:
+        return await self._execute(config_commands.ChangeTree(call.path["tree"], _edits(call.body)), call)
+
+    async def remove_tree(self, call: Call) -> views.Done:
+        return await self._execute(config_commands.RemoveTree(call.path["tree"], call.query.recursive), call)
+
+    async def set_default_tree(self, call: Call) -> views.Done:
+        return await self._execute(config_commands.SetDefaultTree(call.body.tree), call)
+
+    async def list_pools(self, call: Call) -> views.PoolList:
+        return views.show_pools(self.scheduler.state.find_tree(call.path["tree"]), self._now())
+
+    async def get_pool(self, call: Call) -> views.PoolView:
+        tree = self.scheduler.state.find_tree(call.path["tree"])
+        return views.show_pool(views.find_pool(tree, call.path["pool"]), self._now())
+
+    async def create_pool(self, call: Call) -> views.Done:
+        body: openapi.CreatePoolBody = call.body
+        command = config_commands.CreatePool(
+            call.path["tree"], body.name, body.parent, body.attributes, body.ignore_existing
+        )
+        return await self._execute(command, call)
+
+    async def change_pool(self, call: Call) -> views.Done:
+        command = config_commands.ChangePool(call.path["tree"], call.path["pool"], _edits(call.body))
+        return await self._execute(command, call)
+
+    async def remove_pool(self, call: Call) -> views.Done:
+        command = config_commands.RemovePool(call.path["tree"], call.path["pool"], call.query.recursive)
+        return await self._execute(command, call)
+
+    async def move_pool(self, call: Call) -> views.Done:
+        body: openapi.MoveBody = call.body
+        tree = config_commands.find_tree(self.scheduler.state.config, call.path["tree"])
+        pool = config_commands.find_pool(tree, call.path["pool"])
+        command = config_commands.MovePool(tree.name, pool.name, body.parent or pool.parent, body.name or pool.name)
+        return await self._execute(command, call)
+
+    async def transfer_resources(self, call: Call) -> views.Done:
+        body: openapi.TransferBody = call.body
+        command = config_commands.TransferPoolResources(
+            call.path["tree"], call.path["pool"], body.destination, body.delta
+        )
+        return await self._execute(command, call)
+
+    async def make_plan(self, call: Call) -> why.Plan:
+        scheduler, now = self.scheduler, self._now()
+        change = why.try_command(scheduler.state, call.body, call.user, now)
+        if isinstance(change, why.Plan):
+            return change
+        material = why.collect(scheduler.state)
+        previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
+        return await asyncio.to_thread(why.make_plan, material, change, now, previous, everything=call.query.everything)
+
+    # --- operations
+
+    def _find(self, call: Call) -> OperationRecord:
+        return self.scheduler.state.find_record(call.path["operation"])
+
+    async def list_operations(self, call: Call) -> views.OperationList:
+        query: openapi.OperationsQuery = call.query
+        return views.show_operations(
+            self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, operation_state=query.state,
+            user=query.user, tree=query.tree, pool=query.pool,
+        )  # fmt: skip
+
+    async def start_operation(self, call: Call) -> views.Done:
+        return await self._execute(operations.StartOperation(call.body.spec, call.body.type), call)
+
+    async def get_operation(self, call: Call) -> views.OperationDetails:
+        return views.show_operation_details(self.scheduler.state, self._find(call), self._now())
+
+    async def update_operation(self, call: Call) -> views.Done:
+        command = operations.UpdateOperation(self._find(call).id, call.body.parameters)
+        return await self._execute_on(command, call)
+
+    async def abort_operation(self, call: Call) -> views.Done:
+        return await self._execute_on(operations.AbortOperation(self._find(call).id, call.body.message), call)
+
+    async def suspend_operation(self, call: Call) -> views.Done:
+        command = operations.SuspendOperation(self._find(call).id, call.body.abort_running_jobs)
+        return await self._execute_on(command, call)
+
+    async def resume_operation(self, call: Call) -> views.Done:
+        return await self._execute_on(operations.ResumeOperation(self._find(call).id), call)
+
+    async def complete_operation(self, call: Call) -> views.Done:
+        return await self._execute_on(operations.CompleteOperation(self._find(call).id), call)
+
+    async def _execute_on(self, command: Any, call: Call) -> views.Done:
+        done = await self._execute(command, call)
+        return views.Done(command.operation_id, done.warnings)
+
+    async def list_jobs(self, call: Call) -> views.JobList:
+        query: openapi.JobsQuery = call.query
+        return views.show_jobs(
+            self.scheduler.state, self._find(call), limit=query.limit, offset=query.offset, job_state=query.state,
+            node_id=query.node,
+        )  # fmt: skip
+
+    async def explain_operation(self, call: Call) -> why.OperationAnswer:
+        scheduler = self.scheduler
+        record = self._find(call)
+        shares = {}
+        for name in record.trees:
+            kept = scheduler.updates.get(name)
+            snapshot, result = getattr(kept, "snapshot", None), getattr(kept, "result", None)
+            if snapshot is None or result is None:
+                continue
+            element = OPERATION_PREFIX + record.id
+            try:
+                explanation = await asyncio.to_thread(explain, snapshot, result, element)
+            except KeyError:  # it came after that update
+                continue
+            shares[name] = (explanation.rule, why.name_operations(scheduler.state, explanation.lines))
+        record = scheduler.state.find_record(record.id)
+        return why.explain_operation(scheduler.state, record, self._now(), shares)
+
+    # --- nodes
+
+    async def list_nodes(self, call: Call) -> views.NodeList:
+        query: openapi.NodesQuery = call.query
+        return views.show_nodes(
+            self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, tree=query.tree, tag=query.tag,
+            online=query.online,
+        )  # fmt: skip
+
+    async def get_node(self, call: Call) -> views.NodeDetails:
+        return views.show_node_details(views.find_node(self.scheduler.state, call.path["node"]), self._now())
+
+    async def register_node(self, call: Call) -> Any:
+        return await self.scheduler.register(call.body)
+
+    async def heartbeat(self, call: Call) -> Any:
+        answer = await self.scheduler.heartbeat(call.body)
+        return Answer(answer, 409) if answer.register else answer
+
+    # --- what is going on
+
+    async def list_preemptions(self, call: Call) -> views.PreemptionList:
+        query: openapi.PreemptionsQuery = call.query
+        return views.show_preemptions(
+            self.scheduler.state, limit=query.limit, operation=query.operation, pool=query.pool
+        )
+
+    async def list_alerts(self, _: Call) -> views.AlertList:
+        return views.find_alerts(self.scheduler.state, self._now(), list(self._own_alerts()))
+
+    def _own_alerts(self) -> Iterator[views.Alert]:
+        timings = self.scheduler.timings
+        if timings.store_errors:
+            message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
+            yield views.Alert("store_errors", "error", "", message)
+        if timings.failed_updates:
+            message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
+            yield views.Alert("failed_updates", "error", "", message)
+        if timings.late_updates:
+            message = (
+                f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
+                "fair_share_update_period or give the scheduler more CPU"
+            )
+            yield views.Alert("late_updates", "warning", "", message)
+        health = self._health()
+        if health.status == "stuck":
+            message = f"the last fair-share update was {health.last_update_age_s or 0.0:.1f} s ago"
+            yield views.Alert("stuck", "error", "", message)
+
+    async def get_status(self, _: Call) -> views.Status:
+        scheduler, now = self.scheduler, self._now()
+        return views.Status(
+            version=__version__,
+            uptime_s=now - scheduler.started_at,
+            now=now,
+            update_period_s=scheduler.update_period_s,
+            last_update_age_s=self._update_age_s(),
+            default_tree=scheduler.state.config.default_tree,
+            timings={name: float(value) for name, value in dataclasses.asdict(scheduler.timings).items()},
+            requests={
+                name: views.RequestTiming(served.count, served.total_s, served.longest_s)
+                for name, served in self.served.items()
+                if served.count
+            },
+            counts=views.count_all(scheduler.state),
+        )
+
+    async def get_openapi(self, _: Call) -> dict[str, Any]:
+        if not self._document:
+            self._document = openapi.make_document(__version__)
+        return self._document
+
+    async def healthz(self, _: Call) -> views.Health:
+        return views.Health("ok", self._update_age_s())
+
+    async def readyz(self, _: Call) -> Any:
+        health = self._health()
+        return health if health.status == "ok" else Answer(health, 503)
+
+    def _health(self) -> views.Health:
+        age_s = self._update_age_s()
+        if not self.scheduler.ready.is_set():
+            return views.Health("starting", age_s)
+        stuck = age_s is not None and age_s > max(READY_PERIODS * self.scheduler.update_period_s, READY_S)
+        return views.Health("stuck" if stuck else "ok", age_s)
+
+    def _update_age_s(self) -> float | None:
+        """Since the update of the tree that was updated longest ago; None before there was one."""
+        times = [kept.previous_time for kept in self.scheduler.updates.values() if kept.previous_time is not None]
+        return max(self._now() - min(times), 0.0) if times else None
+
+
+def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:
+    return tuple(Edit(tuple(each.path), each.value) for each in body.edits)

@@ -1,0 +1,447 @@
+"""The JSON interface on a real socket: a real scheduler with its store, and nodes that speak HTTP.
+
+``LiveScheduler`` and ``FakeNode`` serve the tests of the commands and of the OpenAPI document, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from waiting import wait_until
+
+from cpumond.api.json import make_json_routes
+from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import AUTHENTICATION, CommandError
+from cpumond.scheduler.state import Rules
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+PERIOD_S = 0.02
+
+
+class LiveScheduler:
+    """A scheduler and its server in a thread; ``token`` is the one that requests must carry, "" for none."""
+
+    def __init__(self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, rules: Rules | None = None):
+        self._store = open_sqlite_store(str(directory / "state.sqlite"))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.token = token
+        self._max_body = max_body
+        self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0))
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
+
+    def __enter__(self) -> LiveScheduler:
+        self._thread.start()
+        assert self._started.wait(20.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+        self._store.close()
+
+    async def _serve(self) -> None:
+        self.loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self.scheduler = Scheduler(self._rules, self._store, Clock(), update_period_s=PERIOD_S)
+
+        def authenticate(request: Request) -> str:
+            if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+                raise CommandError("a token is needed: Authorization: Bearer TOKEN", AUTHENTICATION)
+            return request.headers.get("x-yt-user-name", "tester")
+
+        app = Starlette(routes=make_json_routes(self.scheduler, authenticate, self._max_body))
+        config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", access_log=False)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([self._socket]))
+        running = asyncio.create_task(self.scheduler.run(self._stopping))
+        await self.scheduler.ready.wait()
+        self._started.set()
+        await running
+        server.should_exit = True
+        await serving
+
+    def call(self, work: Callable[[Scheduler], Any]) -> Any:
+        """Run ``work`` in the thread of the scheduler."""
+
+        async def run() -> Any:
+            return work(self.scheduler)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20.0)
+
+    def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        return self.ask("GET", path, status=status, params=query)
+
+    def post(self, path: str, body: Any = None, status: int = 200, **query: Any) -> Any:
+        return self.ask("POST", path, body, status, params=query)
+
+    def ask(self, method: str, path: str, body: Any = None, status: int = 200, **more: Any) -> Any:
+        extra = {} if body is None else {"json": body}
+        answer = self.client.request(method, f"/api/v1{path}", **extra, **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def start(self, pool: str, job_count: int = 1, cpu_limit: float = 1.0, **spec: Any) -> str:
+        task = {"job_count": job_count, "cpu_limit": cpu_limit, "command": "true"}
+        done = self.post("/operations", {"spec": {"pool": pool, "tasks": {"main": task}, **spec}}, 201)
+        operation_id: str = done["id"]
+        return operation_id
+
+    def wait_for_update(self) -> None:
+        """Until an update has begun and ended after this moment."""
+        count = self.scheduler.timings.updates
+        wait_until(lambda: self.scheduler.timings.updates > count + 1, "an update")
+
+
+class FakeNode:
+    """A node that does what it is told at once: jobs run until ``finish``."""
+
+    def __init__(self, server: LiveScheduler, name: str, cpu: float = 4.0, tags: tuple[str, ...] = ()) -> None:
+        self.server, self.name, self.cpu = server, name, cpu
+        self.tags = tags
+        self.sequence = itertools.count()
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.finished: list[dict[str, Any]] = []
+        self.incarnation = f"{name}-1"
+
+    def register(self) -> Any:
+        resources = {"cpu": self.cpu, "memory": 2**34, "user_slots": 100}
+        body = {
+            "node_id": self.name, "incarnation": self.incarnation, "resources": resources, "tags": list(self.tags)
+        }  # fmt: skip
+        return self.server.post("/nodes", body)
+
+    def beat(self, status: int = 200) -> Any:
+        """One heartbeat; what its answer says is done at once."""
+        body = {
+            "node_id": self.name, "incarnation": self.incarnation, "sequence": next(self.sequence), "sent_at": 0.0,
+            "cpu_capacity": self.cpu, "jobs": list(self.jobs.values()), "finished_jobs": self.finished,
+        }  # fmt: skip
+        answer = self.server.post("/heartbeats", body, status)
+        self.finished = [job for job in self.finished if job["job_id"] not in answer["acknowledged"]]
+        for order in answer["start"]:
+            if order["job_id"] not in self.jobs:
+                self.jobs[order["job_id"]] = {
+                    "job_id": order["job_id"], "operation_id": order["operation_id"], "task": order["task"],
+                    "cpu_limit": order["cpu_limit"], "current_cpu_limit": order["cpu_limit"], "from_scheduler": True,
+                }  # fmt: skip
+        for order in answer["stop"]:
+            self.finish(order["job_id"], "aborted")
+        return answer
+
+    def finish(self, job_id: str, state: str = "completed") -> None:
+        job = self.jobs.pop(job_id, None)
+        if job is not None:
+            told = {key: job[key] for key in ("job_id", "operation_id", "task")}
+            self.finished.append({**told, "state": state, "exit_code": 0 if state == "completed" else 1})
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
+    """A server for tests that change nothing."""
+    with LiveScheduler(tmp_path_factory.mktemp("shared")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveScheduler]:
+    with LiveScheduler(tmp_path) as server:
+        yield server
+
+
+# --- trees and pools
+
+
+def test_a_new_scheduler_has_one_tree_with_only_a_root(shared):
+    trees = shared.get("/trees")
+    assert trees["default_tree"] == "default"
+    assert [tree["name"] for tree in trees["trees"]] == ["default"]
+    assert [pool["name"] for pool in shared.get("/trees/default/pools")["pools"]] == ["<Root>"]
+    assert shared.get("/trees/default/pools/%3CRoot%3E")["parent"] is None
+
+
+def test_pools_are_made_changed_moved_and_removed(server):
+    pools = "/trees/default/pools"
+    made = server.post(pools, {"name": "a", "attributes": {"weight": 2}}, 201)
+    assert made["id"]
+    server.post(pools, {"name": "b", "parent": "a"}, 201)
+    assert server.post(pools, {"name": "a"}, 409)["code"] == 501
+    changed = server.ask("PATCH", f"{pools}/b", {"edits": [{"path": ["weight"], "value": 0}]})
+    assert changed["warnings"]
+    assert server.get(f"{pools}/b")["attributes"] == {"weight": 0.0}
+    server.post(f"{pools}/b/move", {"parent": "<Root>", "name": "c"})
+    assert server.get(f"{pools}/c")["parent"] == "<Root>"
+    assert server.get(f"{pools}/b", 404)["code"] == 500
+    server.ask("DELETE", f"{pools}/c")
+    names = [pool["name"] for pool in server.get(pools)["pools"]]
+    assert names == ["<Root>", "a"]
+
+
+def test_a_refused_change_changes_nothing_and_says_why(server):
+    pools = "/trees/default/pools"
+    server.post(pools, {"name": "a"}, 201)
+    edits = [{"path": ["weight"], "value": 3}, {"path": ["max_share_ratio"], "value": 7}]
+    refusal = server.ask("PATCH", f"{pools}/a", {"edits": edits}, 422)
+    assert "max_share_ratio" in refusal["error"]
+    assert server.get(f"{pools}/a")["attributes"] == {}
+
+
+def test_guarantees_go_from_one_pool_to_another(server):
+    pools = "/trees/default/pools"
+    for name, cpu in (("a", 10), ("b", 1)):
+        server.post(pools, {"name": name, "attributes": {"strong_guarantee_resources": {"cpu": cpu}}}, 201)
+    delta = {"strong_guarantee_resources": {"cpu": 4}}
+    server.post(f"{pools}/a/transfer", {"destination": "b", "delta": delta})
+    found = {pool["name"]: pool["attributes"] for pool in server.get(pools)["pools"]}
+    assert found["a"]["strong_guarantee_resources"] == {"cpu": 6.0}
+    assert found["b"]["strong_guarantee_resources"] == {"cpu": 5.0}
+
+
+def test_trees_are_made_and_the_default_one_is_chosen(server):
+    server.ask("PATCH", "/trees/default", {"edits": [{"path": ["nodes_filter"], "value": "!gpu"}]})
+    server.post("/trees", {"name": "gpu", "attributes": {"nodes_filter": "gpu"}}, 201)
+    server.ask("PUT", "/default_tree", {"tree": "gpu"})
+    assert server.get("/trees")["default_tree"] == "gpu"
+    assert "default tree" in server.ask("DELETE", "/trees/gpu", status=422)["error"]
+    server.ask("DELETE", "/trees/default")
+    assert [tree["name"] for tree in server.get("/trees")["trees"]] == ["gpu"]
+
+
+# --- operations and nodes
+
+
+def test_an_operation_runs_to_its_end_on_a_node(server):
+    node = FakeNode(server, "n1")
+    assert node.register()["tree"] == "default"
+    server.wait_for_update()
+    operation_id = server.start("sorting", job_count=2, title="sort")
+    wait_until(lambda: node.beat() and len(node.jobs) == 2, "both jobs")
+    node.beat()
+    server.wait_for_update()
+    shown = server.get(f"/operations/{operation_id}")
+    assert shown["state"] == "running"
+    assert shown["jobs"]["active"] == 2
+    assert shown["trees"]["default"]["usage"]["cpu"] == 2.0
+    assert shown["trees"]["default"]["fair_share"]["cpu"] == pytest.approx(2.0)
+    assert [job["state"] for job in server.get(f"/operations/{operation_id}/jobs")["jobs"]] == ["running"] * 2
+    assert server.get("/nodes/n1")["job_count"] == 2
+    for job_id in list(node.jobs):
+        node.finish(job_id)
+    node.beat()
+    ended = server.get(f"/operations/{operation_id}")
+    assert (ended["state"], ended["jobs"]["completed"], ended["trees"]) == ("completed", 2, {})
+    jobs = server.get(f"/operations/{operation_id}/jobs", state="completed")
+    assert (jobs["total"], jobs["jobs"][0]["exit_code"]) == (2, 0)
+    assert "completed" in server.get(f"/operations/{operation_id}/why")["lines"][0]
+    assert server.get("/nodes/n1")["job_count"] == 0
+
+
+def test_operations_are_listed_filtered_and_cut(server):
+    ids = [server.start(pool, title=f"t{number}") for number, pool in enumerate(["a", "a", "a"])]
+    server.post(f"/operations/{ids[0]}/abort", {"message": "enough"})
+    assert [each["id"] for each in server.get("/operations")["operations"]] == ids[::-1]
+    aborted = server.get("/operations", state="aborted")
+    assert (aborted["total"], aborted["operations"][0]["error"]) == (1, "enough")
+    cut = server.get("/operations", limit=1, offset=1)
+    assert (cut["total"], [each["id"] for each in cut["operations"]]) == (3, [ids[1]])
+    assert server.get("/operations", pool="b")["total"] == 0
+
+
+def test_an_operation_is_suspended_resumed_changed_and_completed(server):
+    operation_id = server.start("a")
+    path = f"/operations/{operation_id}"
+    server.post(f"{path}/suspend")
+    assert server.get(path)["suspended"]
+    server.post(f"{path}/resume")
+    server.ask("PATCH", path, {"parameters": {"weight": 5}})
+    shown = server.get(path)
+    assert (shown["suspended"], shown["trees"]["default"]["weight"]) == (False, 5.0)
+    server.post(f"{path}/complete")
+    assert server.get(path)["state"] == "completed"
+    assert "completed" in server.post(f"{path}/abort", status=422)["error"]
+
+
+def test_too_many_operations_are_a_conflict(server):
+    server.post("/trees/default/pools", {"name": "small", "attributes": {"max_operation_count": 1,
+                                                                        "max_running_operation_count": 1}}, 201)
+    server.start("small")
+    body = {"spec": {"pool": "small", "tasks": {"main": {"job_count": 1, "command": "true"}}}}
+    assert server.post("/operations", body, 409)["code"] == 202
+
+
+def test_a_pending_operation_says_which_pool_is_full(server):
+    server.post("/trees/default/pools", {"name": "one", "attributes": {"max_running_operation_count": 1}}, 201)
+    server.start("one")
+    waiting = server.start("one")
+    told = server.get(f"/operations/{waiting}/why")
+    assert told["state"] == "pending"
+    lines = " ".join(told["trees"][0]["lines"])
+    assert 'pool "one" is full: 1 operation of at most 1' in lines
+    assert server.get(f"/operations/{waiting}")["trees"]["default"]["queue_place"] == 1
+
+
+def test_a_heartbeat_of_a_stranger_is_a_conflict_in_the_form_of_an_answer(server):
+    answer = FakeNode(server, "stranger").beat(409)
+    assert (answer["accepted"], answer["register"]) == (False, True)
+
+
+def test_an_old_heartbeat_is_dropped_without_an_error(server):
+    node = FakeNode(server, "n")
+    node.register()
+    node.beat()
+    node.sequence = itertools.count()
+    answer = node.beat()
+    assert (answer["accepted"], answer["register"]) == (False, False)
+
+
+def test_nodes_are_filtered_and_those_without_a_tree_are_an_alert(server):
+    server.ask("PATCH", "/trees/default", {"edits": [{"path": ["nodes_filter"], "value": "good"}]})
+    FakeNode(server, "n1", tags=("good",)).register()
+    warned = FakeNode(server, "n2", tags=("bad",)).register()
+    assert (warned["tree"], bool(warned["warning"])) == (None, True)
+    assert [node["id"] for node in server.get("/nodes", tree="default")["nodes"]] == ["n1"]
+    assert [node["id"] for node in server.get("/nodes", tag="bad", online="true")["nodes"]] == ["n2"]
+    alerts = {alert["code"]: alert for alert in server.get("/alerts")["alerts"]}
+    assert alerts["node_without_tree"]["subject"] == "n2"
+
+
+def test_odd_configurations_are_alerts(server):
+    server.ask("PATCH", "/trees/default", {"edits": [{"path": ["default_parent_pool"], "value": "missing"}]})
+    attributes = {"strong_guarantee_resources": {"cpu": 100}}
+    server.post("/trees/default/pools", {"name": "a", "attributes": attributes}, 201)
+    FakeNode(server, "n1").register()
+    codes = {alert["code"] for alert in server.get("/alerts")["alerts"]}
+    assert {"invalid_default_parent_pool", "guarantees_overcommitted"} <= codes
+
+
+# --- plans
+
+
+def test_a_plan_shows_what_a_weight_does_to_everybody_and_changes_nothing(server):
+    node = FakeNode(server, "n1", cpu=6.0)
+    node.register()
+    for name in ("a", "b"):
+        server.post("/trees/default/pools", {"name": name}, 201)
+        server.start(name, job_count=10)
+    command = {"type": "ChangePool", "tree": "default", "pool": "a", "edits": [{"path": ["weight"], "value": 2}]}
+    plan = server.post("/plan", command)
+    assert plan["accepted"]
+    shares = {
+        effect["name"]: (effect["before"]["fair_share"]["cpu"], effect["after"]["fair_share"]["cpu"])
+        for effect in plan["effects"]
+        if effect["kind"] == "pool"
+    }
+    assert shares == {"a": (pytest.approx(3.0), pytest.approx(4.0)), "b": (pytest.approx(3.0), pytest.approx(2.0))}
+    assert server.get("/trees/default/pools/a")["attributes"] == {}
+    changed = [(change["pool"], change["attribute"], change["new"]) for change in plan["changes"]]
+    assert changed == [("a", "weight", 2.0)]
+
+
+def test_a_plan_of_something_impossible_says_why(server):
+    command = {"type": "RemovePool", "tree": "default", "pool": "nowhere"}
+    plan = server.post("/plan", command)
+    assert (plan["accepted"], plan["code"]) == (False, 500)
+    assert "nowhere" in plan["refusal"]
+
+
+# --- requests that are wrong
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "word"),
+    [
+        ("POST", "/trees", b"{", 400, "not JSON"),
+        ("POST", "/trees", b"", 400, "no body"),
+        ("POST", "/trees", b"[" * 100_000, 413, "larger"),
+        ("POST", "/operations", b'{"spec": {"a": ' + b"[" * 20_000, 400, "nested too deep"),
+        ("POST", "/trees", b'{"nam": "x"}', 422, "did you mean 'name'"),
+        ("POST", "/trees", b'{"name": 3}', 422, "name: expected `str`"),
+        ("POST", "/plan", b'{"type": "Nothing"}', 422, "type"),
+        ("GET", "/operations?stat=running", b"", 422, "did you mean 'state'"),
+        ("GET", "/operations?state=sleeping", b"", 422, "state"),
+        ("GET", "/operations?limit=0", b"", 422, "limit"),
+        ("GET", "/operations?limit=1&limit=2", b"", 422, "twice"),
+        ("GET", "/trees?x=1", b"", 422, "unknown"),
+        ("GET", "/operations/1-2-3-4", b"", 404, "No such operation"),
+        ("GET", "/trees/none/pools", b"", 404, "does not exist"),
+        ("GET", "/nodes/none", b"", 404, "not registered"),
+        ("GET", "/oprations", b"", 404, "did you mean /api/v1/operations"),
+        ("GET", "/some/where", b"", 404, "openapi.json"),
+        ("DELETE", "/operations", b"", 405, "use GET, HEAD, POST"),
+    ],
+)
+def test_a_wrong_request_gets_one_sentence(shared, method, path, content, status, word):
+    answer = shared.client.request(method, f"/api/v1{path}", content=content)
+    assert answer.status_code == status
+    refusal = answer.json()
+    assert set(refusal) == {"error", "code", "attributes"}
+    assert word in refusal["error"]
+    assert "\n" not in refusal["error"]
+
+
+def test_a_body_that_grows_beyond_the_limit_is_refused_without_a_length(shared):
+    def pieces() -> Iterator[bytes]:
+        yield from [b" " * 10_000] * 10
+
+    assert shared.client.post("/api/v1/trees", content=pieces()).status_code == 413
+
+
+def test_pages_of_other_sites_may_not_change_anything(shared):
+    asked = {"json": {"name": "evil"}, "headers": {"origin": "http://evil.example"}}
+    answer = shared.client.post("/api/v1/trees", **asked)
+    assert (answer.status_code, answer.json()["code"]) == (403, 901)
+
+
+def test_a_token_is_asked_for_everywhere_but_for_health_and_the_document(tmp_path):
+    with LiveScheduler(tmp_path, token="secret") as server:
+        with httpx2.Client(base_url=server.url, trust_env=False) as stranger:
+            refused = stranger.get("/api/v1/trees")
+            assert (refused.status_code, refused.json()["code"]) == (401, AUTHENTICATION)
+            assert refused.headers["www-authenticate"] == "Bearer"
+            open_paths = ("/healthz", "/readyz", "/api/v1/openapi.json")
+            assert [stranger.get(path).status_code for path in open_paths] == [200] * 3
+        assert server.get("/trees")["default_tree"] == "default"
+
+
+# --- the service itself
+
+
+def test_status_counts_what_there_is(server):
+    FakeNode(server, "n1").register()
+    server.start("a")
+    status = server.get("/status")
+    assert (status["counts"]["nodes"], status["counts"]["running_operations"]) == (1, 1)
+    assert status["timings"]["updates"] > 0
+    assert status["requests"]["register_node"]["count"] == 1
+
+
+def test_health_and_readiness(server):
+    assert server.client.get("/healthz").json()["status"] == "ok"
+    ready = server.client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+
+
+def test_everything_is_there_again_after_a_restart(tmp_path):
+    with LiveScheduler(tmp_path) as server:
+        server.post("/trees/default/pools", {"name": "a", "attributes": {"weight": 2}}, 201)
+        operation_id = server.start("a", job_count=3)
+        FakeNode(server, "n1").register()
+    with LiveScheduler(tmp_path) as server:
+        assert server.get("/trees/default/pools/a")["weight"] == 2.0
+        assert server.get(f"/operations/{operation_id}")["state"] == "running"
+        assert [node["id"] for node in server.get("/nodes")["nodes"]] == ["n1"]
