@@ -164,9 +164,7 @@ class World:
 
     def place(self, node: Node) -> list[Job]:
         """A regular stage."""
-        return placement.place_jobs(
-            placement.ServiceOrder(self.tree), node, amount(0.01), self.make_job, self.start
-        )
+        return placement.place_jobs(placement.ServiceOrder(self.tree), node, amount(0.01), self.make_job, self.start)
 
     def apply(self, plan: PreemptionPlan, node: Node) -> Job:
         for victim, _ in plan.victims:

@@ -7,7 +7,9 @@ configuration as it was set, explicit pools only; ``//sys/scheduler/orchid`` sho
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import Any, Final
 from cpumond import __version__
 from cpumond.api import orchid
 from cpumond.api.formats import Attributed, YtError, quote_text, strip_attributes
-from cpumond.api.orchid import MISSING, Lazy, iso_time, materialise
+from cpumond.api.orchid import MISSING, Description, Lazy, iso_time, materialise
 from cpumond.api.ypath import YPath, escape_literal, parse_ypath
 from cpumond.api.yt import YtRequest
 from cpumond.fairshare.result import UpdateResult
@@ -55,6 +57,9 @@ MAX_LISTED_OPERATIONS: Final = 1000
 MAX_LISTED_JOBS: Final = 10_000
 DEFAULT_LISTED_OPERATIONS: Final = 100
 DEFAULT_LISTED_JOBS: Final = 1000
+
+MAX_TURN_S: Final = 0.01
+"""How long a large answer may hold up everybody else at a time."""
 
 LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
@@ -417,8 +422,24 @@ class _Document(_CypressNode):
     def explain(self, name: str) -> str:
         return self.value.explain(name) if isinstance(self.value, Lazy) else super().explain(name)
 
-    def show(self, attributes: Sequence[str] = ()) -> Any:
-        return self.with_attributes(materialise(self.value), attributes)
+
+async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
+    """As ``materialise``; others get their turn in between, since a tree may have thousands of pools."""
+    begun = time.perf_counter()
+
+    async def show(value: Any) -> Any:
+        nonlocal begun
+        if not isinstance(value, Lazy) or isinstance(value, Description):
+            return materialise(value)
+        shown = {}
+        for name, part in value.parts():
+            shown[name] = await show(part)
+            if time.perf_counter() - begun > pause_s:
+                await asyncio.sleep(0)
+                begun = time.perf_counter()
+        return shown
+
+    return await show(value)
 
 
 # --- commands ----------------------------------------------------------------------------------------------------
@@ -521,13 +542,13 @@ class YtBackend:
         nodes = orchid.nodes_by_address(self.scheduler.state)
         return _Directory(self, path, name, {address: make_host(node) for address, node in nodes.items()})
 
-    def resolve(self, path: YPath) -> _CypressNode:
-        """What a path without its attribute leads to. Raises YtError with code 500."""
+    def resolve(self, path: YPath, with_hints: bool = True) -> _CypressNode:
+        """What a path without its attribute leads to. Raises YtError with code 500; hints cost time."""
         node = self._root() if path.root == "/" else self._find_object(path)
         for position, step in enumerate(path.steps):
             child = node.find(step)
             if child is None:
-                hint = node.explain(step)
+                hint = node.explain(step) if with_hints else ""
                 inner = YtError(
                     f'Node {node.path} has no child with key "{step}"',
                     RESOLVE,
@@ -553,10 +574,10 @@ class YtBackend:
                     return _PoolNode(self, _pool_path(tree, pool.name), tree, pool)
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
-    def read(self, path: YPath) -> Any:
+    def read(self, path: YPath, with_hints: bool = True) -> Any:
         """The value of an attribute path. Raises YtError with code 500."""
         assert path.attribute is not None
-        node = self.resolve(path.node)
+        node = self.resolve(path.node, with_hints)
         try:
             return node.attribute(path.attribute)
         except CommandError as error:
@@ -658,7 +679,10 @@ async def _get(backend: YtBackend, request: YtRequest) -> Any:
     path = _path(request)
     if path.attribute is not None:
         return {"value": backend.read(path)}
-    return {"value": backend.resolve(path).show(_names(request, "attributes") or ())}
+    node, attributes = backend.resolve(path), _names(request, "attributes") or ()
+    if isinstance(node, _Document):
+        return {"value": node.with_attributes(await show_in_pieces(node.value), attributes)}
+    return {"value": node.show(attributes)}
 
 
 @_command("list")
@@ -687,9 +711,9 @@ async def _exists(backend: YtBackend, request: YtRequest) -> Any:
     path = _path(request)
     try:
         if path.attribute is None:
-            backend.resolve(path)
+            backend.resolve(path, with_hints=False)
         else:
-            backend.read(path)
+            backend.read(path, with_hints=False)
     except YtError as error:
         if error.code != RESOLVE:
             raise

@@ -1,8 +1,8 @@
 """The dynamic attributes of trees, pools and operations, as ``//sys/scheduler/orchid`` shows them (semantics.md 5).
 
 Pure: from the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing
-is computed before it is asked for: a ``Lazy`` map makes one value at a time. What a map gives holds until the state
-changes, so one is made for every request.
+is computed before it is asked for: a ``Lazy`` map makes one value at a time. One is made for every request; where the
+state changes while a large one is being read, what it gives is of different moments.
 
 Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods have the
 documents' milliseconds, times are ISO 8601.
@@ -77,18 +77,23 @@ E = TypeVar("E", bound=Element)
 class Lazy(Mapping[str, Any]):
     """A map whose values are made when they are asked for; they may be ``Lazy`` again."""
 
-    __slots__ = ("_names", "_find", "_explain")
+    __slots__ = ("_names", "_find", "_explain", "hidden")
 
     def __init__(
         self,
         names: Callable[[], Iterable[str]],
         find: Callable[[str], Any],
         explain: Callable[[str], str] | None = None,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
-        """``find`` gives MISSING for what is not there, ``names`` may hold more; ``explain`` says so in a sentence."""
+        """``find`` gives MISSING for what is not there, ``names`` may hold more; ``explain`` says so in a sentence.
+
+        ``hidden`` are too large to be shown with the rest: None stands for them.
+        """
         self._names = names
         self._find = find
         self._explain = explain
+        self.hidden = hidden
 
     def __getitem__(self, name: str) -> Any:
         value = self._find(name)
@@ -102,10 +107,16 @@ class Lazy(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """What is shown of it, one by one: names as they are at the start, values as they are when it is their turn."""
+        for name in list(self._names()):
+            value = None if name in self.hidden else self._find(name)
+            if value is not MISSING:
+                yield name, value
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything in it, as plain values."""
-        found = ((name, self._find(name)) for name in self._names())
-        return {name: materialise(value) for name, value in found if value is not MISSING}
+        """Everything that is shown of it, as plain values."""
+        return {name: materialise(value) for name, value in self.parts()}
 
     def explain(self, name: str) -> str:
         """Why there is no ``name``, with the nearest one that there is."""
@@ -119,9 +130,15 @@ def materialise(value: Any) -> Any:
     return value.to_dict() if isinstance(value, Lazy) else value
 
 
-def fixed(parts: Mapping[str, Callable[[], Any]]) -> Lazy:
+class Description(Lazy):
+    """Attributes of one thing, which are shown as of one moment."""
+
+    __slots__ = ()
+
+
+def fixed(parts: Mapping[str, Callable[[], Any]], hidden: frozenset[str] = frozenset()) -> Lazy:
     """A map of these parts, each made when it is asked for."""
-    return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING)
+    return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING, hidden=hidden)
 
 
 def iso_time(seconds: float) -> str:
@@ -145,8 +162,9 @@ def amounts(vector: Vector) -> dict[str, Any]:
 
 
 def _whole(number: float) -> float:
-    integer = int(number)
-    return integer if integer == number else number
+    """A number that is whole but for the rounding of sums as an integer."""
+    integer = round(number)
+    return integer if abs(integer - number) <= 1e-9 * max(abs(number), 1.0) else number
 
 
 def _shares(vector: Vector) -> dict[str, float]:
@@ -174,6 +192,7 @@ class TreeView:
         self._elements = result.elements if result is not None else {}
         self._found: dict[Element, ElementShares | None] = {}
         self._limits: dict[Element, Vector] = {}
+        self._limited_demands: dict[Element, Vector] = {}
         self._ratios: dict[PoolElement, tuple[float, float]] = {}
         self._satisfactions: dict[PoolElement, float | None] = {}
         self._guaranteed: dict[str, tuple[Vector, float]] | None = None
@@ -202,6 +221,17 @@ class TreeView:
                 own = to_vector(given.resource_limits, float("inf"))
                 found = limits_of_parent(self.total, own, self.limits(element.parent), given.max_share_ratio)
             self._limits[element] = found
+        return found
+
+    def limited_demand(self, element: Element) -> Vector:
+        """Demand cut by the limits: children's are cut before they are summed (2.5). Absolute."""
+        found = self._limited_demands.get(element)
+        if found is None:
+            demand = element.demand
+            if isinstance(element, PoolElement):
+                below: list[Element] = [*element.children.values(), *element.operations.values()]
+                demand = sum_vectors([self.limited_demand(each) for each in below])
+            found = self._limited_demands[element] = least(demand, least(self.limits(element), self.total))
         return found
 
     def total_ratios(self, pool: PoolElement) -> tuple[float, float]:
@@ -248,8 +278,8 @@ class TreeView:
             return fold_weight(pool.name, pool.settings.weight)
         if self._guaranteed is None:
             self._guaranteed = guaranteed_shares(self.tree)
-        strong, flow = self._guaranteed[pool.name]
-        return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
+        strong, flow = self._guaranteed.get(pool.name, (ZERO, 0.0))
+        return infer_weight(multiplier, strong, flow, *self._guaranteed.get(pool.parent.name, (ZERO, 0.0)))
 
     def guaranteed(self, element: Element) -> Vector:
         """The share that is left to the element when its siblings, and those of the pools above it, want everything.
@@ -337,8 +367,7 @@ def _demand(view: TreeView, element: Element) -> Vector:
 
 
 def _limited_demand(view: TreeView, element: Element) -> Vector:
-    """Children's demands are cut by their limits before they are summed, and the sum by the element's own (2.5)."""
-    return least(element.demand_share, _limits_share(view, element))
+    return share(view.limited_demand(element), view.total)
 
 
 def _limits_share(view: TreeView, element: Element) -> Vector:
@@ -447,7 +476,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "max_share_ratio": _max_share_ratio,
     "max_possible_usage_ratio": lambda view, e: max(_limited_demand(view, e)),
     "best_allocation_share": lambda view, e: _shares(view.best_allocation(e)),
-    "best_allocation_ratio": lambda view, e: max(view.best_allocation(e)),
+    "best_allocation_ratio": lambda view, e: _least_share(view, view.best_allocation(e)),
     "dominant_resource": _dominant_resource,
     # Guarantees.
     "min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
@@ -464,7 +493,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
     # Resources.
     "resource_usage": lambda _, e: amounts(e.usage),
     "resource_demand": lambda _, e: amounts(e.demand),
-    "limited_resource_demand": lambda view, e: amounts(_absolute(view, _limited_demand(view, e))),
+    "limited_resource_demand": lambda view, e: amounts(view.limited_demand(e)),
     "resource_limits": lambda view, e: amounts(least(view.limits(e), view.total)),
     "specified_resource_limits": _specified_limits,
     # Satisfaction and starvation.
@@ -499,6 +528,10 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "non_preemptible_resource_usage_threshold": _own_threshold,
     "effective_non_preemptible_resource_usage_threshold": _threshold,
 }
+
+
+def _least_share(view: TreeView, shares: Vector) -> float:
+    return min((part for part, whole in zip(shares, view.total, strict=True) if whole > 0.0), default=0.0)
 
 
 def _always(value: Any) -> Reader:
@@ -649,7 +682,7 @@ def _attributes(view: TreeView, element: Element, readers: Mapping[str, Reader])
         read = readers.get(name)
         return MISSING if read is None else read(view, element)
 
-    return Lazy(lambda: readers, find)
+    return Description(lambda: readers, find)
 
 
 def pool_attributes(view: TreeView, pool: PoolElement) -> Lazy:
@@ -717,7 +750,8 @@ def tree_orchid(view: TreeView) -> Lazy:
             "resource_distribution_info": lambda: resource_distribution_info(view),
             "user_to_ephemeral_pools": lambda: _ephemeral_pools(tree),
             "errors": lambda: list(tree.errors),
-        }
+        },
+        frozenset({"child_pools_by_pool", "operations", "operations_by_pool"}),
     )
 
 
@@ -1016,5 +1050,6 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
             "operations": lambda: _operations(state, results),
             "nodes": lambda: _table(nodes_by_address(state), node_info),
             "preemptions": preemptions,
-        }
+        },
+        frozenset({"pool_trees", "scheduling_info_per_pool_tree", "operations", "nodes", "preemptions"}),
     )

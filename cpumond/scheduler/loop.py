@@ -121,6 +121,7 @@ class Scheduler:
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
         self._changing = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
         self._ending: asyncio.Future[None] | None = None
         self.state = self._load(rules)
@@ -210,7 +211,9 @@ class Scheduler:
     async def _write(self, changes: Sequence[Change]) -> None:
         begun = time.perf_counter()
         try:
-            await asyncio.to_thread(self.store.write, changes)
+            # A store is used by one thread at a time; volumes are written without holding up changes for long.
+            async with self._writing:
+                await asyncio.to_thread(self.store.write, changes)
         except StoreError as error:
             self.timings.store_errors += 1
             log.error("store_write_failed", error=str(error))

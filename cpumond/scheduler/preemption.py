@@ -183,8 +183,9 @@ def plan_preemption(
     ones. A stage is left out when the node's free resources and all that could be freed do not reach ``spare`` (6.6).
 
     Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
-    others those with a lowered limit; what is not needed in the end is spared, the oldest first. Each is taken only if
-    its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those before.
+    others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
+    taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those
+    before.
     Elements above both victim and target never block: the pool's total does not fall (conditional preemption).
 
     No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
@@ -236,6 +237,8 @@ class _Stage:
                 self.conditional[blocker] = add(self.conditional.get(blocker, ZERO), job.usage)
                 self.candidates.append((job, blocker))
         self.candidates.sort(key=lambda candidate: _victim_order(candidate[0]))
+        self.pools = {pool: None for job, _ in self.candidates for pool in job.element.ancestors()}
+        """Those with a candidate below them."""
         self.most = self.discount
         for amount in self.conditional.values():
             self.most = greatest(self.most, add(self.discount, amount))
@@ -259,34 +262,47 @@ def _victim_order(job: Job) -> tuple[int, int, int]:
 
 
 def _try_targets(stage: _Stage, targets: list[OperationElement], now: float) -> PreemptionPlan | None:
-    # The same pool and the same order fail again for whoever is served later: its satisfaction is not less.
+    # What fails for a target fails for all whose path joins the candidates' at the same pool, from a side that is
+    # satisfied no less: those served later, mostly.
     failed: dict[tuple[PoolElement, Vector], float] = {}
     own = {job.element for job, _ in stage.candidates}
     for target in targets:
-        pool = target.parent
-        assert pool is not None
-        discount = stage.discount
+        available = add(stage.free, stage.discount)
         if stage.conditional:
             for above in target.ancestors():
-                discount = add(discount, stage.conditional.get(above, ZERO))
-        available = add(stage.free, discount)
-        satisfaction: float | None = None
+                available = add(available, stage.conditional.get(above, ZERO))
         for task in target.operation.next_tasks():
             order = task.resources
             if not dominates(available, order):
                 continue
-            if satisfaction is None:
-                satisfaction = local_satisfaction(target)
-            key = (pool, order)
-            if key in failed and satisfaction >= failed[key]:
+            side, joint = _find_joint(stage, target)
+            key, satisfaction = (joint, order), local_satisfaction(side)
+            if (key in failed and satisfaction >= failed[key]) or not _may_have_room(stage, target, order):
                 continue
-            swap = _Swap(stage, target, order, satisfaction)
-            victims = swap.find_victims()
+            victims = _Swap(stage, target, order).find_victims()
             if victims is not None:
                 return _make_plan(target, task, stage.priority, victims, now)
-            if target not in own and swap.is_possible:
+            if target not in own:
                 failed[key] = satisfaction
     return None
+
+
+def _find_joint(stage: _Stage, target: OperationElement) -> tuple[Element, PoolElement]:
+    """The nearest pool above the target that has candidates below it (else the root), and the target's side there."""
+    side: Element = target
+    for pool in target.ancestors():
+        if pool in stage.pools or pool.is_root:
+            return side, pool
+        side = pool
+    raise AssertionError("the last ancestor is the root")
+
+
+def _may_have_room(stage: _Stage, target: OperationElement, order: Vector) -> bool:
+    """Whether the limits above leave room for the order, or have candidates below them that could make some."""
+    return all(
+        (isinstance(above, PoolElement) and above in stage.pools) or dominates(_room_below_limits(above, order), ZERO)
+        for above in _path(target)
+    )
 
 
 class _Room:
@@ -310,7 +326,7 @@ class _Room:
 class _Swap:
     """The search for victims for one order of one target."""
 
-    def __init__(self, stage: _Stage, target: OperationElement, order: Vector, satisfaction: float) -> None:
+    def __init__(self, stage: _Stage, target: OperationElement, order: Vector) -> None:
         self.stage = stage
         self.target = target
         self.order = order
@@ -318,16 +334,13 @@ class _Swap:
         self.depths = {pool: depth for depth, pool in enumerate(self.pools)}
         self.branches: list[Element] = [target, *self.pools]
         """Below ``pools[i]``, the target's side is ``branches[i]``."""
-        self.satisfactions: dict[int, float] = {0: satisfaction}
+        self.satisfactions: dict[int, float] = {}
         self.lost: dict[Element, Vector] = {}
         self.counts: dict[OperationElement, int] = {}
         self.was_refused_for_losses = False
-        self.is_possible = dominates(_room_below_limits(target, order), ZERO)
 
     def find_victims(self) -> list[Job] | None:
         """Victims in the order of the walk, none of them without need; None when the room cannot be made."""
-        if not self.is_possible:
-            return None
         candidates = [
             job
             for job, blocker in self.stage.candidates
@@ -361,7 +374,7 @@ class _Swap:
         return self._spare(victims, rooms)
 
     def _spare(self, victims: list[Job], rooms: list[_Room]) -> list[Job]:
-        for job in sorted(victims, key=_start):
+        for job in reversed(victims):
             _, depth = self._find_side(job.element)
             concerned = [room for room in rooms if room.depth < 0 or room.depth >= depth]
             without = [add(room.missing, job.usage) for room in concerned]

@@ -43,7 +43,7 @@ MORE_FOR = {
     "cpumond.scheduler.config_commands": {"difflib"},
     "cpumond.scheduler.operations": {"difflib"},
     "cpumond.scheduler.nodes_filter": {"lark"},  # a parser from a grammar
-    "cpumond.api.orchid": {"difflib"},
+    "cpumond.api.orchid": {"difflib", "datetime"},  # suggestions; times as people read them
     "cpumond.api.ypath": {"cpumond.api.formats"},  # its errors
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
 }

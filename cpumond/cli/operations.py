@@ -1,0 +1,368 @@
+"""The command ``operation``: start operations on a running scheduler, look at them, steer them, ask why."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
+from cpumond.cli.options import check_cores, print_json
+from cpumond.cli.pools import show_amounts, show_limits, show_state, show_value
+from cpumond.cli.scheduler_client import (
+    Cell,
+    SchedulerClient,
+    given,
+    json_option,
+    print_fields,
+    print_table,
+    quote_step,
+    read_attributes,
+    scheduler_options,
+    tell_done,
+    warn,
+)
+from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time
+from cpumond.errors import UsageError
+from cpumond.fairshare.explain import show_percent
+from cpumond.scheduler.why import OperationAnswer, show_span
+
+STATES: Final = ("pending", "running", "completed", "failed", "aborted")
+JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
+STYLES: Final = {"failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim"}
+TASK: Final = "main"
+_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGTP]?)i?B?", re.IGNORECASE)
+
+
+class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A number of bytes, or one with K, M, G, T, P (powers of 1024)."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"expected bytes, such as 2G or 536870912, got {value!r}.", param, ctx)
+        power = " KMGTP".index(match[2].upper() or " ")
+        return round(float(match[1]) * 1024**power)
+
+
+@click.group("operation", epilog="Example: cpumond operation start --pool research --job-count 4 -- sleep 60")
+def operation_command() -> None:
+    """Start, show, stop and change operations; ask why one waits, starves or lost jobs."""
+
+
+def operation_path(operation: str, action: str = "") -> str:
+    """The path of an operation in the API."""
+    path = f"/operations/{quote_step(operation)}"
+    return f"{path}/{action}" if action else path
+
+
+@operation_command.command(
+    "start", epilog="Example: cpumond operation start --pool research --job-count 8 --cpu-limit 2 -- python train.py"
+)
+@click.option("--pool", metavar="POOL", help="Default: a pool of your user's name.")
+@click.option("--tree", "trees", metavar="TREE", multiple=True, help="Default: the default tree; may be repeated.")
+@click.option("--job-count", type=click.IntRange(1, 100_000), default=1, show_default=True)
+@click.option("--cpu-limit", type=float, metavar="CORES", default=1.0, show_default=True, callback=check_cores)
+@click.option("--memory", type=BytesType(), metavar="BYTES", help="Such as 2G; default: none is ordered.")
+@click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1.")
+@click.option("--title", metavar="TEXT")
+@click.option("--gang", "is_gang", is_flag=True, help="Its fair share is its whole demand or nothing.")
+@click.option("--job-cpu-monitor", "monitor", metavar="JSON", help='Such as \'{"mode": "shadow"}\'.')
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification.")
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
+@scheduler_options
+@json_option
+def operation_start_command(
+    client: SchedulerClient,
+    pool: str | None,
+    trees: tuple[str, ...],
+    job_count: int,
+    cpu_limit: float,
+    memory: int | None,
+    weight: float | None,
+    title: str | None,
+    is_gang: bool,
+    monitor: str | None,
+    assignments: tuple[str, ...],
+    command: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Start an operation of equal jobs that run COMMAND, and print its id.
+
+    Each job orders --cpu-limit cores and --memory bytes of one node.
+    """
+    task = {"job_count": job_count, "cpu_limit": cpu_limit, "memory_limit": memory, "command": list(command)}
+    options = {
+        "pool": pool,
+        "pool_trees": list(trees) or None,
+        "weight": weight,
+        "title": title,
+        "is_gang": is_gang or None,
+        "job_cpu_monitor": None if monitor is None else _read_monitor(monitor),
+    }
+    spec = {**read_attributes(assignments), **given(options), "tasks": {TASK: given(task)}}
+    content = client.request("POST", "/operations", {"spec": spec})
+    tell_done(content, as_json, show_name(client.decode(content, Done).id))
+
+
+def _read_monitor(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UsageError(
+            f'--job-cpu-monitor: expected a JSON object, for example {{"mode": "shadow"}}: {error}'
+        ) from None
+
+
+@operation_command.command("list", epilog="Example: cpumond operation list --state running --pool research")
+@click.option("--state", type=click.Choice(STATES))
+@click.option("--pool", metavar="POOL")
+@click.option("--tree", metavar="TREE")
+@click.option("--user", metavar="USER")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@scheduler_options
+@json_option
+def operation_list_command(
+    client: SchedulerClient,
+    state: str | None,
+    pool: str | None,
+    tree: str | None,
+    user: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """One line per operation and tree, the newest first. Numbers are cores."""
+    query = given({"state": state, "pool": pool, "tree": tree, "user": user, "limit": limit})
+    content = client.request("GET", "/operations", query=query)
+    if as_json:
+        print_json(content)
+        return
+    answer = client.decode(content, OperationList)
+    if not answer.operations:
+        click.echo("no operation fits")
+        return
+    headings = (
+        "operation", "state", "user", "pool", ">jobs", ">done", ">share", ">used", ">demand", ">age", "title", "",
+    )  # fmt: skip
+    rows = [row for each in answer.operations for row in _operation_rows(each, time.time())]
+    print_table(headings, rows)
+    if answer.total > len(answer.operations):
+        warn(f"{answer.total - len(answer.operations)} older ones are not shown; raise --limit, or filter")
+
+
+def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
+    jobs = operation.jobs
+    state = operation.state + (", suspended" if operation.suspended else "")
+    rows: list[list[Cell]] = []
+    for tree, pool in operation.pools.items():
+        part = operation.trees.get(tree)
+        where = pool if len(operation.pools) == 1 else f"{tree}: {pool}"
+        age_s = (operation.finish_time or now) - operation.start_time
+        rows.append(
+            [
+                show_name(operation.id),
+                (state, STYLES.get(operation.state, "")),
+                show_name(operation.user),
+                show_name(where),
+                str(jobs.active if part is None else part.job_count),
+                f"{jobs.completed}/{jobs.total}",
+                "-" if part is None else show_cores(part.fair_share["cpu"]),
+                "-" if part is None else show_cores(part.usage["cpu"]),
+                "-" if part is None else show_cores(part.demand["cpu"]),
+                show_span(age_s),
+                show_name(operation.title),
+                _describe_part(part),
+            ]
+        )
+    return rows
+
+
+def _describe_part(part: OperationInTree | None) -> Cell:
+    if part is None:
+        return ""
+    if part.queue_place is not None:
+        return (f"number {part.queue_place} in the queue", "yellow")
+    return show_state(part.starvation_status, part.starves_in_s)
+
+
+@operation_command.command("show", epilog="Example: cpumond operation show 1a-2b-3c-4d")
+@click.argument("operation")
+@scheduler_options
+@json_option
+def operation_show_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+    """One operation: OPERATION is an id, or *ALIAS."""
+    content = client.request("GET", operation_path(operation))
+    if as_json:
+        print_json(content)
+        return
+    answer = client.decode(content, OperationDetails)
+    jobs = answer.jobs
+    ended = {"failed": jobs.failed, "aborted": jobs.aborted, "lost": jobs.lost}
+    counts = [f"{jobs.completed} of {jobs.total} completed", f"{jobs.active} active", f"{jobs.pending} to be started"]
+    counts += [f"{number} {word}" for word, number in ended.items() if number]
+    fields = [
+        ("operation", show_name(answer.id)),
+        ("title", show_name(answer.title)),
+        ("alias", show_name(answer.alias)),
+        ("user", show_name(answer.user)),
+        ("state", answer.state + (", suspended" if answer.suspended else "")),
+        ("error", show_name(answer.error)),
+        ("started", show_time(answer.start_time)),
+        ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
+        ("jobs", ", ".join(counts)),
+        ("gang", "yes" if answer.is_gang else ""),
+    ]
+    for task in answer.tasks:
+        words = task.command if isinstance(task.command, str) else " ".join(task.command)
+        orders = {"cpu": task.cpu_limit, "memory": float(task.memory_limit), "gpu": task.gpu_limit}
+        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}: {words}"
+        fields.append((f"task {show_name(task.name)}", show_name(text)))
+    for name, pool in answer.pools.items():
+        fields.append((f"tree {show_name(name)}", f"pool {show_name(pool)}"))
+        if name in answer.trees:
+            fields += _part_fields(answer.trees[name])
+    if answer.job_cpu_monitor:
+        fields.append(("job_cpu_monitor", show_name(show_value(answer.job_cpu_monitor))))
+    print_fields(fields)
+
+
+def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
+    state = _describe_part(part)
+    share = f"{show_percent(part.fair_share_ratio)} % of the cluster: {show_amounts(part.fair_share)}"
+    fields = [
+        ("fair share", share),
+        ("used", show_amounts(part.usage)),
+        ("demand", show_amounts(part.demand)),
+        ("limits", show_limits(part.limits) if part.limits else ""),
+        ("weight", f"{part.weight:g}"),
+        ("status", state if isinstance(state, str) else state[0]),
+    ]
+    return [(f"  {name}", value) for name, value in fields if value]
+
+
+@operation_command.command("jobs", epilog="Example: cpumond operation jobs 1a-2b-3c-4d --state failed")
+@click.argument("operation")
+@click.option("--state", type=click.Choice(JOB_STATES))
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@scheduler_options
+@json_option
+def operation_jobs_command(
+    client: SchedulerClient, operation: str, state: str | None, limit: int, as_json: bool
+) -> None:
+    """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
+    query = given({"state": state, "limit": limit})
+    content = client.request("GET", operation_path(operation, "jobs"), query=query)
+    if as_json:
+        print_json(content)
+        return
+    answer = client.decode(content, JobList)
+    if not answer.jobs:
+        click.echo("no job fits; see `cpumond operation why` for the reason that none is started")
+        return
+    headings = ("job", "task", "node", "state", ">ordered", ">limit", ">usage", ">time", ">exit code", "")
+    print_table(headings, [_job_row(job, time.time()) for job in answer.jobs])
+    if answer.total > len(answer.jobs):
+        warn(f"{answer.total - len(answer.jobs)} jobs that started earlier are not shown; raise --limit")
+
+
+def _job_row(job: JobView, now: float) -> list[Cell]:
+    return [
+        show_name(job.id),
+        show_name(job.task),
+        show_name(job.node_id),
+        (job.state, STYLES.get(job.state, "")),
+        show_cores(job.cpu_limit),
+        show_cores(job.current_cpu_limit),
+        show_number(job.smoothed_cpu_usage, ".2f"),
+        show_span((job.finish_time or now) - job.start_time),
+        "" if job.exit_code is None else str(job.exit_code),
+        show_name(job.reason),
+    ]
+
+
+@operation_command.command("why", epilog="Example: cpumond operation why 1a-2b-3c-4d")
+@click.argument("operation")
+@scheduler_options
+@json_option
+def operation_why_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+    """Why an operation waits, has the share it has, starves, or has lost jobs.
+
+    Pending: its place in the queue, and the pool that is full. Running: its fair share and what holds it, the limits
+    above it, whether it starves, why no more jobs of it start. Finished: how and why.
+    """
+    content = client.request("GET", operation_path(operation, "why"))
+    if as_json:
+        print_json(content)
+        return
+    answer = client.decode(content, OperationAnswer)
+    for line in answer.lines:
+        click.echo(show_name(line))
+    for part in answer.trees:
+        click.echo(f"in pool {show_name(part.pool)} of tree {show_name(part.tree)}:")
+        for line in part.lines:
+            click.echo(f"  {show_name(line)}")
+
+
+@operation_command.command("abort", epilog="Example: cpumond operation abort 1a-2b-3c-4d --message 'wrong input'")
+@click.argument("operation")
+@click.option("--message", metavar="TEXT", help="Kept as the operation's error.")
+@scheduler_options
+@json_option
+def operation_abort_command(client: SchedulerClient, operation: str, message: str | None, as_json: bool) -> None:
+    """Stop all jobs of an operation and end it."""
+    content = client.request("POST", operation_path(operation, "abort"), given({"message": message}))
+    tell_done(content, as_json, f"operation {show_name(operation)} is aborted")
+
+
+@operation_command.command("suspend", epilog="Example: cpumond operation suspend 1a-2b-3c-4d")
+@click.argument("operation")
+@click.option("--abort-running-jobs", is_flag=True, help="Also stop the jobs that run; they are started anew later.")
+@scheduler_options
+@json_option
+def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool, as_json: bool) -> None:
+    """Start no more jobs of an operation until it is resumed."""
+    body = {"abort_running_jobs": abort_running_jobs}
+    content = client.request("POST", operation_path(operation, "suspend"), body)
+    tell_done(content, as_json, f"operation {show_name(operation)} is suspended")
+
+
+@operation_command.command("resume", epilog="Example: cpumond operation resume 1a-2b-3c-4d")
+@click.argument("operation")
+@scheduler_options
+@json_option
+def operation_resume_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+    """Take back a suspension."""
+    content = client.request("POST", operation_path(operation, "resume"))
+    tell_done(content, as_json, f"operation {show_name(operation)} is resumed")
+
+
+@operation_command.command("complete", epilog="Example: cpumond operation complete 1a-2b-3c-4d")
+@click.argument("operation")
+@scheduler_options
+@json_option
+def operation_complete_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+    """End an operation as completed, whatever is left of it."""
+    content = client.request("POST", operation_path(operation, "complete"))
+    tell_done(content, as_json, f"operation {show_name(operation)} is completed")
+
+
+@operation_command.command("set", epilog="Example: cpumond operation set 1a-2b-3c-4d weight=3 pool=research")
+@click.argument("operation")
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.option("--tree", metavar="TREE", help="Only in this tree; default: in all of its trees.")
+@scheduler_options
+@json_option
+def operation_set_command(
+    client: SchedulerClient, operation: str, assignments: tuple[str, ...], tree: str | None, as_json: bool
+) -> None:
+    """Change pool, weight, resource_limits, max_share_ratio and other options of a live operation."""
+    parameters = read_attributes(assignments)
+    if tree is not None:
+        parameters = {"scheduling_options_per_pool_tree": {tree: parameters}}
+    content = client.request("PATCH", operation_path(operation), {"parameters": parameters})
+    tell_done(content, as_json, f"operation {show_name(operation)} is changed")

@@ -1,0 +1,332 @@
+"""``cpumond scheduler`` as a real process, nodes that are played over HTTP, and the unmodified ``yt`` command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from waiting import wait_until
+
+YT = Path(sys.executable).with_name("yt")
+BINDINGS = os.environ.get("CPUMOND_YT_BINDINGS", "")
+"""A directory with ``yt_yson_bindings`` (``pip install --no-deps --target DIR ytsaurus-yson``); "" for this Python's."""
+
+NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")"""
+GIB = 2**30
+PARALLEL = 4
+"""Command lines at the same time: most of a run is the start of Python."""
+
+
+class SchedulerProcess:
+    """Configuration, process, log and address of one scheduler; its files are in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config_path = directory / "scheduler.toml"
+        self.log_path = directory / "scheduler.log"
+        self.state_dir = directory / "state"
+        self.address = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.token = ""
+        self._client: httpx2.Client | None = None
+        self._log_offset = 0
+
+    # --- life
+
+    def write_config(self, text: str = "", *, api: str = "", listen: str = "127.0.0.1:0", period: str = "50ms") -> None:
+        """The configuration: ``text`` are further tables and keys, ``api`` further lines of that table."""
+        self.config_path.write_text(
+            f'state_dir = "{self.state_dir}"\nfair_share_update_period = "{period}"\n'
+            f'{text}\n[api]\nlisten = "{listen}"\n{api}\n[log]\nformat = "json"\n',
+            encoding="utf-8",
+        )
+
+    def arguments(self, *more: str) -> list[str]:
+        """The command that runs it."""
+        return [sys.executable, "-m", "cpumond", "scheduler", "--config", str(self.config_path), *more]
+
+    def start(self, *more: str) -> SchedulerProcess:
+        """Start it with ``more`` arguments, and wait until it says that it listens."""
+        assert self.process is None, "it runs already"
+        if not self.config_path.exists():
+            self.write_config()
+        self._log_offset = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                self.arguments(*more), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+            )
+        self.address = wait_until(self._find_address, "the scheduler says that it listens", 30.0)
+        return self
+
+    def _find_address(self) -> str:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the scheduler ended with {self.process.returncode}: {self.log()[-2000:]}"
+        started = self.events("started", since=self._log_offset)
+        return str(started[0]["listen"]) if started else ""
+
+    def refuse(self, *more: str) -> tuple[int, str]:
+        """Run it where it must not start: the exit code and what it said."""
+        done = subprocess.run(
+            self.arguments(*more), env=clean_environment(), capture_output=True, text=True, timeout=30, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stderr
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        self._forget()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.stop(signal.SIGKILL)
+
+    def _forget(self) -> None:
+        self.process = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def close(self) -> None:
+        """End the process whatever the test left."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+        self._forget()
+
+    def log(self, since: int = 0) -> str:
+        """What it wrote, of all of its runs, from a byte on."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_bytes()[since:].decode()
+
+    def events(self, name: str, since: int = 0) -> list[dict[str, Any]]:
+        """The log records of one event; a line that is not whole yet is left out."""
+        lines = [line for line in self.log(since).splitlines(keepends=True) if line.endswith("}\n")]
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record.get("event") == name]
+
+    # --- requests
+
+    @property
+    def url(self) -> str:
+        """Of the running process."""
+        return f"http://{self.address}"
+
+    def new_client(self, token: str | None = None) -> httpx2.Client:
+        """A client of its own; ``token`` None is the one of this object."""
+        token = self.token if token is None else token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
+
+    @property
+    def client(self) -> httpx2.Client:
+        """The client of the present run."""
+        if self._client is None:
+            self._client = self.new_client()
+        return self._client
+
+    def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+        """One request; paths without a leading slash are below ``/api/v1``."""
+        return self.client.request(method, path if path.startswith("/") else f"/api/v1/{path}", json=body)
+
+    def get(self, path: str) -> Any:
+        """The answer of a GET that must succeed."""
+        return self._good(self.request("GET", path))
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """The answer of a POST that must succeed."""
+        return self._good(self.request("POST", path, body))
+
+    def patch(self, path: str, body: Any) -> Any:
+        """The answer of a PATCH that must succeed."""
+        return self._good(self.request("PATCH", path, body))
+
+    @staticmethod
+    def _good(answer: httpx2.Response) -> Any:
+        assert answer.status_code in (200, 201), f"{answer.request.method} {answer.request.url}: {answer.text}"
+        return answer.json()
+
+    def create_pool(self, name: str, parent: str = "<Root>", tree: str = "default", **attributes: Any) -> str:
+        """Make a pool; its id."""
+        body = {"name": name, "parent": parent, "attributes": attributes}
+        return str(self.post(f"trees/{tree}/pools", body)["id"])
+
+    def start_operation(self, pool: str, job_count: int = 1, cpu: float = 1.0, **spec: Any) -> str:
+        """Start an operation of one task ``t``; its id."""
+        task = {"job_count": job_count, "cpu_limit": cpu, "memory_limit": GIB, "command": "true"}
+        return str(self.post("operations", {"spec": {"pool": pool, "tasks": {"t": task}, **spec}})["id"])
+
+    def state_of(self, operation_id: str) -> str:
+        """The state of an operation."""
+        return str(self.get(f"operations/{operation_id}")["state"])
+
+    def wait_updates(self, count: int = 2) -> None:
+        """Wait until that many fair-share updates were made from now on."""
+        before = self.get("status")["timings"]["updates"]
+        wait_until(lambda: self.get("status")["timings"]["updates"] >= before + count, "fair-share updates")
+
+    # --- the command line
+
+    def yt(
+        self, *arguments: str, bindings: bool = True, given: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``yt`` with and without the C++ bindings of YSON; ``given`` is its input."""
+        blocked = self.directory / "no_bindings"
+        if not bindings and not blocked.exists():
+            blocked.mkdir(exist_ok=True)
+            (blocked / "yt_yson_bindings.py").write_text(NO_BINDINGS)
+        elif bindings:
+            need_bindings()
+        token = {"YT_TOKEN": self.token} if self.token else {}
+        return subprocess.run(
+            [str(YT), *arguments],
+            env={
+                **clean_environment(),
+                "YT_PROXY": self.address,
+                "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
+                "HOME": str(self.directory),
+                "PYTHONPATH": BINDINGS if bindings else str(blocked),
+                **token,
+                **environment,
+            },
+            input="" if given is None else given,
+            capture_output=True, text=True, timeout=60, check=False, encoding="utf-8",
+        )  # fmt: skip
+
+    def yt_all(
+        self, runs: Mapping[str, Iterable[str]], bindings: bool = True, given: Mapping[str, str] | None = None
+    ) -> dict[str, subprocess.CompletedProcess[str]]:
+        """Run independent command lines at the same time; by name."""
+        inputs = given or {}
+
+        def run(name: str) -> subprocess.CompletedProcess[str]:
+            return self.yt(*runs[name], bindings=bindings, given=inputs.get(name))
+
+        with ThreadPoolExecutor(PARALLEL) as workers:
+            return dict(zip(runs, workers.map(run, runs), strict=True))
+
+
+def need_bindings() -> None:
+    """Skip the test where the bindings are not installed."""
+    if not BINDINGS and importlib.util.find_spec("yt_yson_bindings") is None:
+        pytest.skip("needs ytsaurus-yson: set CPUMOND_YT_BINDINGS to a directory that it is installed in")
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would lead a client elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("YT_", "CPUMOND_"))}
+    return {**kept, "NO_PROXY": "*", "PYTHONIOENCODING": "utf-8"}
+
+
+class PlayedNode:
+    """A node that runs no job: it tells the scheduler what it is told to tell."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self, scheduler: SchedulerProcess, node_id: str, cpu: float = 10.0, tags: Iterable[str] = (), **resources: Any
+    ) -> None:
+        self.scheduler = scheduler
+        self.id = node_id
+        self.cpu = cpu
+        self.tags = list(tags)
+        self.resources = {"cpu": cpu, "memory": 64 * GIB, "user_slots": 100, **resources}
+        self.incarnation = f"{node_id}-{next(self._numbers)}"
+        self.sequence = 0
+        self.jobs: dict[str, dict[str, Any]] = {}
+        """The reports of the jobs that live here, by id; tests change them."""
+        self.finished: dict[str, dict[str, Any]] = {}
+        """Ended jobs that were not acknowledged yet."""
+
+    def register(self) -> dict[str, Any]:
+        """Make the node known; the answer."""
+        body = {"node_id": self.id, "incarnation": self.incarnation, "resources": self.resources, "tags": self.tags}
+        answer: dict[str, Any] = self.scheduler.post("nodes", body)
+        return answer
+
+    def send(self) -> httpx2.Response:
+        """One heartbeat, whose answer is not obeyed."""
+        self.sequence += 1
+        body = {
+            "node_id": self.id,
+            "incarnation": self.incarnation,
+            "sequence": self.sequence,
+            "sent_at": 0.0,
+            "cpu_capacity": self.cpu,
+            "jobs": list(self.jobs.values()),
+            "finished_jobs": list(self.finished.values()),
+        }
+        return self.scheduler.request("POST", "heartbeats", body)
+
+    def beat(self) -> dict[str, Any]:
+        """A heartbeat that must be accepted; jobs are started and stopped as the answer says."""
+        response = self.send()
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        assert answer["accepted"], answer
+        for order in answer["start"]:
+            self.jobs.setdefault(
+                order["job_id"],
+                {
+                    "job_id": order["job_id"],
+                    "operation_id": order["operation_id"],
+                    "task": order["task"],
+                    "cpu_limit": order["cpu_limit"],
+                    "current_cpu_limit": order["cpu_limit"],
+                    "memory": order["memory_limit"],
+                    "from_scheduler": True,
+                },
+            )
+        for order in answer["stop"]:
+            self.end(order["job_id"], "aborted", reason=order["why"])
+        for job_id in answer["acknowledged"]:
+            self.finished.pop(job_id, None)
+        return answer
+
+    def end(self, job_id: str, state: str = "completed", **facts: Any) -> None:
+        """A job ends; the next heartbeat says so."""
+        job = self.jobs.pop(job_id, None)
+        if job is not None:
+            self.finished[job_id] = {
+                "job_id": job_id,
+                "operation_id": job["operation_id"],
+                "task": job["task"],
+                "state": state,
+                "exit_code": {"completed": 0, "failed": 1}.get(state),
+                **facts,
+            }
+
+    def jobs_of(self, operation_id: str) -> list[str]:
+        """The ids of an operation's jobs here."""
+        return [job_id for job_id, job in self.jobs.items() if job["operation_id"] == operation_id]
+
+    def beat_until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Send heartbeats until ``condition`` is true; its value."""
+
+        def ask() -> Any:
+            self.beat()
+            return condition()
+
+        return wait_until(ask, what)

@@ -1,0 +1,429 @@
+"""Laws of preemption on small random trees: each plan checked by brute force, and many steps without ping-pong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_builders import World, amount, give, starve
+
+from cpumond.fairshare.resources import ZERO, Vector, add, subtract, sum_vectors
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    Job,
+    Node,
+    OperationElement,
+    PoolElement,
+    change_usage,
+)
+from cpumond.scheduler.model import ROOT_POOL, Task
+from cpumond.scheduler.placement import satisfaction_of, service_rank
+from cpumond.scheduler.preemption import (
+    PreemptionPlan,
+    TargetPriority,
+    find_limit_violators,
+    find_overcommit_victims,
+    is_protected_by_count,
+    plan_preemption,
+)
+from cpumond.scheduler.starvation import priority_of, starving_operations
+
+EPS = 1e-6
+INF = float("inf")
+quick = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+long = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+seeds = st.integers(0, 2**32 - 1)
+
+
+# --- random worlds
+
+
+def make_world(seed: int) -> World:
+    """One or two nodes, up to four pools and seven operations with jobs; shares by an update or by hand."""
+    rng = random.Random(seed)
+    world = World(
+        max_unpreemptible_running_job_count=rng.choice([None, None, 2, 4]),
+        strict_unpreemptible_running_job_count=rng.random() < 0.5,
+        enable_conditional_preemption=rng.random() < 0.8,
+        preemption_check_starvation=rng.random() < 0.9,
+        preemption_check_satisfaction=rng.random() < 0.9,
+        preempt_cpu_gap_first=rng.random() < 0.3,
+        allow_aggressive_preemption=rng.random() < 0.8,
+    )
+    nodes = [
+        world.node(f"n{i}", float(rng.choice([4, 8, 10])), float(rng.choice([8, 16])))
+        for i in range(rng.choice([1, 1, 2]))
+    ]
+    names = [ROOT_POOL]
+    for i in range(rng.randint(0, 4)):
+        amounts = {"cpu": float(rng.randint(1, 8))} if rng.random() < 0.3 else {}
+        world.pool(
+            f"p{i}",
+            rng.choice(names),
+            resource_limits=amounts,
+            resource_limits_overcommit_tolerance={"cpu": 1.0} if rng.random() < 0.2 else {},
+            enable_aggressive_starvation=rng.random() < 0.4,
+            allow_aggressive_preemption=rng.choice([None, None, True, False]),
+        )
+        names.append(f"p{i}")
+    elements = [make_operation(world, rng, f"o{i}", rng.choice(names)) for i in range(rng.randint(2, 7))]
+    for _ in range(rng.randint(0, 16)):
+        node, element = rng.choice(nodes), rng.choice(elements)
+        cpu, memory = rng.choice([0.5, 1.0, 1.0, 2.0, 3.0]), float(rng.choice([0, 1, 1, 2, 4]))
+        after = subtract(node.free, amount(cpu, memory))
+        if min(after) < 0.0 and rng.random() < 0.95:
+            continue
+        job = world.job(element, node, cpu, memory)
+        if rng.random() < 0.2:
+            change_usage(job, amount(cpu / 2, memory))
+    if rng.random() < 0.5:
+        for now in (0.0, 100.0):
+            world.update(now)
+    else:
+        set_states(world, rng)
+    return world
+
+
+def make_operation(world: World, rng: random.Random, name: str, pool: str) -> OperationElement:
+    tasks = tuple(
+        Task(
+            f"t{i}", rng.randint(1, 4), user_slots=0, cpu_limit=rng.choice([0.5, 1.0, 2.0, 4.0]),
+            memory_limit=rng.choice([0, 1, 2, 5]),
+        )
+        for i in range(rng.choice([1, 1, 2]))
+    )  # fmt: skip
+    mode = "graceful" if rng.random() < 0.1 else "normal"
+    element = world.operation(name, pool, tasks=tasks, preemption_mode=mode)  # type: ignore[arg-type]
+    if rng.random() < 0.1:
+        element.operation.needed = {}
+    return element
+
+
+def set_states(world: World, rng: random.Random) -> None:
+    for element in world.elements():
+        fair = rng.choice([0.0, 0.1, 0.2, 0.3, 0.5])
+        give(element, fair, demand=rng.choice([fair, 1.0, 1.0]))
+        element.fair_share = amount(fair, rng.choice([fair, 0.5]))
+        element.demand_share = amount(element.demand_share[1], rng.choice([0.5, 1.0]))
+        if rng.random() < 0.15:
+            element.limits = (INF, float(rng.randint(0, 6)), INF, float(rng.randint(2, 9)), INF)
+        if element is not world.tree.root and rng.random() < 0.4:
+            starve(element, rng.choice(["starving", "aggressively_starving"]))  # type: ignore[arg-type]
+
+
+def targets_of(world: World) -> list[tuple[OperationElement, TargetPriority]]:
+    found: list[tuple[OperationElement, TargetPriority]] = []
+    for element in service_rank(starving_operations(world.tree)):
+        priority = priority_of(element)
+        if priority != "none":
+            found.append((element, priority))
+    return found
+
+
+def plans(world: World) -> Iterator[tuple[Node, PreemptionPlan]]:
+    for node in world.tree.nodes.values():
+        plan = plan_preemption(node, targets_of(world), 200.0, ZERO)
+        if plan is not None:
+            yield node, plan
+
+
+# --- the rules once more, in other words
+
+
+def find_list(job: Job) -> int:
+    """6.4 from its text, for one job."""
+    element = job.element
+    options, total = element.tree.config.settings, element.tree.total
+    before = sum_vectors([other.usage for other in element.jobs.values() if other.sequence < job.sequence])
+    used = [u / t if t else 0.0 for u, t in zip(before, total, strict=True)]
+    open_ones = [
+        k for k in range(5) if total[k] and element.demand_share[k] > element.fair_share[k] + 1e-9
+    ]  # fmt: skip
+
+    def is_below(factor: float) -> bool:
+        if open_ones:
+            return all(used[k] < element.fair_share[k] * factor - 1e-9 for k in open_ones)
+        return any(used[k] < element.fair_share[k] * factor - 1e-9 for k in range(5) if total[k])
+
+    if is_below(options.aggressive_preemption_satisfaction_threshold):
+        return NON_PREEMPTIBLE
+    if is_below(options.preemption_satisfaction_threshold) or (not open_ones and any(element.demand_share)):
+        return AGGRESSIVELY_PREEMPTIBLE
+    return PREEMPTIBLE
+
+
+def path(element: Element) -> list[Element]:
+    return [element, *element.ancestors()]
+
+
+def sides(victim: OperationElement, target: OperationElement) -> tuple[list[Element], Element, Element]:
+    """The victim's path below the lowest common pool, and the two sides below it."""
+    ours = path(target)
+    below = [element for element in path(victim) if element not in ours]
+    common = next(element for element in path(victim) if element in ours)
+    return below, below[-1], ours[ours.index(common) - 1]
+
+
+def satisfied(element: Element, usage: Vector) -> float:
+    used = [u / t if t else 0.0 for u, t in zip(usage, element.tree.total, strict=True)]
+    return satisfaction_of((used[0], used[1], used[2], used[3], used[4]), element.fair_share, element.demand_share)
+
+
+def fits(node: Node, plan: PreemptionPlan, gone: list[Job]) -> bool:
+    """Whether the node and all pools above the target have room once these jobs are gone."""
+    order = plan.task.resources
+    staying = [job.usage for job in node.jobs.values() if job not in gone]
+    used = add(sum_vectors([order, *staying]), node.foreign_usage)
+    if any(u > c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True)):
+        return False
+    for element in path(plan.element):
+        if element.parent is None:
+            continue
+        freed = sum_vectors([job.usage for job in gone if element in path(job.element)])
+        usage = add(subtract(element.usage, freed), order)
+        extra = amount()
+        if isinstance(element, PoolElement):
+            extra = amount(element.settings.resource_limits_overcommit_tolerance.get("cpu", 0.0))
+        if any(u > (m + x) * (1 + 1e-8) for u, m, x in zip(usage, element.limits, extra, strict=True)):
+            return False
+    return True
+
+
+# --- laws of one plan
+
+
+@quick
+@given(seeds)
+def test_a_kill_makes_the_room_that_it_was_for_and_none_is_needless(seed):
+    for node, plan in plans(make_world(seed)):
+        victims = [job for job, _ in plan.victims]
+        assert len(set(victims)) == len(victims)
+        assert fits(node, plan, victims)
+        for spared in victims:
+            assert not fits(node, plan, [job for job in victims if job is not spared])
+        assert plan.freed == sum_vectors([job.usage for job in victims]) if victims else plan.freed == ZERO
+        assert plan.element.operation.needed[plan.task.name] > 0
+
+
+@quick
+@given(seeds)
+def test_victims_are_what_the_rules_allow(seed):
+    world = make_world(seed)
+    options = world.tree.config.settings
+    for node, plan in plans(world):
+        aggressive = plan.priority == "aggressive"
+        taken: dict[OperationElement, int] = {}
+        for job, why in plan.victims:
+            element = job.element
+            assert job.is_active
+            assert job.node is node
+            assert element is not plan.element
+            assert element.operation.record.preemption_mode == "normal"
+            assert job.preemptibility == find_list(job)
+            assert element.rules is not None
+            if aggressive and element.rules.aggressive_preemption:
+                assert job.preemptibility != NON_PREEMPTIBLE
+            else:
+                assert job.preemptibility == PREEMPTIBLE
+            taken[element] = taken.get(element, 0) + 1
+            assert why
+        for element, count in taken.items():
+            assert not is_protected_by_count(element, len(element.jobs) - count + 1)
+            below, _, _ = sides(element, plan.element)
+            if not options.enable_conditional_preemption:
+                below = path(element)[:-1]
+            for above in below:
+                if options.preemption_check_starvation:
+                    assert above.starvation_status == "non_starving"
+                if options.preemption_check_satisfaction:
+                    assert above.rules is not None
+                    assert element.rules is not None
+                    half = aggressive and above.rules.aggressive_preemption and element.rules.aggressive_preemption
+                    assert satisfied(above, above.usage) >= (0.5 if half else 1.0) + EPS
+
+
+@quick
+@given(seeds)
+def test_a_swap_raises_the_lesser_of_the_two_satisfactions(seed):
+    for _, plan in plans(make_world(seed)):
+        for job, _ in plan.victims:
+            _, theirs, ours = sides(job.element, plan.element)
+            lost = sum_vectors([other.usage for other, _ in plan.victims if theirs in path(other.element)])
+            after = satisfied(theirs, subtract(theirs.usage, lost))
+            assert after > satisfied(ours, ours.usage)
+
+
+@quick
+@given(seeds)
+def test_the_same_tree_gives_the_same_plan_and_planning_changes_nothing(seed):
+    first, second = make_world(seed), make_world(seed)
+    before = [(element.name, element.usage, element.starvation_status) for element in first.elements()]
+    told = [
+        [
+            (node.id, plan.element.name, plan.task.name, plan.priority, [(job.id, why) for job, why in plan.victims])
+            for node, plan in plans(world)
+        ]
+        for world in (first, second, first)
+    ]
+    assert told[0] == told[1] == told[2]
+    assert before == [(element.name, element.usage, element.starvation_status) for element in first.elements()]
+    assert all(job.is_active for node in first.tree.nodes.values() for job in node.jobs.values())
+
+
+def test_random_worlds_are_worth_trying():
+    found = [(plan.priority, len(plan.victims)) for seed in range(1000) for _, plan in plans(make_world(seed))]
+    assert sum(count > 0 for _, count in found) > 100
+    assert sum(count > 1 for _, count in found) > 10
+    assert {priority for priority, count in found if count} == {"normal", "aggressive"}
+
+
+# --- limits and overcommit
+
+
+@quick
+@given(seeds)
+def test_limits_take_away_no_more_than_they_must(seed):
+    world = make_world(seed)
+    for node in world.tree.nodes.values():
+        found = find_limit_violators(node)
+        victims = [job for job, _, _ in found]
+        assert [job.sequence for job in victims] == sorted((job.sequence for job in victims), reverse=True)
+
+        def is_above(element: Element, gone: list[Job]) -> bool:
+            freed = sum_vectors([job.usage for job in gone if element in path(job.element)])
+            extra = amount()
+            if isinstance(element, PoolElement):
+                extra = amount(element.settings.resource_limits_overcommit_tolerance.get("cpu", 0.0))
+            usage = subtract(element.usage, freed)
+            return any(u > (m + x) * (1 + 1e-8) for u, m, x in zip(usage, element.limits, extra, strict=True))
+
+        for job, violated, _ in found:
+            assert violated in path(job.element)
+            assert is_above(violated, [])
+            spared = [other for other in victims if other is not job]
+            assert any(is_above(element, spared) for element in path(job.element)[:-1])
+
+
+@quick
+@given(seeds)
+def test_an_overcommitted_node_fits_afterwards(seed):
+    world = make_world(seed)
+    rng = random.Random(seed)
+    for node in world.tree.nodes.values():
+        for job in node.jobs.values():
+            change_usage(job, add(job.usage, amount(rng.choice([0.0, 0.5, 1.0]))))
+        node.overcommitted_since = 0.0
+        victims = [job for job, _ in find_overcommit_victims(node, 16.0, 15.0)]
+        assert [job.sequence for job in victims] == sorted((job.sequence for job in victims), reverse=True)
+        if min(node.free) >= 0.0:
+            assert victims == []
+        staying = [job for job in node.jobs.values() if job not in victims]
+        used = sum_vectors([job.usage for job in staying]) if staying else ZERO
+        assert all(u <= c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True))
+        for job in victims:
+            before = [
+                each for each in staying if (each.preemptibility, each.sequence) < (job.preemptibility, job.sequence)
+            ]
+            if not world.tree.config.settings.preempt_cpu_gap_first:
+                with_it = add(sum_vectors([each.usage for each in before]) if before else ZERO, job.usage)
+                assert any(u > c * (1 + 1e-10) for u, c in zip(with_it, node.capacity, strict=True))
+
+
+# --- many steps
+
+
+def run(world: World, steps: int, step_s: float = 2.0) -> list[tuple[int, str, list[str]]]:
+    """Updates, regular stages and preemptive attempts; (step, operation that got a job, operations that lost one)."""
+    told: list[tuple[int, str, list[str]]] = []
+    attempts: dict[str, float] = {}
+    for step in range(steps):
+        now = step * step_s
+        world.update(now)
+        for node in world.tree.nodes.values():
+            world.place(node)
+            if now - attempts.get(node.id, -INF) < 5.0:
+                continue
+            attempts[node.id] = now
+            plan = plan_preemption(node, targets_of(world), now, ZERO)
+            if plan is not None:
+                told.append((step, plan.element.name, [job.element.name for job, _ in plan.victims]))
+                world.apply(plan, node)
+    return told
+
+
+def make_rivals(seed: int) -> World:
+    """Two to four operations in none, one or two levels of pools that all want more than the nodes have."""
+    rng = random.Random(seed)
+    world = World(
+        fair_share_starvation_timeout=rng.choice([0.0, 5000.0, 30_000.0]),
+        fair_share_starvation_tolerance=rng.choice([0.8, 0.8, 1.0]),
+        enable_conditional_preemption=rng.random() < 0.8,
+        enable_aggressive_starvation=rng.random() < 0.5,
+        preempt_cpu_gap_first=rng.random() < 0.2,
+    )
+    for i in range(rng.choice([1, 1, 2])):
+        world.node(f"n{i}", float(rng.choice([4, 7, 10])), 16.0)
+    names = [ROOT_POOL]
+    for i in range(rng.choice([0, 2, 3])):
+        world.pool(f"p{i}", rng.choice(names), weight=rng.choice([1.0, 1.0, 2.0, 5.0]))
+        names.append(f"p{i}")
+    sizes = rng.choice([[1.0], [1.0, 2.0], [0.7, 1.3, 3.0], [1.0, 4.0]])
+    for i in range(rng.randint(2, 4)):
+        world.operation(
+            f"o{i}", rng.choice(names), needs=rng.choice([3, 20]), cpu=rng.choice(sizes),
+            memory=rng.choice([0, 0, 1, 3]), weight=rng.choice([1.0, 1.0, 3.0]),
+        )  # fmt: skip
+    # The first ones have everything when the others arrive.
+    late = list(world.tree.operations.values())[1:]
+    for element in late:
+        element.is_running = False
+    for now in (-2.0, -1.0):
+        world.update(now)
+        for node in world.tree.nodes.values():
+            world.place(node)
+    for element in late:
+        element.is_running = True
+        element.entry = None
+    return world
+
+
+STEPS = 200
+
+
+@long
+@given(seeds)
+def test_pains_30_rivals_come_to_rest(seed):
+    world = make_rivals(seed)
+    told = run(world, STEPS)
+    taken = sum(len(losers) for _, _, losers in told)
+    assert taken <= 60, told
+    assert all(step < STEPS // 2 for step, _, _ in told), told
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("timeout_ms", [0.0, 30_000.0])
+@pytest.mark.parametrize("aggressive", [False, True])
+@pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.0, 4.0), (4.0, 1.0), (3.0, 4.0), (5.0, 5.0)])
+def test_pains_30_two_operations_share_and_then_leave_each_other_alone(nodes, timeout_ms, aggressive, sizes):
+    world = World(fair_share_starvation_timeout=timeout_ms, enable_aggressive_starvation=aggressive)
+    for i in range(nodes):
+        world.node(f"n{i}", 10.0, 1.0)
+    first = world.operation("first", needs=30, cpu=sizes[0])
+    for now in (-2.0, -1.0):
+        world.update(now)
+        for node in world.tree.nodes.values():
+            world.place(node)
+    second = world.operation("second", needs=30, cpu=sizes[1])
+    told = run(world, STEPS)
+    assert all(gets == "second" for _, gets, _ in told)
+    assert all(step < STEPS // 2 for step, _, _ in told)
+    # Each has its half but for what whole jobs, and the job that crosses the border of a list, make of it.
+    half = nodes * 5.0
+    assert second.usage[1] >= half - sum(sizes)
+    assert first.usage[1] >= half * (0.5 if aggressive else 1.0)

@@ -1,0 +1,512 @@
+"""A scheduler without sockets, store and clock: a pure ``State``, nodes that act as agents do, and time as a number.
+
+``World`` does what the service's loop does between its locks: a command is prepared, its records are kept, then it is
+applied and settled. ``restart`` makes a new ``State`` of the kept records. Nothing here waits or is random.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from cpumond.fairshare.resources import CPU, Vector, sum_vectors
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
+from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.operations import (
+    AbortOperation,
+    CompleteOperation,
+    ResumeOperation,
+    StartOperation,
+    SuspendOperation,
+    UpdateOperation,
+)
+from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.wire import (
+    FinishedJob,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobOrder,
+    JobReport,
+    NodeRegistration,
+    NodeResources,
+    StopOrder,
+)
+
+TREE = "default"
+GIB = 2**30
+EASY = Rules(spare=(0.0, 0.0, 0.0, 0.0, 0.0))
+"""Rules under which small numbers are easy: a node is filled to the last core."""
+
+JobEnd = Literal["completed", "failed", "aborted"]
+
+
+@dataclass
+class PlayedJob:
+    """A job on a played node."""
+
+    order: JobOrder
+    current_cpu_limit: float
+    started_at: float
+
+
+@dataclass
+class PlayedNode:
+    """A node that obeys: it starts what it is told to, stops what it is told to, and repeats what has ended.
+
+    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all.
+    """
+
+    world: World
+    id: str
+    cpu: float
+    memory: int = 0
+    user_slots: int = 1000
+    tags: tuple[str, ...] = ()
+    incarnation: str = "i1"
+    sequence: int = 0
+    keeps_stopping: bool = False
+    deaf: bool = False
+    jobs: dict[str, PlayedJob] = field(default_factory=dict)
+    stopping: dict[str, StopOrder] = field(default_factory=dict)
+    finished: dict[str, FinishedJob] = field(default_factory=dict)
+    foreign: list[JobReport] = field(default_factory=list)
+    heard: HeartbeatAnswer | None = None
+    """The last answer."""
+
+    def registration(self) -> NodeRegistration:
+        resources = NodeResources(cpu=self.cpu, memory=self.memory, user_slots=self.user_slots)
+        return NodeRegistration(self.id, self.incarnation, resources, tags=list(self.tags))
+
+    def register(self) -> None:
+        """Raises CommandError."""
+        self.world.carry_out(self.world.state.register(self.registration()))
+
+    def restart_agent(self) -> None:
+        """A new run of the agent; its jobs go on."""
+        self.incarnation = f"i{int(self.incarnation[1:]) + 1}"
+        self.sequence = 0
+        self.register()
+
+    def heartbeat(self) -> Heartbeat:
+        """What it would say now; the number grows with each one made."""
+        self.sequence += 1
+        reports = [
+            JobReport(
+                job_id=job_id,
+                operation_id=job.order.operation_id,
+                cpu_limit=job.order.cpu_limit,
+                current_cpu_limit=job.current_cpu_limit,
+                from_scheduler=True,
+                task=job.order.task,
+                start_time=job.started_at,
+            )
+            for job_id, job in self.jobs.items()
+        ]
+        return Heartbeat(
+            node_id=self.id,
+            incarnation=self.incarnation,
+            sequence=self.sequence,
+            sent_at=0.0,
+            cpu_capacity=self.cpu,
+            jobs=reports + self.foreign,
+            finished_jobs=list(self.finished.values()),
+        )
+
+    def beat(self) -> HeartbeatAnswer:
+        """One heartbeat and what follows from its answer."""
+        answer = self.world.hear(self.heartbeat())
+        self.heard = answer
+        if answer.accepted and not self.deaf:
+            self.obey(answer)
+        return answer
+
+    def obey(self, answer: HeartbeatAnswer) -> None:
+        for job_id in answer.acknowledged:
+            self.finished.pop(job_id, None)
+        for stop in answer.stop:
+            if stop.job_id in self.jobs:
+                self.stopping.setdefault(stop.job_id, stop)
+                if not self.keeps_stopping:
+                    self.let_go(stop.job_id)
+        for order in answer.start:
+            if order.job_id not in self.jobs and order.job_id not in self.finished:
+                self.jobs[order.job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
+
+    def let_go(self, job_id: str, state: JobEnd = "aborted") -> None:
+        """A job that was told to stop ends."""
+        del self.stopping[job_id]
+        self.finish(job_id, state)
+
+    def finish(self, job_id: str, state: JobEnd = "completed") -> None:
+        """A job ends; told with the next heartbeat."""
+        order = self.jobs.pop(job_id).order
+        self.stopping.pop(job_id, None)
+        self.finished[job_id] = FinishedJob(
+            job_id=job_id,
+            operation_id=order.operation_id,
+            state=state,
+            task=order.task,
+            exit_code={"completed": 0, "failed": 1, "aborted": None}[state],
+            reason="" if state == "completed" else state,
+            finish_time=self.world.now,
+        )
+
+    def limit(self, job_id: str, cores: float) -> None:
+        """The monitor sets another limit; told with the next heartbeat."""
+        self.jobs[job_id].current_cpu_limit = cores
+
+    def has(self, cores: float, name: str = "foreign") -> None:
+        """It runs a job that the scheduler knows nothing of."""
+        self.foreign.append(JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
+
+    @property
+    def used_cores(self) -> float:
+        return sum(job.current_cpu_limit for job in self.jobs.values())
+
+
+class World:
+    """A scheduler with a default tree without pools, at second 1000."""
+
+    def __init__(self, rules: Rules = EASY, now: float = 1000.0, **tree: Any) -> None:
+        self.rules = rules
+        self.now = now
+        self.stored: dict[tuple[str, str], Any] = {}
+        """(kind, key) -> record, as a store would hold it."""
+        self.nodes: dict[str, PlayedNode] = {}
+        self._ids = itertools.count(1)
+        self._updaters: dict[str, FairShareUpdater] = {}
+        self.updated_at: dict[str, float] = {}
+        self.state = State(rules, Config({}))
+        self.do(CreateTree(TREE, tree))
+        self.do(SetDefaultTree(TREE))
+
+    def new_id(self) -> str:
+        return f"{next(self._ids):06d}"
+
+    # --- changes
+
+    def do(self, command: Command, user: str = "u") -> Transaction:
+        """Carry out a command. Raises CommandError."""
+        change = self.state.prepare(command, user, self.now, self.new_id)
+        self.carry_out(change)
+        return change
+
+    def carry_out(self, change: Transaction) -> None:
+        """Keep, apply and settle."""
+        self.commit(change)
+        for _ in range(100):
+            follow_up = self.state.settle(self.now)
+            if follow_up.is_empty:
+                return
+            self.commit(follow_up)
+        raise AssertionError("the state does not settle")
+
+    def commit(self, change: Transaction) -> None:
+        """Keep the records as bytes, as a store does, then apply."""
+        dump = msgspec.json.encode
+        self.stored.update({("operation", record.id): dump(record) for record in change.operations})
+        self.stored.update({("job", record.id): dump(record) for record in change.jobs})
+        self.stored.update({("node", record.id): dump(record) for record in change.nodes})
+        for node_id in change.removed_nodes:
+            self.stored.pop(("node", node_id), None)
+        self.state.apply(change, self.now)
+        for key in self.state.take_expired():
+            self.stored.pop(key, None)
+
+    def restart(self) -> None:
+        """A new scheduler from what is stored: configuration, operations, finished jobs, nodes, progress."""
+        old = self.state
+        self.state = State(self.rules, old.config)
+        self._updaters.clear()
+        self.updated_at.clear()
+
+        def read(kind: str, cls: type[Any]) -> list[Any]:
+            return [msgspec.json.decode(value, type=cls) for key, value in self.stored.items() if key[0] == kind]
+
+        records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
+        records.sort(key=lambda record: record.finish_time or 0.0)
+        jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
+        self.state.apply(
+            Transaction(operations=tuple(records), jobs=tuple(jobs), nodes=tuple(read("node", NodeRecord))), self.now
+        )
+        for (kind, name), value in self.stored.items():
+            if kind == "progress" and name in self.state.trees:
+                self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
+
+    # --- trees and pools
+
+    def tree(self, name: str = TREE) -> Tree:
+        return self.state.trees[name]
+
+    def create_tree(self, name: str, **options: Any) -> None:
+        self.do(CreateTree(name, options))
+
+    def set_tree(self, tree: str = TREE, **options: Any) -> None:
+        self.do(ChangeTree(tree, tuple(Edit((name,), value) for name, value in options.items())))
+
+    def create_pool(self, name: str, parent: str = ROOT_POOL, tree: str = TREE, **attributes: Any) -> None:
+        self.do(CreatePool(tree, name, parent, attributes))
+
+    def set_pool(self, name: str, tree: str = TREE, **attributes: Any) -> None:
+        """Set attributes; None removes one. ``a__b`` is ``a/b``."""
+        edits = tuple(Edit(tuple(key.split("__")), value) for key, value in attributes.items())
+        self.do(ChangePool(tree, name, edits))
+
+    def pool(self, name: str, tree: str = TREE) -> PoolElement:
+        return self.tree(tree).root if name == ROOT_POOL else self.tree(tree).pools[name]
+
+    def counts(self, name: str, tree: str = TREE) -> tuple[int, int]:
+        """Running operations and all operations of a pool's subtree."""
+        pool = self.pool(name, tree)
+        return pool.running_operation_count, pool.operation_count
+
+    # --- operations
+
+    def start(self, pool: str = "", user: str = "u", jobs: int = 1, cpu: float = 1.0, **spec: Any) -> str:
+        """Start an operation with one task "t" (``memory`` its memory_limit) and give its id. Raises CommandError."""
+        task = {"job_count": jobs, "cpu_limit": cpu, "memory_limit": spec.pop("memory", 0)}
+        table = {"tasks": {"t": task}, **({"pool": pool} if pool else {}), **spec}
+        return self.do(StartOperation(table), user).id
+
+    def abort(self, operation_id: str) -> None:
+        self.do(AbortOperation(operation_id))
+
+    def complete(self, operation_id: str) -> None:
+        self.do(CompleteOperation(operation_id))
+
+    def suspend(self, operation_id: str, abort_running_jobs: bool = False) -> None:
+        self.do(SuspendOperation(operation_id, abort_running_jobs))
+
+    def resume(self, operation_id: str) -> None:
+        self.do(ResumeOperation(operation_id))
+
+    def set_operation(self, operation_id: str, **parameters: Any) -> None:
+        self.do(UpdateOperation(operation_id, parameters))
+
+    def operation(self, operation_id: str) -> Operation:
+        return self.state.operations[operation_id]
+
+    def record(self, operation_id: str) -> OperationRecord:
+        return self.state.find_record(operation_id)
+
+    def element(self, operation_id: str, tree: str = TREE) -> OperationElement:
+        return self.state.operations[operation_id].elements[tree]
+
+    def running(self, tree: str = TREE) -> set[str]:
+        return {element.name for element in self.tree(tree).operations.values() if element.is_running}
+
+    def states(self, operation_ids: Iterable[str]) -> str:
+        """The first letters of the operations' states: r, p, c, f, a."""
+        return "".join(self.record(each).state[0] for each in operation_ids)
+
+    # --- nodes
+
+    def node(
+        self, name: str, cpu: float = 10.0, memory: int = 0, tags: tuple[str, ...] = (), user_slots: int = 1000
+    ) -> PlayedNode:
+        """A new node, registered. Raises CommandError."""
+        node = PlayedNode(self, name, cpu, memory, user_slots, tags)
+        node.register()
+        self.nodes[name] = node
+        return node
+
+    def hear(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """What the service does with a heartbeat."""
+        receipt = self.state.receive(heartbeat, self.now)
+        if not receipt.accepted:
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
+        if not receipt.transaction.is_empty:
+            self.carry_out(self.state.recount(receipt.transaction, self.now))
+        self.state.schedule(heartbeat.node_id, self.now, self.new_id)
+        return self.state.answer(heartbeat.node_id, receipt)
+
+    def beat(self, *nodes: PlayedNode) -> None:
+        """A heartbeat of each of these nodes, or of all."""
+        for node in nodes or self.nodes.values():
+            if node.beat().register:
+                node.register()
+
+    def expire(self) -> None:
+        change = self.state.expire(self.now)
+        if not change.is_empty:
+            self.carry_out(self.state.recount(change, self.now))
+
+    # --- time
+
+    def update(self) -> None:
+        """A fair-share update of every tree; what must survive of it is kept."""
+        for name, tree in self.state.trees.items():
+            updater = self._updaters.setdefault(name, FairShareUpdater())
+            snapshot = self.state.make_snapshot(tree)
+            result = updater.update(snapshot, self.now, self.updated_at.get(name))
+            self.updated_at[name] = self.now
+            self.state.accept_update(tree, result, self.now)
+            self.stored["progress", name] = msgspec.json.encode(self.state.progress_of(tree))
+
+    def step(self, seconds: float = 1.0, *nodes: PlayedNode) -> None:
+        """Time passes; then silent nodes, an update, and heartbeats, as in one period of the service."""
+        self.now += seconds
+        self.expire()
+        self.update()
+        self.beat(*nodes)
+
+    def settle_down(self, steps: int = 3) -> None:
+        """Enough periods for orders to be obeyed and told."""
+        for _ in range(steps):
+            self.step()
+
+    # --- looking at it
+
+    def jobs_of(self, operation_id: str) -> list[Job]:
+        """Active ones."""
+        operation = self.state.operations.get(operation_id)
+        elements = operation.elements.values() if operation is not None else ()
+        return [job for element in elements for job in element.jobs.values()]
+
+    def cores(self, name: str, tree: str = TREE) -> float:
+        """CPU usage of a pool."""
+        return self.pool(name, tree).usage[CPU]
+
+    def cores_of(self, operation_id: str) -> float:
+        return sum(element.usage[CPU] for element in self.operation(operation_id).elements.values())
+
+    def share(self, name: str, tree: str = TREE) -> float:
+        """The CPU component of a pool's fair share."""
+        return self.pool(name, tree).fair_share[CPU]
+
+
+# --- what must always hold -----------------------------------------------------------------------------------------
+
+
+def assert_near(found: Vector, expected: Vector, what: str) -> None:
+    """Equal but for what sums of floats lose."""
+    for a, b in zip(found, expected, strict=True):
+        assert abs(a - b) <= 1e-6 * max(1.0, abs(b) * 1e-3), f"{what}: {found} is not {expected}"
+
+
+def assert_consistent(state: State) -> None:
+    """All counters are what a count from scratch gives (8); no job is where it cannot be."""
+    for tree in state.trees.values():
+        for pool in (tree.root, *tree.pools.values()):
+            below = list(_operations_below(pool))
+            jobs = [job for element in below for job in element.jobs.values()]
+            assert_near(pool.usage, sum_vectors([job.usage for job in jobs]), f"usage of pool {pool.name}")
+            assert pool.operation_count == len(below), pool.name
+            assert pool.running_operation_count == sum(element.is_running for element in below), pool.name
+            assert pool.is_root or pool.parent is not None
+            assert all(child.parent is pool for child in pool.children.values()), pool.name
+            assert all(element.parent is pool for element in pool.operations.values()), pool.name
+            assert not pool.is_ephemeral or below, f"ephemeral pool {pool.name} is empty"
+        for name, element in tree.operations.items():
+            assert element.name == name
+            assert element.parent in (tree.root, *tree.pools.values())
+            assert element.options.pool == element.parent.name
+            assert state.operations[name].elements[tree.name] is element
+            assert element.is_running == (tree.name in element.operation.record.running_in)
+            assert element.is_running == (name not in tree.queue)
+            usages = [job.usage for job in element.jobs.values()]
+            assert_near(element.usage, sum_vectors(usages), f"usage of operation {name}")
+        assert set(tree.queue) <= set(tree.operations)
+        assert [*tree.queue] == sorted(tree.queue, key=lambda name: state.operations[name].record.sequence)
+        assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
+    for operation in state.operations.values():
+        _assert_operation(operation)
+    for node in state.nodes.values():
+        assert_near(node.used, sum_vectors([job.usage for job in node.jobs.values()]), f"used of node {node.id}")
+        assert not set(node.jobs) & set(node.stopping)
+        assert node.tree is None or state.trees[node.tree].nodes[node.id] is node
+        for job in (*node.jobs.values(), *node.stopping.values()):
+            assert job.node is node
+            assert state.jobs[job.id] is job
+    for job in state.jobs.values():
+        assert state.nodes.get(job.node.id) is job.node, f"job {job.id} is on a node that is not known"
+        assert job.id in (job.node.jobs if job.is_active else job.node.stopping)
+        assert job.is_active == (job.id in job.element.jobs)
+        assert not job.is_active or state.operations[job.element.name].elements[job.element.tree.name] is job.element
+
+
+def _operations_below(pool: PoolElement) -> Iterable[OperationElement]:
+    yield from pool.operations.values()
+    for child in pool.children.values():
+        yield from _operations_below(child)
+
+
+def _assert_operation(operation: Operation) -> None:
+    record = operation.record
+    assert not record.is_finished
+    assert record.state == ("running" if record.running_in else "pending")
+    active: dict[str, int] = {}
+    for element in operation.elements.values():
+        for job in element.jobs.values():
+            active[job.task.name] = active.get(job.task.name, 0) + 1
+    assert operation.active_job_count == sum(active.values())
+    for task in record.tasks:
+        completed = record.counts[task.name].completed if task.name in record.counts else 0
+        left = max(task.job_count - completed - active.get(task.name, 0), 0)
+        assert operation.needed.get(task.name, 0) == left, f"needed jobs of operation {record.id}"
+
+
+def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
+    """Everything that a restart must keep and a refused command must not touch, as plain values.
+
+    Without jobs: what is stored, that is, all but usage and living jobs.
+    """
+    seen: dict[str, Any] = {
+        "config": state.config,
+        "finished": dict(state.finished),
+        "finished_jobs": {name: dict(jobs) for name, jobs in state.finished_jobs.items() if jobs},
+        "operations": [operation.record for operation in state.operations.values()],
+        "nodes": {
+            node.id: (node.tree, node.tags, node.address, node.capacity, node.incarnation)
+            for node in state.nodes.values()
+        },
+        "trees": {
+            name: {
+                "pools": {pool.name: _describe_pool(pool, with_jobs) for pool in tree.pools.values()},
+                "root": _describe_pool(tree.root, with_jobs),
+                "queue": list(tree.queue),
+                "total": tree.total,
+                "nodes": set(tree.nodes),
+            }
+            for name, tree in state.trees.items()
+        },
+        "sequence": state.sequence,
+    }
+    if with_jobs:
+        seen["needed"] = {name: dict(operation.needed) for name, operation in state.operations.items()}
+        seen["jobs"] = {
+            job.id: (job.element.name, job.task.name, job.node.id, job.usage, job.state, job.is_active)
+            for job in state.jobs.values()
+        }
+    return seen
+
+
+def _describe_pool(pool: PoolElement, with_jobs: bool) -> Mapping[str, Any]:
+    seen: dict[str, Any] = {
+        "parent": pool.parent.name if pool.parent is not None else None,
+        "explicit": pool.config is not None,
+        "settings": pool.settings,
+        "children": set(pool.children),
+        "operations": set(pool.operations),
+        "counts": (pool.running_operation_count, pool.operation_count),
+        "limits": (pool.max_running_operation_count, pool.max_operation_count),
+        "rules": _describe_rules(pool),
+    }
+    if with_jobs:
+        seen["usage"] = tuple(round(x, 6) for x in pool.usage)
+    return seen
+
+
+def _describe_rules(element: Element) -> tuple[Any, ...]:
+    rules = element.rules
+    assert rules is not None
+    return (
+        rules.tolerance, rules.fair_share_timeout_s, rules.min_share_timeout_s, rules.aggressive_timeout_s,
+        rules.aggressive_starvation, rules.aggressive_preemption, rules.non_preemptible_threshold,
+    )  # fmt: skip
