@@ -24,7 +24,7 @@ HEARTBEAT_VERSION = 1
 MAX_NAME = 4096
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-_Cores = Annotated[float, msgspec.Meta(ge=0.0)]
+_Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 

@@ -469,7 +469,7 @@ class JsonApi:
         query: openapi.NodesQuery = call.query
         return views.show_nodes(
             self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, tree=query.tree, tag=query.tag,
-            online=query.online,
+            online=query.online == "true" if query.online else None,
         )  # fmt: skip
 
     async def get_node(self, call: Call) -> views.NodeDetails:

@@ -155,7 +155,7 @@ class NodesQuery(Query, frozen=True):
     offset: _Offset = 0
     tree: _Text = ""
     tag: _Text = ""
-    online: bool | None = None
+    online: Literal["", "true", "false"] = ""
 
 
 class PreemptionsQuery(Query, frozen=True):
@@ -359,15 +359,9 @@ def _unique(kinds: Any) -> list[Any]:
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     required = schema.get("required", ())
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": _without_null(inner)}
+        {"name": name, "in": "query", "required": name in required, "schema": inner}
         for name, inner in schema["properties"].items()
     ]
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null: what may be null may be left out."""
-    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    return kinds[0] if len(kinds) == 1 else schema
 
 
 def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
         if match is None:
             self.fail(f"expected bytes, such as 2G or 536870912, got {value!r}.", param, ctx)
         power = " KMGTP".index(match[2].upper() or " ")
-        return round(float(match[1]) * 1024**power)
+        return int(float(match[1]) * 2.0 ** (10 * power))
 
 
 @click.group("operation", epilog="Example: cpumond operation start --pool research --job-count 4 -- sleep 60")

@@ -148,14 +148,8 @@ class Scheduler:
         read = partial(_read_all, tables)
         records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
         records.sort(key=lambda record: record.finish_time or 0.0)
-        state.apply(
-            Transaction(
-                operations=tuple(records),
-                jobs=tuple(sorted(read("job", JobRecord), key=lambda record: record.finish_time)),
-                nodes=tuple(read("node", NodeRecord)),
-            ),
-            now,
-        )
+        jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
+        state.load(records, jobs, read("node", NodeRecord), now)
         for name, progress in tables.get("progress", {}).items():
             if name in state.trees:
                 state.restore_progress(state.trees[name], progress)

@@ -16,6 +16,7 @@ from cpumond.scheduler.snapshot import element_name, fifo_order, room_left
 
 SHARE_EPS = 1e-9
 """Shares that differ by less are equal; sums of floats do."""
+ROUNDING = 1e-9
 NEVER = float("inf")
 
 Entry = tuple[float, int, int, Element]
@@ -182,12 +183,17 @@ class ServiceOrder:
             child, pool = pool, pool.parent
 
 
+def fits(room: Vector, wanted: Vector) -> bool:
+    """Whether there is room, up to what sums of floats are off by."""
+    return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
+
+
 def refuse(element: OperationElement, task: Task, free: Vector) -> str:
     """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
-    if not dominates(free, task.resources):
+    if not fits(free, task.resources):
         return "node_resources"
     left, tightest = room_left(element)
-    if not dominates(left, task.resources):
+    if not fits(left, task.resources):
         return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
     return ""
 
@@ -204,7 +210,7 @@ def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str
 
 def is_spare(node: Node, free: Vector, spare: Vector) -> bool:
     """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
-    return all(f >= s or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
+    return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
 
 
 def place_jobs(

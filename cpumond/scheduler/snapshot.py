@@ -35,11 +35,13 @@ OPERATION_PREFIX = "#"
 class SnapshotMaker:
     """Makes the snapshots of one tree; remembers what the last one was made of."""
 
-    __slots__ = ("_basis", "_guaranteed")
+    __slots__ = ("_basis", "_guaranteed", "_sent")
 
     def __init__(self) -> None:
         self._basis: object = None
         self._guaranteed: dict[str, tuple[Vector, float]] = {}
+        self._sent: dict[str, tuple[PoolElement, bool]] = {}
+        """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
@@ -52,6 +54,7 @@ class SnapshotMaker:
         if settings.infer_weight_from_guarantees_share_multiplier is not None:
             self._guaranteed = guaranteed_shares(tree)
         pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
+        self._sent = {name: (pool, _is_integral(pool)) for name, pool in tree.pools.items()}
         operations: list[fairshare.Operation] = []
         for pool in (*tree.pools.values(), tree.root):
             operations += _operation_entries(pool)
@@ -66,11 +69,41 @@ class SnapshotMaker:
             total_resources=tree.total, pools=pools, operations=tuple(operations), options=_options(settings)
         )
 
+    def accept(self, tree: Tree, result: UpdateResult) -> None:
+        """Take over shares and volumes of an update that was made from the last snapshot (9).
+
+        Elements that came since have no share yet, those that are gone are passed over; a pool that had no integral
+        guarantee then, or has none now, keeps its volume as it is.
+        """
+        elements = result.elements
+        assert isinstance(elements, Elements)
+        for element in tree.operations.values():
+            if not element.is_running:
+                element.fair_share = element.demand_share = ZERO
+        for name, fair_share, demand_share in elements.operation_shares():
+            found = tree.operations.get(name[1:])
+            if found is not None:
+                found.fair_share, found.demand_share = fair_share, demand_share
+                found.lists_are_old = True
+        for name, (pool, was_integral) in [(fairshare.ROOT, (tree.root, False)), *self._sent.items()]:
+            if tree.pools.get(pool.name) is not pool and pool is not tree.root:
+                continue
+            shares = elements[name]
+            pool.fair_share = shares.fair_share.total
+            pool.demand_share = shares.demand_share
+            pool.strong_guarantee_share = shares.strong_guarantee_share
+            if was_integral and _is_integral(pool):
+                pool.volume = shares.accumulated_volume
+                pool.last_integral_ratio = shares.last_share_ratio
+            else:
+                pool.last_integral_ratio = 0.0
+        tree.errors = tuple(error.message for error in result.errors)
+        tree.update_count += 1
+
     def _pool_entry(self, pool: PoolElement) -> fairshare.Pool:
         tree, settings, parent = pool.tree, pool.settings, pool.parent
         assert parent is not None
-        own = to_vector(settings.resource_limits, math.inf)
-        limits = limits_of_parent(tree.total, own, parent.limits, settings.max_share_ratio)
+        limits = pool_limits(pool)
         if limits != pool.limits:
             pool.limits = limits
             for element in pool.operations.values():
@@ -120,11 +153,29 @@ class SnapshotMaker:
         return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
 
 
+def pool_limits(pool: PoolElement) -> Vector:
+    """The limits that hold for a pool: its own, and its share of what its parent may use (2.10)."""
+    assert pool.parent is not None
+    own = to_vector(pool.settings.resource_limits, math.inf)
+    return limits_of_parent(pool.tree.total, own, pool.parent.limits, pool.settings.max_share_ratio)
+
+
+def operation_limits(element: OperationElement) -> Vector:
+    """The limits that hold for an operation in its pool (2.10)."""
+    assert element.parent is not None
+    own = to_vector(element.options.resource_limits, math.inf)
+    return limits_of_parent(element.tree.total, own, element.parent.limits, element.options.max_share_ratio)
+
+
 def _forget(tree: Tree) -> None:
     for pool in tree.pools.values():
         pool.entry = None
         for element in pool.operations.values():
             element.entry = None
+
+
+def _is_integral(pool: PoolElement) -> bool:
+    return pool.settings.integral_guarantees.guarantee_type != "none"
 
 
 def _name(pool: PoolElement) -> str:
@@ -201,9 +252,12 @@ def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
     """Entries of a pool's running operations; pending ones need nothing yet and are left out (5.2)."""
     settings = pool.settings
     if settings.mode == "fifo":
-        ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT
+        order = fifo_order(pool)
+        # The update orders by weight and start time by itself; another order, and ties, must be told.
+        keys = {(element.options.weight, element.operation.record.start_time) for element in order}
+        ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
         entries = []
-        for rank, element in enumerate(fifo_order(pool)):
+        for rank, element in enumerate(order):
             element.fifo_index = rank
             entries.append(_operation_entry(pool, element, rank if ranked else None))
         for element in pool.operations.values():
@@ -223,10 +277,9 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
     """``rank`` is the place in a FIFO pool whose order the update cannot find by itself (4)."""
     if element.entry is not None and rank is None:
         return element.entry
-    record, options = element.operation.record, element.options
+    record = element.operation.record
     element.demand = operation_demand(element)
-    own = to_vector(options.resource_limits, math.inf)
-    element.limits = limits_of_parent(pool.tree.total, own, pool.limits, options.max_share_ratio)
+    element.limits = operation_limits(element)
     # What the update takes as usage must not exceed its demand, sums of floats may by one bit.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
@@ -235,43 +288,12 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
         demand=greatest(element.demand, element.usage),
         usage=element.usage,
         gang=record.is_gang,
-        start_time=float(record.sequence) if rank is None else float(rank),
+        start_time=record.start_time if rank is None else float(rank),
         resource_limits=element.limits,
     )
     if element.entry != entry:
         element.entry = entry
     return element.entry or entry
-
-
-def accept(tree: Tree, result: UpdateResult) -> None:
-    """Take over shares and volumes of an update that was made from the tree's last snapshot (9).
-
-    Elements that came since have no share yet, those that are gone are passed over.
-    """
-    elements = result.elements
-    assert isinstance(elements, Elements)
-    for element in tree.operations.values():
-        if not element.is_running:
-            element.fair_share = element.demand_share = ZERO
-    for name, fair_share, demand_share in elements.operation_shares():
-        found = tree.operations.get(name[1:])
-        if found is not None:
-            found.fair_share, found.demand_share = fair_share, demand_share
-            found.lists_are_old = True
-    for pool in (tree.root, *tree.pools.values()):
-        shares = elements.get(_name(pool))
-        if shares is None:
-            continue
-        pool.fair_share = shares.fair_share.total
-        pool.demand_share = shares.demand_share
-        pool.strong_guarantee_share = shares.strong_guarantee_share
-        if pool.settings.integral_guarantees.guarantee_type != "none":
-            pool.volume = shares.accumulated_volume
-            pool.last_integral_ratio = shares.last_share_ratio
-        else:
-            pool.last_integral_ratio = 0.0
-    tree.errors = tuple(error.message for error in result.errors)
-    tree.update_count += 1
 
 
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:

@@ -52,7 +52,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.placement import ServiceOrder, place_jobs, service_rank
-from cpumond.scheduler.snapshot import SnapshotMaker, accept
+from cpumond.scheduler.snapshot import SnapshotMaker, operation_limits, pool_limits
 from cpumond.wire import (
     FinishedJob,
     Heartbeat,
@@ -156,6 +156,8 @@ class State:
         """Tree -> pending operations that came since; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
         self._expired: list[tuple[str, str]] = []
+        self._awaited: dict[str, float] = {}
+        """Nodes of an earlier run -> until when their first heartbeat is waited for."""
         self._install_config(config)
 
     # --- commands ------------------------------------------------------------------------------------------------
@@ -398,6 +400,28 @@ class State:
         for node_id in change.removed_nodes:
             self._remove_node(self.nodes.pop(node_id))
 
+    def load(
+        self,
+        stored_operations: Iterable[OperationRecord],
+        jobs: Iterable[JobRecord],
+        nodes: Iterable[NodeRecord],
+        now: float,
+    ) -> None:
+        """Take over what an earlier run stored, besides the configuration.
+
+        Nothing is started until the nodes of then have said which jobs they have, or are silent for too long.
+        """
+        for node in nodes:
+            self._install_node(node, now)
+            self._awaited[node.id] = now + self.rules.node_heartbeat_timeout_s
+        for record in stored_operations:
+            self._install_operation(record, now)
+        for job in jobs:
+            if job.operation_id in self.operations or job.operation_id in self.finished:
+                self.finished_jobs.setdefault(job.operation_id, {})[job.id] = job
+            else:
+                self._expired.append(("job", job.id))
+
     def _install_config(self, config: Config) -> None:
         old, self.config = self.config, config
         for name in [name for name in self.trees if name not in config.trees]:
@@ -480,6 +504,7 @@ class State:
                 pool.settings, settings
             )
             pool.rules = starvation.pool_rules(pool.parent.rules, pool.settings)
+            pool.limits = pool_limits(pool)
         for element in tree.operations.values():
             assert element.parent is not None
             self._attach(element, element.parent)
@@ -498,6 +523,7 @@ class State:
         element.entry = None
         assert pool.rules is not None
         element.rules = starvation.operation_rules(pool.rules, element.options)
+        element.limits = operation_limits(element)
         element.lists_are_old = True
         pool.operations[element.name] = element
         for each in element.ancestors():
@@ -512,7 +538,6 @@ class State:
         for each in element.ancestors():
             each.operation_count -= 1
             each.running_operation_count -= element.is_running
-        self._drop_if_empty(pool)
 
     def _drop_if_empty(self, pool: PoolElement) -> None:
         """An ephemeral pool goes with its last operation or child, and so upwards (2.9)."""
@@ -539,6 +564,7 @@ class State:
         )
         assert parent.rules is not None
         pool.rules = starvation.pool_rules(parent.rules, pool.settings)
+        pool.limits = pool_limits(pool)
         parent.children[name] = tree.pools[name] = pool
         self._orders.pop(tree.name, None)
         return pool
@@ -577,15 +603,12 @@ class State:
             self._detach(element)
             element.options, element.is_running = options, is_running
             if pool is not old:
-                pool = self._ensure_pool(tree, options.pool, operation.record.user)
-                usage = element.usage
-                _add_usage(old, usage, -1.0)
-                _add_usage(pool, usage, 1.0)
+                _add_usage(old, element.usage, -1.0)
+                _add_usage(pool, element.usage, 1.0)
                 element.fair_share = ZERO
                 self._orders.pop(tree.name, None)
-            else:
-                pool = self._ensure_pool(tree, options.pool, operation.record.user)
             self._attach(element, pool)
+            self._drop_if_empty(old)
         element.entry = None
         tree.changed[element] = None
         if is_running:
@@ -602,7 +625,10 @@ class State:
         self._arrived.get(tree.name, {}).pop(element.name, None)
         tree.changed.pop(element, None)
         if tree.operations.pop(element.name, None) is not None:
+            pool = element.parent
+            assert pool is not None
             self._detach(element)
+            self._drop_if_empty(pool)
 
     def _end_operation(self, operation: Operation, record: OperationRecord, now: float) -> None:
         operation.record = record
@@ -627,23 +653,35 @@ class State:
 
     def _install_job(self, record: JobRecord) -> None:
         """A job has ended: out of all counters, into the history, wanted again unless it is completed."""
-        self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
+        if record.operation_id in self.operations or record.operation_id in self.finished:
+            self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
+        else:
+            self._expired.append(("job", record.id))
         job = self.jobs.pop(record.id, None)
         if job is None:
+            self._take_off_needed(record)
             return
         needed = job.element.operation.needed
         if job.is_active:
             end_job(job)
             if record.state != "completed":
                 needed[job.task.name] = needed.get(job.task.name, 0) + 1
-        elif record.state == "completed" and job.stop is not None and needed.get(job.task.name, 0) > 0:
-            # It was wanted again when it was told to stop, but it came to its end.
-            needed[job.task.name] -= 1
-            if not needed[job.task.name]:
-                del needed[job.task.name]
+        else:
+            # It was wanted again when it was told to stop, but it may have come to its end.
+            self._take_off_needed(record)
         job.node.stopping.pop(job.id, None)
         job.state = record.state
         _touch(job.element.operation)
+
+    def _take_off_needed(self, record: JobRecord) -> None:
+        """A completed job that no counter had as active: one less is to be started."""
+        operation = self.operations.get(record.operation_id)
+        if operation is None or record.state != "completed" or not operation.needed.get(record.task, 0):
+            return
+        operation.needed[record.task] -= 1
+        if not operation.needed[record.task]:
+            del operation.needed[record.task]
+        _touch(operation)
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -719,6 +757,7 @@ class State:
         if heartbeat.sequence <= node.sequence:
             return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
         node.sequence, node.last_seen = heartbeat.sequence, now
+        self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
         reported: set[str] = set()
         foreign_cores = 0.0
@@ -778,11 +817,6 @@ class State:
         if finished.task not in {task.name for task in operation.record.tasks} or node.tree is None:
             return None
         # It was started before this scheduler was, and ended before it could be taken over.
-        if finished.state == "completed" and operation.needed.get(finished.task, 0) > 0:
-            operation.needed[finished.task] -= 1
-            if not operation.needed[finished.task]:
-                del operation.needed[finished.task]
-            _touch(operation)
         return JobRecord(
             id=finished.job_id,
             operation_id=finished.operation_id,
@@ -865,7 +899,7 @@ class State:
         """Choose what a node that has sent a heartbeat starts and stops (7.1)."""
         node = self.nodes[node_id]
         tree = self.trees.get(node.tree or "")
-        if tree is None or not tree.update_count:
+        if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
         for job, why in preemption.find_graceful(node):
             self._stop(job, "graceful", why, now)
@@ -883,6 +917,13 @@ class State:
         for job, why in victims:
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
+
+    def _is_awaiting(self, tree: Tree, now: float) -> bool:
+        """Whether a node of the tree may have jobs of an earlier run that it has not told us about."""
+        for node_id, until in list(self._awaited.items()):
+            if now >= until or node_id not in self.nodes:
+                del self._awaited[node_id]
+        return any(node_id in tree.nodes for node_id in self._awaited)
 
     def _preempt(
         self, node: Node, tree: Tree, now: float, make_job: Callable[[OperationElement, Task, Node], Job]
@@ -971,7 +1012,7 @@ class State:
 
     def accept_update(self, tree: Tree, result: UpdateResult, now: float) -> None:
         """Take over an update: shares, volumes, starvation, a new order of service."""
-        accept(tree, result)
+        self._makers[tree.name].accept(tree, result)
         starvation.update_starvation(tree, now)
         for element in tree.operations.values():
             element.deactivations.clear()

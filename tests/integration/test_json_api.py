@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
+from structlog.testing import capture_logs
 from waiting import wait_until
 
 from cpumond.api.json import make_json_routes
@@ -40,11 +41,14 @@ class LiveScheduler:
         self._max_body = max_body
         self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0))
         self._started = threading.Event()
+        self._capture = capture_logs()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
 
     def __enter__(self) -> LiveScheduler:
+        # What it logs is not what the commands under test print.
+        self.logged = self._capture.__enter__()
         self._thread.start()
         assert self._started.wait(20.0)
         return self
@@ -55,6 +59,7 @@ class LiveScheduler:
         self._thread.join(20.0)
         assert not self._thread.is_alive()
         self._store.close()
+        self._capture.__exit__(None, None, None)
 
     async def _serve(self) -> None:
         self.loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()

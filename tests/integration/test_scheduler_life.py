@@ -1,18 +1,536 @@
-from scheduler_process import *
-def test_x(tmp_path):
-    s=SchedulerProcess(tmp_path).start()
-    try:
-        n=PlayedNode(s,"n1")
-        print(n.register())
-        s.create_pool("a")
-        op=s.start_operation("a",3)
-        n.beat_until(lambda: len(n.jobs_of(op))==3,"jobs")
-        n.beat()
-        print(s.get(f"operations/{op}"))
-        print(s.yt("list","//sys/pools",bindings=False))
-        for j in n.jobs_of(op): n.end(j)
-        n.beat(); 
-        print(s.state_of(op))
-        print(s.stop())
-        print(s.log())
-    finally: s.close()
+"""The life of ``cpumond scheduler`` as a process: start, refusals, tokens, nodes, restart, end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from scheduler_process import PlayedNode, SchedulerProcess
+from waiting import wait_until
+
+TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
+UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    """Started by the test."""
+    process = SchedulerProcess(tmp_path)
+    yield process
+    process.close()
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- start and end ---------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_store_begins_with_the_default_tree(scheduler):
+    scheduler.start()
+    trees = scheduler.get("trees")
+    assert trees["default_tree"] == "default"
+    assert [(tree["name"], tree["is_default"], tree["pool_count"]) for tree in trees["trees"]] == [("default", True, 0)]
+    assert scheduler.get("/readyz")["status"] == scheduler.get("/healthz")["status"] == "ok"
+    assert scheduler.get("status")["update_period_s"] == 0.05, "the period of the configuration"
+    assert mode_of(scheduler.state_dir) == 0o700
+    assert mode_of(scheduler.state_dir / "scheduler.db") == 0o600
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_it_cleanly(scheduler, number):
+    scheduler.start()
+    assert scheduler.stop(number) == 0
+    assert "Traceback" not in scheduler.log()
+    scheduler.start()
+    assert scheduler.stop() == 0
+
+
+def test_a_config_with_an_unknown_key_is_refused(scheduler):
+    scheduler.write_config("max_operation_cuont = 5\n")
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert "max_operation_cuont" in said
+    assert "max_operation_count" in said
+    assert not scheduler.state_dir.exists()
+
+
+def test_a_config_that_is_not_there_is_refused(scheduler):
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert str(scheduler.config_path) in said
+
+
+def test_others_may_not_reach_it_without_tokens(scheduler):
+    scheduler.write_config(listen="0.0.0.0:0")
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert "api.listen: '0.0.0.0:0' can be reached from other machines" in said
+    assert "set api.tokens_file" in said
+    assert not scheduler.state_dir.exists()
+
+
+def test_a_port_that_is_taken(scheduler):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        scheduler.write_config(listen=listen)
+        code, said = scheduler.refuse()
+    assert code == 73
+    assert f"cannot listen on {listen}: Address already in use; set [api] listen" in said
+
+
+def test_one_scheduler_at_a_time_has_a_store(scheduler, tmp_path):
+    scheduler.start()
+    second = SchedulerProcess(tmp_path / "second")
+    second.directory.mkdir()
+    second.state_dir = scheduler.state_dir
+    second.write_config()
+    for more in ((), ("--new-store",)):
+        code, said = second.refuse(*more)
+        assert code == 69
+        assert f"{scheduler.state_dir}/scheduler.db" in said
+        assert f"process {scheduler.pid};" in said
+    scheduler.create_pool("goes-on")
+
+
+def scribble(path: Path) -> None:
+    """Overwrite all pages after the first."""
+    content = path.read_bytes()
+    assert len(content) > 8192
+    path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(b"no database\n" * 100), lambda path: path.write_bytes(b""), scribble],
+    ids=["text", "empty", "pages"],
+)  # fmt: skip
+def test_a_damaged_database_is_refused_and_kept(scheduler, damage):
+    scheduler.start()
+    scheduler.create_pool("lost")
+    assert scheduler.stop() == 0
+    path = scheduler.state_dir / "scheduler.db"
+    damage(path)
+    broken = path.read_bytes()
+    code, said = scheduler.refuse()
+    assert code == 69
+    assert f"{path}: the database is damaged" in said
+    assert "--new-store" in said
+    assert path.read_bytes() == broken, "it was left as it is"
+
+    scheduler.start("--new-store")
+    assert scheduler.get("trees/default/pools")["pools"][0]["name"] == "<Root>"
+    assert scheduler.request("GET", "trees/default/pools/lost").status_code == 404
+    aside = Path(scheduler.events("store_set_aside")[0]["path"])
+    assert aside.parent == path.parent
+    assert aside.read_bytes() == broken
+    scheduler.create_pool("kept")
+    assert scheduler.stop() == 0
+    scheduler.start()
+    assert scheduler.get("trees/default/pools/kept")["name"] == "kept"
+
+
+def test_a_sound_store_can_be_set_aside_too(scheduler):
+    scheduler.start()
+    scheduler.create_pool("old")
+    assert scheduler.stop() == 0
+    scheduler.start("--new-store")
+    assert scheduler.request("GET", "trees/default/pools/old").status_code == 404
+    assert scheduler.stop() == 0
+    os.replace(scheduler.events("store_set_aside")[0]["path"], scheduler.state_dir / "scheduler.db")
+    scheduler.start()
+    assert scheduler.get("trees/default/pools/old")["name"] == "old"
+
+
+def test_the_end_waits_for_requests_and_loses_nothing(scheduler):
+    scheduler.start()
+    acknowledged: list[str] = []
+    strange: list[str] = []
+    first = threading.Barrier(5)
+
+    def write(thread: int) -> None:
+        with scheduler.new_client() as client:
+            for number in range(10_000):
+                name = f"p{thread}-{number}"
+                try:
+                    answer = client.post("/api/v1/trees/default/pools", json={"name": name})
+                except httpx2.TransportError:
+                    break
+                if answer.status_code == 201:
+                    acknowledged.append(name)
+                elif answer.status_code != 503:
+                    strange.append(answer.text)
+                if number == 5:
+                    first.wait(20)
+        return
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    first.wait(20)
+    assert scheduler.stop() == 0
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert strange == []
+    assert "Traceback" not in scheduler.log()
+    scheduler.start()
+    kept = {pool["name"] for pool in scheduler.get("trees/default/pools")["pools"]}
+    assert len(acknowledged) >= 24
+    assert set(acknowledged) <= kept
+
+
+def test_a_client_that_does_not_read_its_answer_does_not_hold_the_end_up(scheduler):
+    scheduler.start()
+    host, port = scheduler.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as idle:
+        idle.sendall(b"POST /api/v1/operations HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        scheduler.get("status")
+        assert scheduler.stop() == 0
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def write_tokens(scheduler: SchedulerProcess, mode: int = 0o600) -> Path:
+    path = scheduler.directory / "tokens"
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    path.write_text(f"# who may come in\nanna:{digest}:admin\n")
+    path.chmod(mode)
+    return path
+
+
+def test_tokens_are_asked_for_everywhere(scheduler):
+    path = write_tokens(scheduler)
+    scheduler.write_config(api=f'tokens_file = "{path}"')
+    scheduler.start()
+    assert scheduler.get("/healthz")["status"] == scheduler.get("/readyz")["status"] == "ok"
+    for token in ("", UNKNOWN_TOKEN):
+        with scheduler.new_client(token) as client:
+            for method, where in (
+                ("GET", "/api/v1/trees"), ("POST", "/api/v1/trees/default/pools"), ("POST", "/api/v1/heartbeats"),
+                ("GET", "/metrics"), ("GET", "/api/v4/get?path=//sys/pools"), ("POST", "/api/v4/create"),
+            ):  # fmt: skip
+                answer = client.request(method, where, json={"name": "a"} if method == "POST" else None)
+                assert answer.status_code == 401, f"{method} {where}: {answer.status_code} {answer.text}"
+                assert answer.json()["code"] == 900
+                assert "uthentication failed" in answer.text
+                assert UNKNOWN_TOKEN not in answer.text
+        scheduler.token = token
+        done = scheduler.yt("list", "//sys/pools", bindings=False)
+        assert done.returncode == 1
+        assert "token" in done.stderr
+    assert "a token is needed" not in scheduler.yt("list", "//sys/pools", bindings=False).stderr
+
+    scheduler.token = TOKEN
+    scheduler.client.close()
+    with scheduler.new_client() as client:
+        made = client.post("/api/v1/trees/default/pools", json={"name": "a"})
+        assert made.status_code == 201, made.text
+        assert client.get("/metrics").status_code == 200
+    done = scheduler.yt("list", "//sys/pools", bindings=False)
+    assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
+    assert [record["user"] for record in scheduler.events("command")] == ["anna"]
+    assert TOKEN not in scheduler.log()
+    assert UNKNOWN_TOKEN not in scheduler.log()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602], ids=oct)
+def test_a_file_of_tokens_that_others_have_rights_to_is_refused(scheduler, mode):
+    path = write_tokens(scheduler, mode)
+    scheduler.write_config(api=f'tokens_file = "{path}"')
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert f"run `chmod 600 {path}`" in said
+    assert not scheduler.state_dir.exists()
+
+
+def test_a_file_of_tokens_with_a_bad_line_is_refused_without_showing_it(scheduler):
+    path = write_tokens(scheduler)
+    path.write_text(f"anna:{TOKEN}\n")
+    scheduler.write_config(api=f'tokens_file = "{path}"')
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert f"{path}: line 1: expected 64 hexadecimal digits" in said
+    assert TOKEN not in said
+
+
+def test_with_tokens_it_may_listen_everywhere(scheduler):
+    path = write_tokens(scheduler)
+    scheduler.write_config(api=f'tokens_file = "{path}"', listen="0.0.0.0:0")
+    scheduler.start()
+    scheduler.address = f"127.0.0.1:{scheduler.address.rsplit(':', 1)[1]}"
+    scheduler.token = TOKEN
+    assert scheduler.get("trees")["default_tree"] == "default"
+
+
+# --- nodes, jobs, operations -----------------------------------------------------------------------------------------
+
+
+def amounts(value: dict[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in value.items() if amount}
+
+
+def test_an_operation_from_its_start_to_its_end(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1", cpu=4.0)
+    answer = node.register()
+    assert (answer["node_id"], answer["tree"], answer["warning"]) == ("node-1", "default", "")
+    scheduler.create_pool("research")
+    pending = scheduler.start_operation("research", job_count=5, cpu=2.0, title="for all")
+    scheduler.wait_updates()
+    node.beat_until(lambda: len(node.jobs_of(pending)) == 2, "two jobs fill the node")
+    scheduler.wait_updates()
+    node.beat()
+    details = scheduler.get(f"operations/{pending}")
+    assert (details["state"], details["title"]) == ("running", "for all")
+    assert details["jobs"] == {
+        "total": 5, "active": 2, "pending": 3, "completed": 0, "failed": 0, "aborted": 0, "lost": 0,
+    }  # fmt: skip
+    assert details["trees"]["default"]["fair_share_ratio"] == 1.0
+    assert scheduler.get("trees/default/pools/research")["usage"]["cpu"] == 4.0
+    assert scheduler.get("nodes/node-1")["free"]["cpu"] == 0.0
+    assert {job["state"] for job in scheduler.get(f"operations/{pending}/jobs")["jobs"]} == {"running"}
+
+    ended = 0
+    while ended < 5:
+        for job_id in node.jobs_of(pending):
+            node.end(job_id, cpu_seconds=1.5, start_time=1.0, finish_time=2.0)
+            ended += 1
+        node.beat_until(lambda: node.jobs_of(pending) or ended >= 5, "further jobs")
+    wait_until(lambda: scheduler.state_of(pending) == "completed", "the operation is completed")
+    jobs = scheduler.get(f"operations/{pending}/jobs")["jobs"]
+    assert [(job["state"], job["exit_code"], job["cpu_seconds"]) for job in jobs] == [("completed", 0, 1.5)] * 5
+    node.beat()
+    assert node.finished == {}, "each end was acknowledged"
+    assert amounts(scheduler.get("trees/default/pools/research")["usage"]) == {}
+    refused = scheduler.request("POST", f"operations/{pending}/abort")
+    assert refused.status_code in (404, 422), refused.text
+    assert scheduler.state_of(pending) == "completed"
+
+
+def test_failed_jobs_end_an_operation_with_a_reason(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1")
+    node.register()
+    operation = scheduler.start_operation("users", job_count=1, max_failed_job_count=2)
+    for _ in range(2):
+        node.beat_until(lambda: node.jobs_of(operation), "a job")
+        node.end(node.jobs_of(operation)[0], "failed", reason="exit code 1")
+        node.beat()
+    details = scheduler.get(f"operations/{operation}")
+    assert (details["state"], details["jobs"]["failed"]) == ("failed", 2)
+    assert "2 jobs failed" in details["error"]
+    assert "exit code 1" in details["error"]
+
+
+def test_an_aborted_operation_has_its_jobs_stopped(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1")
+    node.register()
+    operation = scheduler.start_operation("users", job_count=3)
+    node.beat_until(lambda: len(node.jobs_of(operation)) == 3, "its jobs")
+    node.beat()
+    scheduler.post(f"operations/{operation}/abort", {"message": "not needed"})
+    stop = node.send().json()["stop"]
+    assert {order["job_id"] for order in stop} == set(node.jobs_of(operation))
+    assert node.send().json()["stop"] == stop, "until the node has done it"
+    node.beat_until(lambda: not node.jobs_of(operation) and not node.finished, "they are gone")
+    details = scheduler.get(f"operations/{operation}")
+    assert (details["state"], details["error"]) == ("aborted", "not needed")
+    assert scheduler.get("nodes/node-1")["job_count"] == 0
+
+
+def test_what_a_job_gives_back_is_given_out_in_the_same_answer(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1", cpu=10.0)
+    node.register()
+    first = scheduler.start_operation("first", job_count=5, cpu=2.0)
+    node.beat_until(lambda: len(node.jobs_of(first)) == 5, "the node is full")
+    second = scheduler.start_operation("second", job_count=1, cpu=2.0)
+    scheduler.wait_updates()
+    answer = node.beat()
+    assert answer["start"] == [], "there is no room"
+    for job_id in node.jobs_of(first)[:3]:
+        node.jobs[job_id]["current_cpu_limit"] = 1.0
+        node.jobs[job_id]["smoothed_cpu_usage"] = 0.8
+    answer = node.beat()
+    assert [order["operation_id"] for order in answer["start"]] == [second]
+    scheduler.wait_updates()
+    assert scheduler.get("trees/default/pools/first")["usage"]["cpu"] == 7.0
+    assert scheduler.get("nodes/node-1")["usage"]["cpu"] == 9.0
+    job = scheduler.get(f"operations/{first}/jobs?limit=1000")["jobs"]
+    assert sorted((each["cpu_limit"], each["current_cpu_limit"]) for each in job) == [(2.0, 1.0)] * 3 + [(2.0, 2.0)] * 2
+
+
+def test_jobs_of_a_silent_node_are_lost_and_run_elsewhere(scheduler):
+    scheduler.write_config('node_heartbeat_timeout = "300ms"')
+    scheduler.start()
+    silent, other = PlayedNode(scheduler, "silent"), PlayedNode(scheduler, "other")
+    silent.register()
+    operation = scheduler.start_operation("users", job_count=1)
+    silent.beat_until(lambda: silent.jobs_of(operation), "a job")
+    silent.beat()
+    other.register()
+    other.beat_until(lambda: other.jobs_of(operation), "the job of the silent node")
+    details = scheduler.get(f"operations/{operation}")
+    assert (details["state"], details["jobs"]["lost"], details["jobs"]["active"]) == ("running", 1, 1)
+    # The silent node comes back: its job is not the operation's any more.
+    answer = silent.send()
+    if answer.json().get("register"):
+        assert answer.status_code == 409
+        silent.register()
+    silent.beat_until(lambda: not silent.jobs_of(operation), "it stops the job")
+    assert other.jobs_of(operation)
+    assert scheduler.get(f"operations/{operation}")["jobs"]["active"] == 1
+
+
+def test_a_node_must_be_registered(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1")
+    answer = node.send()
+    assert (answer.status_code, answer.json()["accepted"], answer.json()["register"]) == (409, False, True)
+    node.register()
+    assert node.send().status_code == 200
+    node.sequence -= 1
+    repeated = node.send().json()
+    assert (repeated["accepted"], repeated["register"]) == (False, False)
+
+    newer = PlayedNode(scheduler, "node-1")
+    newer.register()
+    node.sequence += 10
+    old = node.send().json()
+    assert not old["accepted"]
+    assert newer.send().json()["accepted"]
+    assert [each["incarnation"] for each in scheduler.get("nodes")["nodes"]] == [newer.incarnation]
+
+
+def test_a_restart_keeps_everything_and_the_jobs_run_on(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1", tags=["old"])
+    node.register()
+    scheduler.create_pool("parent", strong_guarantee_resources={"cpu": 5.0})
+    scheduler.create_pool("child", "parent", weight=2.5, strong_guarantee_resources={"cpu": 3.0})
+    scheduler.post("trees", {"name": "second", "attributes": {"nodes_filter": "nobody"}})
+    running = scheduler.start_operation("child", job_count=3, cpu=2.0, alias="*mine")
+    node.beat_until(lambda: len(node.jobs_of(running)) == 3, "its jobs")
+    node.beat()
+    suspended = scheduler.start_operation("child", job_count=1)
+    scheduler.post(f"operations/{suspended}/suspend")
+    aborted = scheduler.start_operation("child")
+    scheduler.post(f"operations/{aborted}/abort")
+    completed = scheduler.start_operation("child")
+    node.beat_until(lambda: node.jobs_of(completed), "its job")
+    node.end(node.jobs_of(completed)[0])
+    node.beat_until(lambda: scheduler.state_of(completed) == "completed", "an operation is completed")
+    node.beat()
+
+    def look() -> dict[str, Any]:
+        listed = scheduler.get("operations")["operations"]
+        pools = scheduler.get("trees/default/pools")["pools"]
+        return {
+            "trees": [(tree["name"], tree["attributes"]) for tree in scheduler.get("trees")["trees"]],
+            "pools": [(pool["name"], pool["parent"], pool["id"], pool["attributes"]) for pool in pools],
+            "operations": {
+                each["id"]: (each["state"], each["suspended"], each["alias"], each["pools"], each["jobs"])
+                for each in listed
+            },
+            "order": [each["id"] for each in listed],
+            "jobs": scheduler.get(f"operations/{completed}/jobs")["jobs"],
+        }
+
+    before, jobs = look(), sorted(node.jobs)
+    assert len(jobs) == 3
+    assert scheduler.stop() == 0
+    scheduler.start()
+    answer = node.beat()
+    assert answer["stop"] == []
+    assert look() == before
+    assert sorted(node.jobs) == jobs, "nothing was started twice"
+    scheduler.wait_updates()
+    live = scheduler.get(f"operations/{running}/jobs")["jobs"]
+    assert sorted((job["id"], job["state"]) for job in live) == [(job_id, "running") for job_id in jobs]
+    assert scheduler.get("trees/default/pools/child")["usage"]["cpu"] == 6.0
+
+    scheduler.post(f"operations/{suspended}/resume")
+    for job_id in jobs:
+        node.end(job_id)
+    node.beat_until(lambda: scheduler.state_of(running) == "completed", "the operation is completed")
+    node.beat_until(lambda: node.jobs_of(suspended), "the other one goes on")
+
+
+def test_a_job_that_ends_while_the_scheduler_is_away_is_counted_once(scheduler):
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1")
+    node.register()
+    operation = scheduler.start_operation("users", job_count=2)
+    node.beat_until(lambda: len(node.jobs_of(operation)) == 2, "its jobs")
+    node.beat()
+    first, second = node.jobs_of(operation)
+    node.end(first)
+    assert node.send().json()["acknowledged"] == [first], "the answer may get lost"
+    assert scheduler.stop() == 0
+    node.end(second)
+    scheduler.start()
+    node.beat()
+    assert node.finished == {}
+    details = scheduler.get(f"operations/{operation}")
+    assert (details["state"], details["jobs"]["completed"]) == ("completed", 2)
+    assert node.jobs == {}
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(scheduler: SchedulerProcess) -> SchedulerProcess:
+    """A scheduler with something of everything."""
+    scheduler.start()
+    node = PlayedNode(scheduler, "node-1")
+    node.register()
+    scheduler.create_pool("parent")
+    scheduler.create_pool("child", "parent", weight=2.0)
+    operation = scheduler.start_operation("child", job_count=2)
+    node.beat_until(lambda: len(node.jobs_of(operation)) == 2, "its jobs")
+    scheduler.wait_updates()
+    node.beat()
+    return scheduler
+
+
+def test_the_metrics_can_be_parsed(busy):
+    answer = busy.request("GET", "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    assert all(name.startswith("cpumond_") or name.startswith(("process_", "python_")) for name in families)
+    assert all(family.documentation for family in families.values())
+    assert all(family.type in ("gauge", "counter", "histogram", "summary", "info") for family in families.values())
+    pools = {sample.labels.get("pool") for family in families.values() for sample in family.samples}
+    assert {"parent", "child"} <= pools
+    samples = [
+        (sample.name, tuple(sorted(sample.labels.items()))) for family in families.values() for sample in family.samples
+    ]
+    assert len(samples) == len(set(samples)), "a series is there twice"
+
+
+@pytest.mark.prometheus
+def test_promtool_has_nothing_to_say(busy):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool (apt-get install --no-install-recommends prometheus)")
+    text = busy.request("GET", "/metrics").text
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

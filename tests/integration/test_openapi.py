@@ -1,0 +1,52 @@
+"""The OpenAPI document is true: requests made of it, good and bad ones, get the answers that it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+from test_json_api import FakeNode, LiveScheduler
+
+from cpumond import __version__
+from cpumond.api.openapi import ENDPOINTS, make_document
+
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+    unsupported_method, negative_data_rejection,
+]  # fmt: skip
+DOCUMENT = make_document(__version__)
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
+    """A server in which there is something of everything."""
+    with LiveScheduler(tmp_path_factory.mktemp("openapi"), max_body=16 * 2**20) as server:
+        server.post("/trees/default/pools", {"name": "a", "attributes": {"weight": 2}}, 201)
+        node = FakeNode(server, "n1")
+        node.register()
+        server.wait_for_update()
+        server.start("a", job_count=3)
+        node.beat()
+        yield server
+
+
+@schema.parametrize()
+@settings(
+    max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+def test_answers_are_as_promised(case: schemathesis.Case, server: LiveScheduler):
+    case.call_and_validate(base_url=server.url, checks=CHECKS)

@@ -1,0 +1,295 @@
+"""``cpumond tree``, ``pool``, ``operation`` and ``node`` against a real scheduler, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_json_api import FakeNode, LiveScheduler
+from waiting import wait_until
+
+from cpumond.cli import run
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveScheduler]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with LiveScheduler(tmp_path) as server:
+        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        yield server
+
+
+class Shell:
+    """Runs command lines in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        self.err = ""
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        self.capsys.readouterr()
+        found = run(list(words))
+        out, self.err = self.capsys.readouterr()
+        assert found == code, out + self.err
+        return out
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json"))
+
+
+@pytest.fixture
+def cpumond(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+# --- trees and pools
+
+
+def test_pools_are_made_shown_changed_and_removed(server, cpumond):
+    assert cpumond("pool", "create", "research", "weight=2", "strong_guarantee_resources={cpu=4}") == (
+        "pool research is made\n"
+    )
+    cpumond("pool", "create", "nightly", "--parent", "research")
+    listed = cpumond("pool", "list").splitlines()
+    assert [line.split()[0] for line in listed] == ["pool", "<Root>", "research", "nightly"]
+    assert listed[3].startswith("    nightly")
+    cpumond("pool", "set", "nightly", "weight=0.5", "resource_limits.cpu=3", "mode=fifo", 'fifo_sort_parameters=["weight"]')
+    assert cpumond.json("pool", "show", "nightly")["attributes"] == {
+        "weight": 0.5,
+        "resource_limits": {"cpu": 3.0},
+        "mode": "fifo",
+        "fifo_sort_parameters": ["weight"],
+    }
+    cpumond("pool", "set", "nightly", "weight=", "--unset", "resource_limits/cpu")
+    assert "weight" not in cpumond.json("pool", "show", "nightly")["attributes"]
+    shown = cpumond("pool", "show", "nightly")
+    assert "parent:" in shown
+    assert "fifo" in shown
+    cpumond("pool", "move", "nightly", "--parent", "<Root>", "--name", "daily")
+    assert cpumond.json("pool", "show", "daily")["parent"] == "<Root>"
+    cpumond("pool", "remove", "research")
+    assert [pool["name"] for pool in cpumond.json("pool", "list")["pools"]] == ["<Root>", "daily"]
+
+
+def test_the_options_of_integral_guarantees_need_not_name_it(server, cpumond):
+    flow = ("guarantee_type=burst", "resource_flow={cpu=10}", 'burst_guarantee_resources={"cpu": 20}')
+    cpumond("pool", "create", "bursty", *flow)
+    cpumond("pool", "set", "bursty", "resource_flow.cpu=5")
+    assert cpumond.json("pool", "show", "bursty")["attributes"] == {
+        "integral_guarantees": {
+            "guarantee_type": "burst",
+            "resource_flow": {"cpu": 5.0},
+            "burst_guarantee_resources": {"cpu": 20.0},
+        }
+    }
+
+
+def test_a_warning_goes_to_standard_error_and_the_change_is_made(server, cpumond):
+    cpumond("pool", "create", "a", "wieght=2")
+    assert cpumond.err.startswith("warning: ")
+    assert 'did you mean "weight"' in cpumond.err
+
+
+def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
+    cpumond("tree", "set", "default", "nodes_filter=!gpu")
+    cpumond("tree", "create", "gpu", "nodes_filter=gpu")
+    cpumond("tree", "set", "gpu", "--default", "fair_share_starvation_timeout=10000")
+    listed = cpumond("tree", "list")
+    assert "gpu (default)" in listed
+    assert "nodes_filter" in cpumond("tree", "show", "gpu")
+    cpumond("pool", "create", "a")
+    assert cpumond.json("pool", "show", "a")["tree"] == "gpu"
+    cpumond("tree", "remove", "default")
+    assert [tree["name"] for tree in cpumond.json("tree", "list")["trees"]] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("pool", "set", "none", "weight=1"), 69, 'Pool "none" does not exist'),
+        (("pool", "set", "a", "weight=-1"), 78, "weight: must be a number in"),
+        (("pool", "set", "a"), 64, "nothing to change"),
+        (("pool", "set", "a", "weight"), 64, "expected key=value"),
+        (("pool", "create", "a"), 73, "already exists"),
+        (("pool", "list", "--tree", "none"), 69, "does not exist"),
+        (("pool", "move", "a"), 64, "--parent"),
+        (("pool", "plan", "a", "--remove", "weight=1"), 64, "nothing else"),
+        (("operation", "abort", "1-2-3-4"), 69, "No such operation"),
+        (("operation", "start", "--memory", "much", "--", "true"), 64, "expected bytes"),
+        (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "JSON object"),
+        (("node", "show", "none"), 69, "not registered"),
+        (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
+        (("tree", "list", "--token", "two words"), 78, "one word"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(server, cpumond, words, code, sentence):
+    cpumond("pool", "create", "a")
+    cpumond(*words, code=code)
+    assert sentence in cpumond.err
+    assert cpumond.err.startswith("cpumond: ")
+    assert cpumond.err.count("\n") == 1
+
+
+def test_without_a_scheduler_the_sentence_says_what_to_do(tmp_path, cpumond, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cpumond("pool", "list", "--scheduler", "127.0.0.1:1", code=69)
+    assert "no scheduler answers on http://127.0.0.1:1 (Connection refused)" in cpumond.err
+    assert "CPUMOND_SCHEDULER" in cpumond.err
+
+
+def test_a_token_comes_from_the_option_the_environment_or_a_file(tmp_path, cpumond, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with LiveScheduler(tmp_path, token="s3cret") as server:
+        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        cpumond("tree", "list", code=77)
+        assert "--token" in cpumond.err
+        cpumond("tree", "list", "--token", "s3cret")
+        file = tmp_path / "my-token"
+        file.write_text("s3cret\n")
+        cpumond("tree", "list", "--token-file", str(file))
+        usual = tmp_path / ".config/cpumond/token"
+        usual.parent.mkdir(parents=True)
+        usual.write_text("s3cret\n")
+        cpumond("tree", "list")
+        monkeypatch.setenv("CPUMOND_TOKEN", "wrong")
+        cpumond("tree", "list", code=77)
+
+
+# --- plans
+
+
+def test_a_plan_shows_what_changes_for_whom_and_changes_nothing(server, cpumond):
+    FakeNode(server, "n1", cpu=6.0).register()
+    for name in ("a", "b", "idle"):
+        cpumond("pool", "create", name)
+    for name in ("a", "b"):
+        server.start(name, job_count=10, title=f"work of {name}")
+    lines = cpumond("pool", "plan", "a", "weight=2").splitlines()
+    assert lines[0] == "pool a: weight: not set -> 2.0"
+    rows = {tuple(line.split()[:2]): line for line in lines}
+    assert "3 -> 4" in rows["pool", "a"]
+    assert "3 -> 2" in rows["pool", "b"]
+    assert ("pool", "idle") not in rows
+    assert "work of b" in "\n".join(lines)
+    assert "weight" not in cpumond.json("pool", "show", "a")["attributes"]
+    assert "idle" in cpumond("pool", "plan", "a", "weight=2", "--all")
+
+
+def test_a_plan_of_counts_says_who_would_run(server, cpumond):
+    cpumond("pool", "create", "one", "max_running_operation_count=1")
+    ids = [server.start("one"), server.start("one")]
+    planned = cpumond("pool", "plan", "one", "max_running_operation_count=2")
+    row = next(line for line in planned.splitlines() if ids[1] in line)
+    assert "would run" in row
+    assert "1/1 -> 2/2" in planned
+
+
+def test_a_refused_plan_is_a_sentence_and_an_exit_code(server, cpumond):
+    cpumond("pool", "create", "a", "mode=fifo")
+    cpumond("pool", "plan", "b", "--create", "--parent", "a", code=78)
+    assert "would be refused" in cpumond.err
+    assert "fifo" in cpumond.err
+
+
+def test_plans_of_making_moving_and_removing(server, cpumond):
+    cpumond("pool", "create", "a")
+    cpumond("pool", "create", "b")
+    assert "pool c: made" in cpumond("pool", "plan", "c", "--create", "weight=2")
+    assert "parent_name: <Root> -> a" in cpumond("pool", "plan", "b", "--parent", "a")
+    assert "gone" in cpumond("pool", "plan", "b", "--remove")
+
+
+# --- operations and nodes
+
+
+def test_an_operation_from_start_to_end(server, cpumond):
+    node = FakeNode(server, "n1", cpu=4.0, tags=("fast",))
+    node.register()
+    server.wait_for_update()
+    start = ("operation", "start", "--pool", "p", "--job-count", "2", "--cpu-limit", "1.5", "--memory", "1G")
+    operation_id = cpumond(*start, "--title", "training", "--", "python", "train.py").strip()
+    wait_until(lambda: node.beat() and len(node.jobs) == 2, "both jobs")
+    node.beat()
+    server.wait_for_update()
+    row = next(line for line in cpumond("operation", "list").splitlines() if operation_id in line)
+    assert row.split()[1] == "running"
+    assert "training" in row
+    shown = cpumond("operation", "show", operation_id)
+    assert "2 jobs of 1.5 cpu, 1 GiB memory: python train.py" in shown
+    jobs = cpumond("operation", "jobs", operation_id)
+    assert jobs.count("running") == 2
+    told = cpumond("operation", "why", operation_id)
+    assert "its fair share is 3 cores, it uses 3 cores in 2 jobs and demands 3 cores" in told
+    assert "all its jobs are started" in told
+    listed = cpumond("node", "list", "--tag", "fast")
+    assert listed.splitlines()[1].split()[:5] == ["n1", "default", "online", "4", "3"]
+    assert operation_id in cpumond("node", "show", "n1")
+    for job_id in list(node.jobs):
+        node.finish(job_id)
+    node.beat()
+    assert "completed" in cpumond("operation", "list", "--state", "completed")
+    assert "2 of 2 jobs completed" in cpumond("operation", "why", operation_id)
+
+
+def test_an_operation_is_steered(server, cpumond):
+    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
+    cpumond("operation", "set", operation_id, "weight=3", "resource_limits={cpu=2}")
+    cpumond("operation", "suspend", operation_id)
+    shown = cpumond.json("operation", "show", operation_id)
+    assert (shown["suspended"], shown["trees"]["default"]["weight"]) == (True, 3.0)
+    assert "suspended" in cpumond("operation", "why", operation_id)
+    cpumond("operation", "resume", operation_id)
+    cpumond("operation", "abort", operation_id, "--message", "wrong input")
+    assert "wrong input" in cpumond("operation", "why", operation_id)
+    other = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
+    cpumond("operation", "complete", other)
+    assert cpumond.json("operation", "show", other)["state"] == "completed"
+
+
+def test_the_spec_carries_what_the_options_say(server, cpumond):
+    monitor = '{"mode": "shadow"}'
+    words = ("--gang", "--weight", "2", "--job-cpu-monitor", monitor, "--set", "max_failed_job_count=3")
+    operation_id = cpumond("operation", "start", "--pool", "p", *words, "--", "a", "--b").strip()
+    shown = cpumond.json("operation", "show", operation_id)
+    assert (shown["is_gang"], shown["max_failed_job_count"]) == (True, 3)
+    assert shown["job_cpu_monitor"] == {"mode": "shadow"}
+    assert shown["tasks"][0]["command"] == ["a", "--b"]
+
+
+def test_why_a_job_does_not_fit_anywhere(server, cpumond):
+    node = FakeNode(server, "n1", cpu=2.0)
+    node.register()
+    operation_id = cpumond("operation", "start", "--pool", "p", "--cpu-limit", "8", "--", "true").strip()
+    server.wait_for_update()
+    told = cpumond("operation", "why", operation_id)
+    assert 'no node that is online can hold a job of task "main", which orders 1 user_slots, 8 cpu' in told
+
+
+def test_why_an_operation_without_nodes_waits(server, cpumond):
+    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
+    assert "has no node that is online" in cpumond("operation", "why", operation_id)
+
+
+@pytest.mark.parametrize("group", ["tree", "pool", "operation", "node"])
+def test_every_command_has_a_help_with_an_example(cpumond, group):
+    listed = cpumond(group, "--help")
+    names = [line.split()[0] for line in listed.partition("Commands:\n")[2].splitlines() if line.startswith("  ")]
+    for name in [name for name in names if name.islower() and name.isalpha()]:
+        text = cpumond(group, name, "--help")
+        assert "Example: cpumond" in " ".join(text.split()), name
+
+
+def test_the_real_program_prints_json_into_a_pipe(server, tmp_path):
+    environment = {**os.environ, "CPUMOND_SCHEDULER": server.url}
+    command = [sys.executable, "-m", "cpumond", "pool", "list", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert [pool["name"] for pool in json.loads(done.stdout)["pools"]] == ["<Root>"]
+    assert done.stderr == ""
