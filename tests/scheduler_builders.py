@@ -35,7 +35,7 @@ from cpumond.scheduler.model import (
     TreeSettings,
 )
 from cpumond.scheduler.preemption import PreemptionPlan
-from cpumond.scheduler.snapshot import SnapshotMaker, accept
+from cpumond.scheduler.snapshot import SnapshotMaker
 from cpumond.scheduler.starvation import inherit_rules, operation_rules, pool_rules, root_rules, update_starvation
 
 NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -141,7 +141,7 @@ class World:
 
     def update(self, now: float) -> None:
         """A real fair-share update, and the states of starvation after it."""
-        accept(self.tree, fair_share_update(self.maker.make(self.tree), now, None))
+        self.maker.accept(self.tree, fair_share_update(self.maker.make(self.tree), now, None))
         update_starvation(self.tree, now)
 
     def start(self, job: Job) -> None:

@@ -21,7 +21,7 @@ MAX_PAGE: Final = 1000
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 

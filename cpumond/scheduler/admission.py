@@ -181,6 +181,16 @@ def find_full(element: OperationElement) -> PoolElement | None:
     return None
 
 
+def may_run(tree: Tree, choice: PoolChoice) -> bool:
+    """Whether an operation that starts now runs at once: no pool on its way to the root is full (3.2)."""
+    if choice.pool is None:
+        _, running = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
+        if running == 0:
+            return False
+    path = _path(choice.pool or choice.parent)
+    return all(pool.running_operation_count < pool.max_running_operation_count for pool in path)
+
+
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
     """Those of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
 

@@ -244,6 +244,7 @@ class State:
             names = (self.config.default_tree,)
         chosen: dict[str, OperationTreeOptions] = {}
         refused: list[CommandError] = []
+        running: list[str] = []
         for name in names:
             tree = self.find_tree(name)
             wanted = wish.options.get(name, {}).get("pool", wish.options[""].get("pool", ""))
@@ -256,6 +257,8 @@ class State:
                 refused.append(error)
                 continue
             chosen[name] = operations.tree_options(wish.options, name, choice.name)
+            if admission.may_run(tree, choice):
+                running.append(name)
         if not chosen:
             raise refused[0] if refused else CommandError("The list of pool trees is empty")
         record = OperationRecord(
@@ -266,6 +269,8 @@ class State:
             tasks=wish.tasks,
             trees=chosen,
             type=command.type,
+            state="running" if running else "pending",
+            running_in=tuple(running),
             title=wish.title,
             alias=wish.alias,
             preemption_mode=wish.preemption_mode,

@@ -282,8 +282,11 @@ def test_an_operation_is_suspended_resumed_changed_and_completed(server):
 
 
 def test_too_many_operations_are_a_conflict(server):
-    server.post("/trees/default/pools", {"name": "small", "attributes": {"max_operation_count": 1,
-                                                                        "max_running_operation_count": 1}}, 201)
+    server.post(
+        "/trees/default/pools",
+        {"name": "small", "attributes": {"max_operation_count": 1, "max_running_operation_count": 1}},
+        201,
+    )
     server.start("small")
     body = {"spec": {"pool": "small", "tasks": {"main": {"job_count": 1, "command": "true"}}}}
     assert server.post("/operations", body, 409)["code"] == 202
@@ -413,7 +416,7 @@ def test_pages_of_other_sites_may_not_change_anything(shared):
 
 
 def test_a_token_is_asked_for_everywhere_but_for_health_and_the_document(tmp_path):
-    with LiveScheduler(tmp_path, token="secret") as server:
+    with LiveScheduler(tmp_path, token="secret") as server:  # noqa: S106
         with httpx2.Client(base_url=server.url, trust_env=False) as stranger:
             refused = stranger.get("/api/v1/trees")
             assert (refused.status_code, refused.json()["code"]) == (401, AUTHENTICATION)

@@ -50,3 +50,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
 )  # fmt: skip
 def test_answers_are_as_promised(case: schemathesis.Case, server: LiveScheduler):
     case.call_and_validate(base_url=server.url, checks=CHECKS)
+
+
+def test_the_document_is_served_as_it_is_made(server):
+    assert server.get("/openapi.json") == DOCUMENT
+
+
+def test_every_route_and_nothing_else_is_in_the_document():
+    described = {
+        (method.upper(), path, operation["operationId"])
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert described == {(endpoint.method, endpoint.path, endpoint.name) for endpoint in ENDPOINTS}
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one():
+    schemas = DOCUMENT["components"]["schemas"]
+    for component in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(component)
+    assert {reference.rpartition("/")[2] for reference in find_references(DOCUMENT)} == set(schemas)
+
+
+def find_references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for inner in value.values():
+            yield from find_references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from find_references(inner)

@@ -61,7 +61,9 @@ def test_pools_are_made_shown_changed_and_removed(server, cpumond):
     listed = cpumond("pool", "list").splitlines()
     assert [line.split()[0] for line in listed] == ["pool", "<Root>", "research", "nightly"]
     assert listed[3].startswith("    nightly")
-    cpumond("pool", "set", "nightly", "weight=0.5", "resource_limits.cpu=3", "mode=fifo", 'fifo_sort_parameters=["weight"]')
+    cpumond(
+        "pool", "set", "nightly", "weight=0.5", "resource_limits.cpu=3", "mode=fifo", 'fifo_sort_parameters=["weight"]'
+    )
     assert cpumond.json("pool", "show", "nightly")["attributes"] == {
         "weight": 0.5,
         "resource_limits": {"cpu": 3.0},
@@ -147,7 +149,7 @@ def test_without_a_scheduler_the_sentence_says_what_to_do(tmp_path, cpumond, mon
 
 def test_a_token_comes_from_the_option_the_environment_or_a_file(tmp_path, cpumond, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with LiveScheduler(tmp_path, token="s3cret") as server:
+    with LiveScheduler(tmp_path, token="s3cret") as server:  # noqa: S106
         monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
         cpumond("tree", "list", code=77)
         assert "--token" in cpumond.err

@@ -204,17 +204,20 @@ def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(store):
 def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in_between(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
+        first = await scheduler.execute(start(), "ann")
+        second = await scheduler.execute(start(), "ann")
         writes = itertools.count()
 
         def refuse_the_second() -> None:
             store.refusing = next(writes) == 1
 
         store.before = refuse_the_second
-        reply = await scheduler.execute(start(), "ann")
-        assert scheduler.state.find_record(reply.id).state == "pending"
+        await scheduler.execute(AbortOperation(first.id), "root")
+        assert scheduler.state.find_record(second.id).state == "pending"
         await scheduler.update_all()
-        assert scheduler.state.find_record(reply.id).state == "running"
-        assert make_scheduler(store).state.find_record(reply.id).state == "running"
+        assert scheduler.state.find_record(second.id).state == "running"
+        assert make_scheduler(store).state.find_record(second.id).state == "running"
 
     run(work())
 
