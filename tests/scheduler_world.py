@@ -232,9 +232,7 @@ class World:
         records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
-        self.state.apply(
-            Transaction(operations=tuple(records), jobs=tuple(jobs), nodes=tuple(read("node", NodeRecord))), self.now
-        )
+        self.state.load(records, jobs, read("node", NodeRecord), self.now)
         for (kind, name), value in self.stored.items():
             if kind == "progress" and name in self.state.trees:
                 self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
@@ -253,10 +251,10 @@ class World:
     def create_pool(self, name: str, parent: str = ROOT_POOL, tree: str = TREE, **attributes: Any) -> None:
         self.do(CreatePool(tree, name, parent, attributes))
 
-    def set_pool(self, name: str, tree: str = TREE, **attributes: Any) -> None:
+    def set_pool(self, pool: str, /, tree: str = TREE, **attributes: Any) -> None:
         """Set attributes; None removes one. ``a__b`` is ``a/b``."""
         edits = tuple(Edit(tuple(key.split("__")), value) for key, value in attributes.items())
-        self.do(ChangePool(tree, name, edits))
+        self.do(ChangePool(tree, pool, edits))
 
     def pool(self, name: str, tree: str = TREE) -> PoolElement:
         return self.tree(tree).root if name == ROOT_POOL else self.tree(tree).pools[name]

@@ -12,16 +12,18 @@ import difflib
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import msgspec
 
 from cpumond import __version__
 from cpumond.api import orchid
 from cpumond.api.formats import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.orchid import MISSING, Description, Lazy, iso_time, materialise
 from cpumond.api.ypath import YPath, escape_literal, parse_ypath
-from cpumond.api.yt import YtRequest
+from cpumond.api.yt import YtRequest, export_reply
 from cpumond.fairshare.result import UpdateResult
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import REMOVE, Edit, canonical_name, is_option, read_attribute
@@ -38,9 +40,10 @@ from cpumond.scheduler.config_commands import (
     TransferPoolResources,
 )
 from cpumond.scheduler.elements import Job, Node
-from cpumond.scheduler.loop import Scheduler
+from cpumond.scheduler.loop import MUTATION, Reply, Scheduler
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
+    NO_SUCH_JOB,
     RESOLVE,
     ROOT_POOL,
     CommandError,
@@ -50,6 +53,7 @@ from cpumond.scheduler.model import (
     PoolConfig,
     TreeConfig,
 )
+from cpumond.scheduler.store import Change
 
 Edits = tuple[Edit, ...]
 
@@ -126,7 +130,7 @@ class _CypressNode:
 
     def system(self) -> dict[str, Callable[[], Any]]:
         """Attributes that every node answers by itself."""
-        started = iso_time(self.backend.scheduler.started_at)
+        started = self.backend.started
         return {
             "id": lambda: self.id,
             "type": lambda: self.type,
@@ -161,7 +165,7 @@ class _CypressNode:
         if not keys:
             return {**{name: read() for name, read in system.items()}, **self.stored()}
         name = keys[0].replace("-", "_")
-        if name in system:
+        if name in system and name not in self.stored():
             return _descend({keys[0]: system[name]()}, keys)
         return self.read_stored(keys)
 
@@ -370,6 +374,7 @@ class _Link(_CypressNode):
     """``//sys/pools``: the default tree under another name."""
 
     type = "link"
+    is_opaque = True
 
     def target(self) -> _CypressNode:
         """Raises CommandError with code RESOLVE when there is no default tree."""
@@ -391,8 +396,6 @@ class _Link(_CypressNode):
 
     def show(self, attributes: Sequence[str] = ()) -> Any:
         return self.with_attributes(None, attributes)
-
-    is_opaque = True
 
 
 _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", list: "list", type(None): "entity"}
@@ -466,6 +469,7 @@ class YtBackend:
         self.scheduler = scheduler
         self.cluster_name = cluster_name
         self.version = version
+        self.started = iso_time(scheduler.started_at)
         self._children: tuple[TreeConfig, dict[str, list[str]]] | None = None
 
     async def __call__(self, request: YtRequest) -> Any:
@@ -520,7 +524,7 @@ class YtBackend:
         service = {
             "name": "scheduler",
             "version": self.version,
-            "start_time": iso_time(self.scheduler.started_at),
+            "start_time": self.started,
         }
         parts: dict[str, Callable[[], Any]] = {
             "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results()),
@@ -533,7 +537,9 @@ class YtBackend:
     def _cluster_nodes(self, path: str, name: str) -> _CypressNode:
         def make_host(node: Node) -> Callable[[str, str], _CypressNode]:
             def make(path: str, name: str) -> _CypressNode:
-                host = _Directory(self, path, name, {}, orchid.node_info(node))
+                info = orchid.node_info(node)
+                info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `list -l` wants that
+                host = _Directory(self, path, name, {}, info)
                 host.type = "cluster_node"
                 return host
 
@@ -543,7 +549,7 @@ class YtBackend:
         return _Directory(self, path, name, {address: make_host(node) for address, node in nodes.items()})
 
     def resolve(self, path: YPath, with_hints: bool = True) -> _CypressNode:
-        """What a path without its attribute leads to. Raises YtError with code 500; hints cost time."""
+        """The node that a path leads to, whatever its attribute. Raises YtError with code 500; hints cost time."""
         node = self._root() if path.root == "/" else self._find_object(path)
         for position, step in enumerate(path.steps):
             child = node.find(step)
@@ -577,7 +583,7 @@ class YtBackend:
     def read(self, path: YPath, with_hints: bool = True) -> Any:
         """The value of an attribute path. Raises YtError with code 500."""
         assert path.attribute is not None
-        node = self.resolve(path.node, with_hints)
+        node = self.resolve(path, with_hints)
         try:
             return node.attribute(path.attribute)
         except CommandError as error:
@@ -585,9 +591,22 @@ class YtBackend:
                 raise
             raise _unresolved(path, YtError(str(error), RESOLVE)) from None
 
-    async def execute(self, command: Any, user: str) -> str:
-        """Carry out a command of the scheduler; the id that it gives back."""
-        return (await self.scheduler.execute(command, user)).id
+    async def execute(self, command: Any, request: YtRequest, answer: Callable[[str], Any] = lambda _: {}) -> str:
+        """Carry out a command of the scheduler; the id that it gives back.
+
+        ``answer`` makes the request's whole answer of that id. It is stored together with the command under the
+        request's mutation id, so that a repeat after a crash is answered and not run.
+        """
+        mutation_id = strip_attributes(request.parameters.get("mutation_id"))
+        if not isinstance(mutation_id, str):
+            return (await self.scheduler.execute(command, request.user)).id
+
+        def remember(reply: Reply) -> Change:
+            at_s = self.scheduler.clock.now()
+            entry = export_reply(request.user, mutation_id, request.command, at_s, answer(reply.id))
+            return Change(MUTATION, f"{request.user} {mutation_id}", msgspec.json.encode(entry))
+
+        return (await self.scheduler.execute(command, request.user, remember)).id
 
 
 def _unresolved(path: YPath, inner: YtError) -> YtError:
@@ -726,7 +745,7 @@ async def _exists(backend: YtBackend, request: YtRequest) -> Any:
 
 def _settable(backend: YtBackend, path: YPath) -> _CypressNode:
     """The node whose attributes are changed: never a link itself."""
-    return backend.resolve(YPath(path.root, path.steps))
+    return backend.resolve(YPath(path.root, path.steps, path.attribute))
 
 
 @_command("set")
@@ -745,7 +764,7 @@ async def _set(backend: YtBackend, request: YtRequest) -> Any:
     else:
         raise YtError(f"{path}: the attributes of a node are a map, not {quote_text(value)}")
     if edits:
-        await backend.execute(node.change(tuple(edits)), request.user)
+        await backend.execute(node.change(tuple(edits)), request)
     return {}
 
 
@@ -766,7 +785,7 @@ async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
     node = _settable(backend, path)
     edits = tuple(Edit((*path.attribute, name), item) for name, item in value.items())
     if edits:
-        await backend.execute(node.change(edits), request.user)
+        await backend.execute(node.change(edits), request)
     return {}
 
 
@@ -781,7 +800,7 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
                 backend.read(YPath(path.root, path.steps, path.attribute))
             removed = [path.attribute] if path.attribute else [(name,) for name in node.stored()]
             if removed:
-                await backend.execute(node.change(tuple(Edit(keys) for keys in removed)), request.user)
+                await backend.execute(node.change(tuple(Edit(keys) for keys in removed)), request)
             return {}
         node = backend.resolve(path)
     except YtError as error:
@@ -795,7 +814,7 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
         command = RemoveTree(node.tree.name, _flag(request, "recursive"))
     else:
         raise YtError(f"{path} cannot be removed; pools, pool trees and their attributes can")
-    await backend.execute(command, request.user)
+    await backend.execute(command, request)
     return {}
 
 
@@ -810,15 +829,14 @@ async def _create(backend: YtBackend, request: YtRequest) -> Any:
     if kind not in ("scheduler_pool", "scheduler_pool_tree", "map_node"):
         raise YtError(f'create: type {quote_text(kind)} is not offered; use "scheduler_pool" or "scheduler_pool_tree"')
     if request.parameters.get("path") is not None:
-        return {"node_id": await _create_at(backend, request, kind, attributes, may_exist)}
+        return _node(await _create_at(backend, request, kind, attributes, may_exist))
     if kind == "map_node":
         raise YtError('create: parameter "path" is missing')
     name = attributes.pop("name", None)
     if not isinstance(name, str):
         raise YtError(f'create: a {kind} needs the attribute "name"')
     if kind == "scheduler_pool_tree":
-        made = await backend.execute(CreateTree(name, attributes, may_exist), request.user)
-        return {"object_id": made}
+        return _object(await backend.execute(CreateTree(name, attributes, may_exist), request, _object))
     tree = attributes.pop("pool_tree", None) or backend.config.default_tree
     parent = attributes.pop("parent_name", None) or ROOT_POOL
     if not tree:
@@ -826,7 +844,19 @@ async def _create(backend: YtBackend, request: YtRequest) -> Any:
     for key, value in (("pool_tree", tree), ("parent_name", parent)):
         if not isinstance(value, str):
             raise YtError(f"create: attribute {key} must be text, not {quote_text(value)}")
-    return {"object_id": await backend.execute(CreatePool(tree, name, parent, attributes, may_exist), request.user)}
+    return _object(await backend.execute(CreatePool(tree, name, parent, attributes, may_exist), request, _object))
+
+
+def _object(made: str) -> dict[str, Any]:
+    return {"object_id": made}
+
+
+def _node(made: str) -> dict[str, Any]:
+    return {"node_id": made}
+
+
+def _operation(made: str) -> dict[str, Any]:
+    return {"operation_id": made}
 
 
 async def _create_at(
@@ -852,22 +882,20 @@ async def _create_at(
             missing.append(above.steps[-1])
             above = YPath(path.root, above.steps[:-1])
     if isinstance(parent, _PoolTrees) and len(missing) == 1 and kind != "scheduler_pool":
-        return await backend.execute(CreateTree(name, attributes, may_exist), request.user)
+        return await backend.execute(CreateTree(name, attributes, may_exist), request, _node)
     if not isinstance(parent, _PoolParent) or kind == "scheduler_pool_tree":
         raise YtError(f"create: a {kind} cannot be made at {path}; pools are in //sys/pool_trees/<tree>")
-    tree, parent_name, made = parent.tree.name, parent.pool_name, ""
-    first = ""
+    tree, parent_name, first = parent.tree.name, parent.pool_name, ""
     try:
-        for step in reversed(missing):
-            given = attributes if step is missing[0] else {}
-            made = await backend.execute(CreatePool(tree, step, parent_name, given, may_exist), request.user)
+        for step in reversed(missing[1:]):
+            await backend.scheduler.execute(CreatePool(tree, step, parent_name), request.user)
             first, parent_name = first or step, step
+        return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, _node)
     except CommandError:
         # Nothing is changed by what is refused: the pools above the one that cannot be made go again.
         if first:
-            await backend.execute(RemovePool(tree, first, recursive=True), request.user)
+            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), request.user)
         raise
-    return made
 
 
 @_command("move")
@@ -886,8 +914,9 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
     name = target.steps[-1]
     if name == node.name and parent.pool_name == node.pool.parent and not _flag(request, "force"):
         raise YtError(f"Node {target} already exists", ALREADY_EXISTS)
-    await backend.execute(MovePool(node.tree.name, node.name, parent.pool_name, name), request.user)
-    return {"node_id": node.id}
+    command = MovePool(node.tree.name, node.name, parent.pool_name, name)
+    await backend.execute(command, request, lambda _: _node(node.id))
+    return _node(node.id)
 
 
 @_command("transfer_pool_resources")
@@ -898,7 +927,7 @@ async def _transfer(backend: YtBackend, request: YtRequest) -> Any:
         _text(request, "destination_pool"),
         _table(request, "resource_delta"),
     )
-    await backend.execute(command, request.user)
+    await backend.execute(command, request)
     return {}
 
 
@@ -916,39 +945,39 @@ def _operation_id(request: YtRequest) -> str:
 async def _start(backend: YtBackend, request: YtRequest) -> Any:
     name = "operation_type" if "operation_type" in request.parameters else "type"
     command = operations.StartOperation(_table(request, "spec"), _text(request, name))
-    return {"operation_id": await backend.execute(command, request.user)}
+    return _operation(await backend.execute(command, request, _operation))
 
 
 @_command("abort_operation")
 async def _abort(backend: YtBackend, request: YtRequest) -> Any:
     message = _text(request, "abort_message", "")
-    await backend.execute(operations.AbortOperation(_operation_id(request), message), request.user)
+    await backend.execute(operations.AbortOperation(_operation_id(request), message), request)
     return {}
 
 
 @_command("complete_operation")
 async def _complete(backend: YtBackend, request: YtRequest) -> Any:
-    await backend.execute(operations.CompleteOperation(_operation_id(request)), request.user)
+    await backend.execute(operations.CompleteOperation(_operation_id(request)), request)
     return {}
 
 
 @_command("suspend_operation")
 async def _suspend(backend: YtBackend, request: YtRequest) -> Any:
     is_hard = _flag(request, "abort_running_jobs")
-    await backend.execute(operations.SuspendOperation(_operation_id(request), is_hard), request.user)
+    await backend.execute(operations.SuspendOperation(_operation_id(request), is_hard), request)
     return {}
 
 
 @_command("resume_operation")
 async def _resume(backend: YtBackend, request: YtRequest) -> Any:
-    await backend.execute(operations.ResumeOperation(_operation_id(request)), request.user)
+    await backend.execute(operations.ResumeOperation(_operation_id(request)), request)
     return {}
 
 
 @_command("update_operation_parameters")
 async def _update(backend: YtBackend, request: YtRequest) -> Any:
     command = operations.UpdateOperation(_operation_id(request), _table(request, "parameters"))
-    await backend.execute(command, request.user)
+    await backend.execute(command, request)
     return {}
 
 
@@ -971,22 +1000,29 @@ def _pick(info: Lazy, names: Iterable[str] | None) -> dict[str, Any]:
 async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     state = backend.scheduler.state
     tests = _operation_tests(request)
-    known = [operation.record for operation in state.operations.values()]
-    records = [record for record in (*known, *state.finished.values()) if tests["time"](record)]
-    limit = _number(request, "limit", DEFAULT_LISTED_OPERATIONS, MAX_LISTED_OPERATIONS)
-    chosen = [record for record in records if all(test(record) for test in tests.values())]
+    chosen: list[OperationRecord] = []
+    almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
+    """Those that only the filter of this name leaves out."""
+    live = [operation.record for operation in state.operations.values()]
+    for record in (*live, *state.finished.values()):
+        failing = [name for name, test in tests.items() if not test(record)]
+        if not failing:
+            chosen.append(record)
+        elif len(failing) == 1:
+            almost[failing[0]].append(record)
     chosen.sort(key=lambda record: (record.start_time, record.sequence), reverse=True)
-    is_cut = len(chosen) > limit
-    shown = chosen[-limit:] if _text(request, "cursor_direction", "past") == "future" else chosen[:limit]
+    limit = _number(request, "limit", DEFAULT_LISTED_OPERATIONS, MAX_LISTED_OPERATIONS)
+    if _text(request, "cursor_direction", "past") == "past":
+        shown = chosen[:limit]
+    else:
+        shown = chosen[max(len(chosen) - limit, 0) :]
     attributes, results = _names(request, "attributes") or LISTED_ATTRIBUTES, backend.results()
     answer: dict[str, Any] = {
-        "operations": [_pick(orchid.operation_info(state, record, results), attributes) for record in shown]
-        if limit
-        else [],
-        "incomplete": is_cut,
+        "operations": [_pick(orchid.operation_info(state, record, results), attributes) for record in shown],
+        "incomplete": len(chosen) > limit,
     }
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
-        answer.update(_count_operations(records, tests))
+        answer.update(_count_operations(chosen, almost))
     return answer
 
 
@@ -1034,19 +1070,16 @@ def _has_failed(record: OperationRecord) -> bool:
     return any(counts.failed for counts in record.counts.values())
 
 
-def _count_operations(records: Sequence[OperationRecord], tests: Mapping[str, Test]) -> dict[str, Any]:
+def _count_operations(
+    chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
+) -> dict[str, Any]:
     """How many operations there are of each kind, with all filters but the one that is about it."""
-
-    def pick(but: str) -> Iterator[OperationRecord]:
-        others = [test for name, test in tests.items() if name != but]
-        return (record for record in records if all(test(record) for test in others))
-
     return {
-        "pool_counts": dict(Counter(pool for record in pick("pool") for pool in set(_pools(record)))),
-        "user_counts": dict(Counter(record.user for record in pick("user"))),
-        "state_counts": dict(Counter(record.state for record in pick("state"))),
-        "type_counts": dict(Counter(record.type for record in pick("type"))),
-        "failed_jobs_count": sum(map(_has_failed, pick("failed"))),
+        "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
+        "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),
+        "state_counts": dict(Counter(record.state for record in (*chosen, *almost["state"]))),
+        "type_counts": dict(Counter(record.type for record in (*chosen, *almost["type"]))),
+        "failed_jobs_count": sum(map(_has_failed, (*chosen, *almost["failed"]))),
     }
 
 
@@ -1095,6 +1128,31 @@ async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
         "state_counts": dict(counts),
         "type_counts": {"vanilla": sum(counts.values())} if counts else {},
     }
+
+
+@_command("get_job")
+async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
+    state = backend.scheduler.state
+    job_id = _text(request, "job_id")
+    live = state.jobs.get(job_id)
+    info = orchid.job_info(live) if live is not None else None
+    if info is None and request.parameters.get("operation_id") is not None:
+        record = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
+        if record is not None:
+            node = state.nodes.get(record.node_id)
+            info = orchid.finished_job_info(record, record.node_id if node is None else node.address)
+    if info is None:
+        raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
+    names = _names(request, "attributes")
+    return info if names is None else {name: info[name] for name in names if name in info}
+
+
+@_command("get_job_stderr")
+async def _get_job_stderr(_: YtBackend, request: YtRequest) -> Any:
+    """What jobs write is not collected; the client goes on when it is told that there is no such job."""
+    raise YtError(
+        f"No such job {_text(request, 'job_id')}: what jobs write to stderr stays on their nodes", NO_SUCH_JOB
+    )
 
 
 # --- the rest ----------------------------------------------------------------------------------------------------

@@ -24,13 +24,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond import __version__
-from cpumond.api import openapi, views
+from cpumond.api import openapi, orchid, views
 from cpumond.api.formats import YtError
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.errors import CpumondError
-from cpumond.fairshare.explain import explain
+from cpumond.fairshare.explain import Explanation, explain
 from cpumond.scheduler import config_commands, operations, why
 from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -323,6 +324,8 @@ class JsonApi:
         self.scheduler = scheduler
         self.served: dict[str, _Served] = {}
         self._document: dict[str, Any] = {}
+        self._thinking = asyncio.Lock()
+        """Plans and explanations are made one at a time: the threads are there for updates and the store."""
 
     async def _execute(self, command: Command, call: Call) -> views.Done:
         reply = await self.scheduler.execute(command, call.user)
@@ -361,6 +364,15 @@ class JsonApi:
         tree = self.scheduler.state.find_tree(call.path["tree"])
         return views.show_pool(views.find_pool(tree, call.path["pool"]), self._now())
 
+    async def get_pool_orchid(self, call: Call) -> dict[str, Any]:
+        tree = self.scheduler.state.find_tree(call.path["tree"])
+        pool = views.find_pool(tree, call.path["pool"])
+        return orchid.pool_attributes(self._orchid_of(tree), pool).to_dict()
+
+    def _orchid_of(self, tree: Tree) -> orchid.TreeView:
+        kept = self.scheduler.updates.get(tree.name)
+        return orchid.TreeView(tree, None if kept is None else kept.result)
+
     async def create_pool(self, call: Call) -> views.Done:
         body: openapi.CreatePoolBody = call.body
         command = config_commands.CreatePool(
@@ -391,13 +403,17 @@ class JsonApi:
         return await self._execute(command, call)
 
     async def make_plan(self, call: Call) -> why.Plan:
-        scheduler, now = self.scheduler, self._now()
-        change = why.try_command(scheduler.state, call.body, call.user, now)
-        if isinstance(change, why.Plan):
-            return change
-        material = why.collect(scheduler.state)
-        previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-        return await asyncio.to_thread(why.make_plan, material, change, now, previous, everything=call.query.everything)
+        scheduler = self.scheduler
+        async with self._thinking:
+            now = self._now()
+            change = why.try_command(scheduler.state, call.body, call.user, now)
+            if isinstance(change, why.Plan):
+                return change
+            material = why.collect(scheduler.state)
+            previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
+            return await asyncio.to_thread(
+                why.make_plan, material, change, now, previous, everything=call.query.everything
+            )
 
     # --- operations
 
@@ -416,6 +432,13 @@ class JsonApi:
 
     async def get_operation(self, call: Call) -> views.OperationDetails:
         return views.show_operation_details(self.scheduler.state, self._find(call), self._now())
+
+    async def get_operation_orchid(self, call: Call) -> dict[str, dict[str, Any]]:
+        live = self.scheduler.state.operations.get(self._find(call).id)
+        return {
+            name: orchid.operation_attributes(self._orchid_of(element.tree), element).to_dict()
+            for name, element in (live.elements.items() if live is not None else ())
+        }
 
     async def update_operation(self, call: Call) -> views.Done:
         command = operations.UpdateOperation(self._find(call).id, call.body.parameters)
@@ -446,22 +469,26 @@ class JsonApi:
         )  # fmt: skip
 
     async def explain_operation(self, call: Call) -> why.OperationAnswer:
-        scheduler = self.scheduler
         record = self._find(call)
         shares = {}
-        for name in record.trees:
-            kept = scheduler.updates.get(name)
-            snapshot, result = getattr(kept, "snapshot", None), getattr(kept, "result", None)
-            if snapshot is None or result is None:
-                continue
-            element = OPERATION_PREFIX + record.id
-            try:
-                explanation = await asyncio.to_thread(explain, snapshot, result, element)
-            except KeyError:  # it came after that update
-                continue
-            shares[name] = (explanation.rule, why.name_operations(scheduler.state, explanation.lines))
-        record = scheduler.state.find_record(record.id)
-        return why.explain_operation(scheduler.state, record, self._now(), shares)
+        async with self._thinking:
+            for name in record.trees:
+                told = await self._explain_share(name, OPERATION_PREFIX + record.id)
+                if told is not None:
+                    shares[name] = (told.rule, why.name_operations(self.scheduler.state, told.lines))
+        record = self.scheduler.state.find_record(record.id)
+        return why.explain_operation(self.scheduler.state, record, self._now(), shares)
+
+    async def _explain_share(self, tree: str, element: str) -> Explanation | None:
+        """What the last update of a tree says about an element; None where it does not know it."""
+        kept = self.scheduler.updates.get(tree)
+        snapshot, result = getattr(kept, "snapshot", None), getattr(kept, "result", None)
+        if snapshot is None or result is None:
+            return None
+        try:
+            return await asyncio.to_thread(explain, snapshot, result, element)
+        except KeyError:
+            return None
 
     # --- nodes
 
@@ -521,7 +548,11 @@ class JsonApi:
             update_period_s=scheduler.update_period_s,
             last_update_age_s=self._update_age_s(),
             default_tree=scheduler.state.config.default_tree,
-            timings={name: float(value) for name, value in dataclasses.asdict(scheduler.timings).items()},
+            timings={
+                name: float(value)
+                for name, value in dataclasses.asdict(scheduler.timings).items()
+                if isinstance(value, int | float)
+            },
             requests={
                 name: views.RequestTiming(served.count, served.total_s, served.longest_s)
                 for name, served in self.served.items()

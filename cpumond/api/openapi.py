@@ -235,6 +235,10 @@ ENDPOINTS: Final = (
         refusals=(404, 409),
     ),
     Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", views.PoolView, refusals=(404,)),
+    Endpoint(
+        "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
+        dict[str, Any], refusals=(404,),
+    ),
     Endpoint("PATCH", _POOL, "change_pool", "Change a pool's attributes", views.Done, EditsBody, refusals=_CHANGE),
     Endpoint("DELETE", _POOL, "remove_pool", "Remove a pool", views.Done, query=RemoveQuery, refusals=_CHANGE),
     Endpoint("POST", _POOL + "/move", "move_pool", "Move or rename a pool", views.Done, MoveBody, refusals=_CHANGE),
@@ -263,6 +267,10 @@ ENDPOINTS: Final = (
     Endpoint(
         "GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has", OperationAnswer,
         refusals=(404,),
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
+        dict[str, dict[str, Any]], refusals=(404,),
     ),
     Endpoint(
         "GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", views.JobList, query=JobsQuery,

@@ -199,6 +199,7 @@ class TreeView:
         self._guaranteed_shares: dict[Element, Vector] = {}
         self._online_capacity: Vector | None = None
         self._indexes: dict[Element, int] | None = None
+        self._slots: dict[PoolElement, dict[Element, int]] = {}
 
     def shares(self, element: Element) -> ElementShares | None:
         """What the last update says of an element; None of one that has not seen an update."""
@@ -323,6 +324,15 @@ class TreeView:
             self._indexes = {each: index for index, each in enumerate(running)}
         return self._indexes.get(element, -1)
 
+    def slot_index(self, element: OperationElement) -> int:
+        """Place among the operations of its pool, by their arrival."""
+        pool = element.parent
+        assert pool is not None
+        if pool not in self._slots:
+            arrived = sorted(pool.operations.values(), key=lambda each: each.operation.record.sequence)
+            self._slots[pool] = {each: index for index, each in enumerate(arrived)}
+        return self._slots[pool].get(element, -1)
+
     def _service_key(self, element: OperationElement) -> tuple[tuple[float, str], ...]:
         path = [(self.satisfaction(pool), pool.name) for pool in element.ancestors()]
         return (*reversed(path[:-1]), (self.satisfaction(element), element.name))
@@ -435,7 +445,7 @@ def _threshold(_: TreeView, element: Element) -> dict[str, Any]:
     found = _rules(element).non_preemptible_threshold
     if found is None:
         return {}
-    return {name: value for name, value in zip(RESOURCES, found, strict=True) if value != float("inf")}
+    return _given({name: value for name, value in zip(RESOURCES, found, strict=True) if value != float("inf")})
 
 
 def _own_threshold(view: TreeView, element: Element) -> dict[str, Any]:
@@ -664,6 +674,7 @@ _OPERATION: Final[Mapping[str, Reader]] = {
     "tentative": _always(False),
     "is_gang": lambda _, e: e.operation.record.is_gang,
     "fifo_index": lambda _, e: MISSING if e.fifo_index is None else e.fifo_index,
+    "slot_index": lambda view, e: view.slot_index(e),
     "scheduling_index": lambda view, e: view.scheduling_index(e),
     "job_count": lambda _, e: len(e.jobs),
     "pending_job_count": lambda _, e: e.operation.needed_job_count,

@@ -44,11 +44,13 @@ def make_app(
         requests_per_s=settings.rate_limit or 1e9,
         burst_requests=2 * (settings.rate_limit or 1e9),
     )
+    replies = ReplyCache(scheduler.clock.now)
+    replies.restore(scheduler.remembered)
     app = Starlette(
         routes=[
             Route("/metrics", read_metrics),
             *make_json_routes(scheduler, authenticate, settings.max_body),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, ReplyCache(scheduler.clock.now)),
+            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies),
         ],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
     )

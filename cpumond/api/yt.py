@@ -130,7 +130,7 @@ class Command:
 
 _READING = (
     "get", "list", "exists", "list_operations", "get_operation", "list_jobs", "get_version", "get_supported_features",
-    "check_permission",
+    "check_permission", "get_job", "get_job_stderr",
 )  # fmt: skip
 _WRITING = (
     "create", "remove", "move", "start_operation", "abort_operation", "update_operation_parameters",
@@ -279,12 +279,17 @@ class ReplyCache:
 
 
 def _export_reply(key: tuple[str, str], reply: _Reply) -> dict[str, Any]:
+    return export_reply(*key, reply.command, reply.at_s, reply.value)
+
+
+def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: Any) -> dict[str, Any]:
+    """A successful reply as ``ReplyCache.restore`` takes it over."""
     return {
-        "user": key[0],
-        "mutation_id": key[1],
-        "command": reply.command,
-        "at_s": reply.at_s,
-        "reply": to_json_tree(reply.value),
+        "user": user,
+        "mutation_id": mutation_id,
+        "command": command,
+        "at_s": at_s,
+        "reply": to_json_tree(reply),
     }
 
 

@@ -192,13 +192,19 @@ def _describe_part(part: OperationInTree | None) -> Cell:
 
 @operation_command.command("show", epilog="Example: cpumond operation show 1a-2b-3c-4d")
 @click.argument("operation")
+@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
 @scheduler_options
 @json_option
-def operation_show_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+def operation_show_command(client: SchedulerClient, operation: str, show_all: bool, as_json: bool) -> None:
     """One operation: OPERATION is an id, or *ALIAS."""
-    content = client.request("GET", operation_path(operation))
+    content = client.request("GET", operation_path(operation, "orchid" if show_all else ""))
     if as_json:
         print_json(content)
+        return
+    if show_all:
+        for name, attributes in client.decode(content, dict[str, dict[str, Any]]).items():
+            fields = [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
+            print_fields([("tree", show_name(name)), *fields])
         return
     answer = client.decode(content, OperationDetails)
     jobs = answer.jobs

@@ -30,6 +30,7 @@ from cpumond.cli.tables import show_cores, show_name
 from cpumond.errors import EXIT_CONFIG, CpumondError, UsageError
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import number
 from cpumond.scheduler.attributes import is_option
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.why import Effect, Outlook, Plan, show_span
@@ -62,6 +63,8 @@ def show_limits(limits: dict[str, float]) -> str:
 
 def show_value(value: object) -> str:
     """A value of an attribute as one can type it."""
+    if isinstance(value, float):
+        return number(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -266,14 +269,19 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")
 @click.argument("pool")
+@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
 @tree_option
 @scheduler_options
 @json_option
-def pool_show_command(client: SchedulerClient, pool: str, tree: str | None, as_json: bool) -> None:
+def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None, as_json: bool) -> None:
     """One pool with its attributes; "<Root>" is the root."""
-    content = client.request("GET", pool_path(client.find_tree(tree), pool))
+    path = pool_path(client.find_tree(tree), pool)
+    content = client.request("GET", f"{path}/orchid" if show_all else path)
     if as_json:
         print_json(content)
+        return
+    if show_all:
+        print_fields(_option_fields(client.decode(content, dict[str, Any])))
         return
     answer = client.decode(content, PoolView)
     state = show_state(answer.starvation_status, answer.starves_in_s)

@@ -45,9 +45,12 @@ def default_parent(tree: Tree) -> PoolElement:
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
 
 
-def choose_pool(tree: Tree, wanted: str, user: str, rules: PoolRules) -> PoolChoice:
+def choose_pool(
+    tree: Tree, wanted: str, user: str, rules: PoolRules, moved: OperationElement | None = None
+) -> PoolChoice:
     """The pool for an operation of ``user`` that asks for ``wanted`` ("" = its user's name) (2.8, 2.9).
 
+    ``moved`` is the operation if it lives already: an ephemeral pool that it leaves empty does not count.
     Raises CommandError; changes nothing.
     """
     name = wanted or user
@@ -74,7 +77,7 @@ def choose_pool(tree: Tree, wanted: str, user: str, rules: PoolRules) -> PoolCho
         raise CommandError(f'Pool "{name}" not found in tree "{tree.name}"', RESOLVE)
     _check_name(name, name, rules)
     parent = default_parent(tree)
-    _check_pools_of_user(tree, parent, name, user)
+    _check_pools_of_user(tree, parent, name, user, moved)
     return PoolChoice(name, parent, None)
 
 
@@ -102,12 +105,13 @@ def _check_name(part: str, name: str, rules: PoolRules) -> None:
         )
 
 
-def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str) -> None:
+def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str, moved: OperationElement | None) -> None:
     limit = tree.config.settings.max_ephemeral_pools_per_user
     made = [
         pool.name
         for pool in parent.children.values()
         if pool.is_ephemeral and pool.owner == user and SUBPOOL_DELIMITER not in pool.name
+        if moved is None or moved.parent is not pool or len(pool.operations) > 1
     ]
     if len(made) >= limit:
         raise CommandError(

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from cpumond.errors import CpumondError
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
 from cpumond.scheduler.state import Command, Rules, State, Transaction
 from cpumond.scheduler.store import Change, Store, StoreError
@@ -34,7 +36,10 @@ log = structlog.get_logger("cpumond.scheduler")
 
 DEFAULT_TREE = "default"
 COLLECT_PERIOD_S = 60.0
-KEPT_DURATIONS = 100
+MUTATION = "mutation"
+MUTATION_AGE_S = 900.0
+MAX_MUTATIONS = 20_000
+"""Repeats of commands are known for this long; it is more than any client goes on trying (yt_protocol.md 8)."""
 
 
 class Clock:
@@ -92,6 +97,7 @@ class Reply:
 class TreeUpdates:
     """What one tree keeps between its updates."""
 
+    tree: Tree
     updater: FairShareUpdater = field(default_factory=FairShareUpdater)
     previous_time: float | None = None
     result: UpdateResult | None = None
@@ -124,6 +130,9 @@ class Scheduler:
         self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
         self._ending: asyncio.Future[None] | None = None
+        self._mutations: deque[tuple[float, str]] = deque()
+        self.remembered: list[dict[str, Any]] = []
+        """What ``remember`` gave in an earlier run, oldest first."""
         self.state = self._load(rules)
 
     # --- start ---------------------------------------------------------------------------------------------------
@@ -150,6 +159,9 @@ class Scheduler:
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
         state.load(records, jobs, read("node", NodeRecord), now)
+        mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
+        self.remembered = [entry for _, entry in mutations]
+        self._mutations.extend((float(entry.get("at_s", 0.0)), key) for key, entry in mutations)
         for name, progress in tables.get("progress", {}).items():
             if name in state.trees:
                 state.restore_progress(state.trees[name], progress)
@@ -171,25 +183,38 @@ class Scheduler:
 
     # --- changes -------------------------------------------------------------------------------------------------
 
-    async def execute(self, command: Command, user: str, also: Iterable[Change] = ()) -> Reply:
+    async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
-        ``also`` is stored in the same moment, for whoever must remember that the command was carried out.
+        What ``remember`` gives is stored in the same moment, for whoever must know that the command was carried out;
+        it is of kind MUTATION and kept for MUTATION_AGE_S.
         """
-        return await _to_the_end(self._execute(command, user, also))
+        return await _to_the_end(self._execute(command, user, remember))
 
-    async def _execute(self, command: Command, user: str, also: Iterable[Change]) -> Reply:
+    async def _execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None) -> Reply:
         async with self._changing:
             try:
                 change = self.state.prepare(command, user, self.clock.now(), self.new_id)
             except CpumondError:
                 self.timings.refused_commands += 1
                 raise
-            await self._commit(change, also)
+            reply = Reply(change.id, change.warnings)
+            await self._commit(change, [] if remember is None else self._remember(remember(reply)))
             self.timings.commands += 1
             log.info("command", user=user, command=type(command).__name__, id=change.id, warnings=change.warnings)
             await self._settle()
-        return Reply(change.id, change.warnings)
+        return reply
+
+    def _remember(self, mutation: Change) -> list[Change]:
+        """The record of a command that was carried out, and those that are too old by now."""
+        now = self.clock.now()
+        changes = [mutation]
+        while self._mutations and (
+            self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
+        ):
+            changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
+        self._mutations.append((now, mutation.key))
+        return changes
 
     async def _commit(self, change: Transaction, also: Iterable[Change] = ()) -> None:
         """Store, then apply. A store that refuses leaves everything as it was."""
@@ -197,6 +222,8 @@ class Scheduler:
         if changes:
             await self._write(changes)
         self.state.apply(change, self.clock.now())
+        for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
+            del self.updates[name]
         expired = self.state.take_expired()
         if expired:
             with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
@@ -307,8 +334,6 @@ class Scheduler:
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
-        for name in [name for name in self.updates if name not in self.state.trees]:
-            del self.updates[name]
         for name in list(self.state.trees):
             try:
                 await self._update(name)
@@ -323,7 +348,7 @@ class Scheduler:
 
     async def _update(self, name: str) -> None:
         tree = self.state.trees[name]
-        kept = self.updates.setdefault(name, TreeUpdates())
+        kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
         snapshot = self.state.make_snapshot(tree)
         result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
@@ -370,6 +395,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     if change.config is not None:
         for kind, key, value in config_commands.changed_records(config, change.config):
             changes.append(Change(kind, key, None if value is None else dump(value)))
+        changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
     changes += [Change("operation", record.id, dump(record)) for record in change.operations]
     changes += [Change("job", record.id, dump(record)) for record in change.jobs]
     changes += [Change("node", record.id, dump(record)) for record in change.nodes]

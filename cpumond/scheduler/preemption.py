@@ -35,6 +35,9 @@ Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted
 ROUNDING: Final = 1e-9
 """What sums of usage may be off by, as a part of the capacity, limit or total that they are compared with."""
 
+LEAST_GAIN: Final = 0.1
+"""How much better the lesser satisfaction must become, as a part of it, to be worth a job that had its share."""
+
 GIB: Final = 2.0**30
 
 
@@ -189,8 +192,9 @@ def plan_preemption(
     Elements above both victim and target never block: the pool's total does not fall (conditional preemption).
 
     No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
-    its losses still be better satisfied (7.2) than the target's side is now. So a swap raises the lesser of the two
-    satisfactions, and the reverse swap, which would lower it again, is refused until shares or usage change.
+    its losses still be better satisfied (7.2) than the target's side is now, and either keep its fair share or be
+    better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
+    lower it again, is refused. The gain is for fair shares themselves, which follow usage a little.
     """
     for priority in _STAGES:
         chosen = [element for element, own in targets if own == priority]
@@ -419,7 +423,8 @@ class _Swap:
         after = local_satisfaction(side, add(self.lost.get(side, ZERO), job.usage))
         if depth not in self.satisfactions:
             self.satisfactions[depth] = local_satisfaction(self.branches[depth])
-        if after > self.satisfactions[depth] + EPSILON:
+        now = self.satisfactions[depth]
+        if after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN)):
             return True
         return self._refuse(side)
 

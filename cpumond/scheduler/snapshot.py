@@ -254,7 +254,7 @@ def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
     if settings.mode == "fifo":
         order = fifo_order(pool)
         # The update orders by weight and start time by itself; another order, and ties, must be told.
-        keys = {(element.options.weight, element.operation.record.start_time) for element in order}
+        keys = {(operation_weight(element), element.operation.record.start_time) for element in order}
         ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
         entries = []
         for rank, element in enumerate(order):

@@ -158,7 +158,7 @@ class State:
         self._expired: list[tuple[str, str]] = []
         self._awaited: dict[str, float] = {}
         """Nodes of an earlier run -> until when their first heartbeat is waited for."""
-        self._install_config(config)
+        self._install_config(config, 0.0)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,27 @@ class State:
             living = self.trees.get(name)
             if living is not None and tree is not living.config:
                 self._check_against_living(living, tree.pools)
-        return Transaction(config=outcome.config if outcome.changed else None, id=outcome.id, warnings=outcome.warnings)
+        renamed = self._find_renamed(outcome.config) if outcome.changed else ()
+        config = outcome.config if outcome.changed else None
+        return Transaction(config=config, operations=renamed, id=outcome.id, warnings=outcome.warnings)
+
+    def _find_renamed(self, config: Config) -> tuple[OperationRecord, ...]:
+        """The records of operations in pools that have another name in ``config``."""
+        changed: dict[str, OperationRecord] = {}
+        for name, tree in self.trees.items():
+            after = config.trees.get(name)
+            if after is None or after is tree.config:
+                continue
+            names = {pool.id: pool.name for pool in after.pools.values()}
+            renames = {pool.name: names.get(pool.id, pool.name) for pool in tree.config.pools.values()}
+            for element in tree.operations.values():
+                base, delimiter, child = element.options.pool.partition(SUBPOOL_DELIMITER)
+                new = f"{renames.get(base, base)}{delimiter}{child}"
+                if new != element.options.pool:
+                    record = changed.get(element.name, element.operation.record)
+                    options = msgspec.structs.replace(record.trees[name], pool=new)
+                    changed[element.name] = msgspec.structs.replace(record, trees={**record.trees, name: options})
+        return tuple(changed.values())
 
     def _check_against_living(self, tree: Tree, pools: Mapping[str, Any]) -> None:
         """2.7: no FIFO mode while ephemeral sub-pools exist; 2.2 is checked with the nodes' tags."""
@@ -294,7 +314,7 @@ class State:
             wanted = changes.pop("pool", None)
             if wanted:
                 tree, element = self.trees[name], self.operations[record.id].elements[name]
-                choice = admission.choose_pool(tree, wanted, record.user, self.rules.pools)
+                choice = admission.choose_pool(tree, wanted, record.user, self.rules.pools, element)
                 admission.check_move(tree, element, choice)
                 changes["pool"] = choice.name
             trees[name] = msgspec.structs.replace(options, **changes)
@@ -391,7 +411,7 @@ class State:
     def apply(self, change: Transaction, now: float) -> None:
         """Install a stored change."""
         if change.config is not None:
-            self._install_config(change.config)
+            self._install_config(change.config, now)
         for node in change.nodes:
             self._install_node(node, now)
         for ended in change.jobs:
@@ -427,10 +447,10 @@ class State:
             else:
                 self._expired.append(("job", job.id))
 
-    def _install_config(self, config: Config) -> None:
+    def _install_config(self, config: Config, now: float) -> None:
         old, self.config = self.config, config
         for name in [name for name in self.trees if name not in config.trees]:
-            self._remove_tree(self.trees.pop(name))
+            self._remove_tree(self.trees.pop(name), now)
         for name, tree_config in config.trees.items():
             tree = self.trees.get(name)
             if tree is None:
@@ -441,14 +461,14 @@ class State:
                 self._filters[name] = parse_nodes_filter(tree_config.settings.nodes_filter)
                 self._sync_pools(tree)
         for node in self.nodes.values():
-            self._assign(node)
+            self._assign(node, now)
         for tree in self.trees.values():
             _sum_total(tree)
 
-    def _remove_tree(self, tree: Tree) -> None:
+    def _remove_tree(self, tree: Tree, now: float) -> None:
         for element in list(tree.operations.values()):
             for job in list(element.jobs.values()):
-                self._stop(job, "aborted", f'pool tree "{tree.name}" was removed', job.start_time)
+                self._stop(job, "aborted", f'pool tree "{tree.name}" was removed', now)
             del element.operation.elements[tree.name]
         for node in tree.nodes.values():
             node.tree = None
@@ -721,11 +741,11 @@ class State:
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
         node.last_seen, node.is_online, node.lost_since = now, True, None
-        self._assign(node)
+        self._assign(node, now)
         for tree in self.trees.values():
             _sum_total(tree)
 
-    def _assign(self, node: Node) -> None:
+    def _assign(self, node: Node, now: float) -> None:
         """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2)."""
         matched = self.match_trees(node.tags)
         name = matched[0] if matched else None
@@ -736,7 +756,7 @@ class State:
             old.nodes.pop(node.id, None)
         for job in list(node.jobs.values()):
             why = f"NodePoolTreeChanged: the node went from tree {node.tree!r} to {name!r}"
-            self._stop(job, "aborted", why, node.last_seen)
+            self._stop(job, "aborted", why, now)
         node.tree = name
         if name is not None:
             self.trees[name].nodes[node.id] = node

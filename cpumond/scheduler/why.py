@@ -21,8 +21,9 @@ from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.admission import find_full
 from cpumond.scheduler.config_commands import ConfigChange, ConfigCommand, describe_change
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement
+from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import (
+    SUBPOOL_DELIMITER,
     CommandError,
     Config,
     IntegralGuarantees,
@@ -35,6 +36,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name
 from cpumond.scheduler.starvation import priority_of, starves_in_s
 from cpumond.scheduler.state import Rules, State, Transaction
+from cpumond.scheduler.validation import find_overcommit
 
 Amounts = dict[str, float]
 
@@ -244,9 +246,11 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         yield f"tree {tree.name!r} has no node that is online"
         return
     for task in operation.next_tasks():
+        orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'
         if not any(dominates(node.capacity, task.resources) for node in online):
-            orders = _amounts(task.resources)
-            yield f'no node that is online can hold a job of task "{task.name}", which orders {orders}'
+            yield f"no node that is online can hold {orders}"
+        elif not any(dominates(node.free, task.resources) for node in online):
+            yield f"no node has room now for {orders}"
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {_count(times, 'time')} since the last update: {text}"
@@ -393,7 +397,7 @@ def collect(state: State) -> Material:
         ),
         operations=tuple(
             KnownOperation(
-                operation.record,
+                _in_pools(operation.record, _pools_of(operation)),
                 dict(operation.needed),
                 {name: element.usage for name, element in operation.elements.items()},
             )
@@ -408,6 +412,11 @@ def collect(state: State) -> Material:
             for tree in state.trees.values()
         },
     )
+
+
+def _pools_of(operation: Operation) -> dict[str, str]:
+    """Where an operation really is, by tree."""
+    return {name: element.parent.name for name, element in operation.elements.items() if element.parent is not None}
 
 
 def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:
@@ -440,7 +449,11 @@ def make_plan(
     return Plan(
         accepted=True,
         warnings=list(change.warnings),
-        notes=[*_note_lost_operations(material, new_state), *_note_integral(material.config, new)],
+        notes=[
+            *_note_lost_operations(material, new_state),
+            *_note_overcommit(old_state, new_state),
+            *_note_integral(material.config, new),
+        ],
         changes=describe_change(material.config, new),
         effects=effects,
     )
@@ -489,10 +502,19 @@ def _renamed_pools(old: Config, new: Config) -> dict[str, dict[str, str]]:
 
 
 def _in_renamed_pools(record: OperationRecord, renamed: Mapping[str, Mapping[str, str]]) -> OperationRecord:
+    def new_name(tree: str, pool: str) -> str:
+        parent, delimiter, child = pool.partition(SUBPOOL_DELIMITER)
+        return renamed.get(tree, {}).get(parent, parent) + delimiter + child
+
+    return _in_pools(record, {name: new_name(name, options.pool) for name, options in record.trees.items()})
+
+
+def _in_pools(record: OperationRecord, pools: Mapping[str, str]) -> OperationRecord:
+    """The record with the pools of some trees replaced."""
     moved = {
-        name: msgspec.structs.replace(options, pool=renamed[name][options.pool])
-        for name, options in record.trees.items()
-        if options.pool in renamed.get(name, {})
+        name: msgspec.structs.replace(record.trees[name], pool=pool)
+        for name, pool in pools.items()
+        if record.trees[name].pool != pool
     }
     return msgspec.structs.replace(record, trees={**record.trees, **moved}) if moved else record
 
@@ -595,6 +617,14 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
     if stopped:
         verb = "fits" if stopped == 1 else "fit"
         yield f"{_count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
+
+
+def _note_overcommit(old: State, new: State) -> Iterator[str]:
+    for name, tree in new.trees.items():
+        before = old.trees.get(name)
+        sentence = find_overcommit(tree.config, tree.total)
+        if sentence is not None and (before is None or find_overcommit(before.config, before.total) != sentence):
+            yield sentence
 
 
 def _note_integral(old: Config, new: Config) -> Iterator[str]:

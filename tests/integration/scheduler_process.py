@@ -20,7 +20,7 @@ from waiting import wait_until
 
 YT = Path(sys.executable).with_name("yt")
 BINDINGS = os.environ.get("CPUMOND_YT_BINDINGS", "")
-"""A directory with ``yt_yson_bindings`` (``pip install --no-deps --target DIR ytsaurus-yson``); "" for this Python's."""
+"""A directory with ``yt_yson_bindings`` (``pip install --no-deps --target DIR ytsaurus-yson``), "" for installed."""
 
 NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")"""
 GIB = 2**30
@@ -103,6 +103,9 @@ class SchedulerProcess:
 
     def _forget(self) -> None:
         self.process = None
+        self._close_client()
+
+    def _close_client(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -134,11 +137,15 @@ class SchedulerProcess:
         """Of the running process."""
         return f"http://{self.address}"
 
-    def new_client(self, token: str | None = None) -> httpx2.Client:
-        """A client of its own; ``token`` None is the one of this object."""
-        token = self.token if token is None else token
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+    def new_client(self) -> httpx2.Client:
+        """A client of its own."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
+
+    def use_token(self, token: str) -> None:
+        """Show this token from now on; "" for none."""
+        self.token = token
+        self._close_client()
 
     @property
     def client(self) -> httpx2.Client:
@@ -189,30 +196,34 @@ class SchedulerProcess:
 
     # --- the command line
 
-    def yt(
-        self, *arguments: str, bindings: bool = True, given: str | None = None, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``yt`` with and without the C++ bindings of YSON; ``given`` is its input."""
+    def yt_command(self, *arguments: str) -> list[str]:
+        """A command line of the client."""
+        return [str(YT), *arguments]
+
+    def yt_environment(self, bindings: bool) -> dict[str, str]:
+        """What leads the client here, with or without the C++ bindings of YSON; it does not try twice."""
         blocked = self.directory / "no_bindings"
-        if not bindings and not blocked.exists():
-            blocked.mkdir(exist_ok=True)
-            (blocked / "yt_yson_bindings.py").write_text(NO_BINDINGS)
-        elif bindings:
+        if bindings:
             need_bindings()
-        token = {"YT_TOKEN": self.token} if self.token else {}
+        else:
+            blocked.mkdir(exist_ok=True)
+            stub = blocked / "yt_yson_bindings.py"
+            if not stub.exists():
+                stub.write_text(NO_BINDINGS)
+        return {
+            **clean_environment(),
+            "YT_PROXY": self.address,
+            "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
+            "HOME": str(self.directory),
+            "PYTHONPATH": BINDINGS if bindings else str(blocked),
+            **({"YT_TOKEN": self.token} if self.token else {}),
+        }
+
+    def yt(self, *arguments: str, bindings: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the client; ``given`` is its input."""
         return subprocess.run(
-            [str(YT), *arguments],
-            env={
-                **clean_environment(),
-                "YT_PROXY": self.address,
-                "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
-                "HOME": str(self.directory),
-                "PYTHONPATH": BINDINGS if bindings else str(blocked),
-                **token,
-                **environment,
-            },
-            input="" if given is None else given,
-            capture_output=True, text=True, timeout=60, check=False, encoding="utf-8",
+            self.yt_command(*arguments), env=self.yt_environment(bindings), input=given, capture_output=True,
+            text=True, timeout=60, check=False, encoding="utf-8",
         )  # fmt: skip
 
     def yt_all(
@@ -220,9 +231,10 @@ class SchedulerProcess:
     ) -> dict[str, subprocess.CompletedProcess[str]]:
         """Run independent command lines at the same time; by name."""
         inputs = given or {}
+        self.yt_environment(bindings)  # its files are there before the first one runs
 
         def run(name: str) -> subprocess.CompletedProcess[str]:
-            return self.yt(*runs[name], bindings=bindings, given=inputs.get(name))
+            return self.yt(*runs[name], bindings=bindings, given=inputs.get(name, ""))
 
         with ThreadPoolExecutor(PARALLEL) as workers:
             return dict(zip(runs, workers.map(run, runs), strict=True))

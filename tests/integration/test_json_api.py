@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from structlog.testing import capture_logs
 from waiting import wait_until
 
 from cpumond.api.json import make_json_routes
+from cpumond.process import open_tcp_sockets
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import AUTHENTICATION, CommandError
 from cpumond.scheduler.state import Rules
@@ -35,7 +35,7 @@ class LiveScheduler:
 
     def __init__(self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, rules: Rules | None = None):
         self._store = open_sqlite_store(str(directory / "state.sqlite"))
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        (self._socket,) = open_tcp_sockets("127.0.0.1:0", "listen", 100)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.token = token
         self._max_body = max_body
@@ -206,6 +206,19 @@ def test_a_refused_change_changes_nothing_and_says_why(server):
     assert server.get(f"{pools}/a")["attributes"] == {}
 
 
+def test_what_the_scheduler_computes_is_there_by_the_names_of_the_documents(server):
+    FakeNode(server, "n1").register()
+    operation_id = server.start("p", job_count=2)
+    server.wait_for_update()
+    pool = server.get("/trees/default/pools/p/orchid")
+    assert pool["fair_share_ratio"] == pytest.approx(0.5)
+    assert pool["running_operation_count"] == 1
+    operation = server.get(f"/operations/{operation_id}/orchid")["default"]
+    assert operation["pending_job_count"] == 2
+    server.post(f"/operations/{operation_id}/abort")
+    assert server.get(f"/operations/{operation_id}/orchid") == {}
+
+
 def test_guarantees_go_from_one_pool_to_another(server):
     pools = "/trees/default/pools"
     for name, cpu in (("a", 10), ("b", 1)):
@@ -337,6 +350,33 @@ def test_odd_configurations_are_alerts(server):
     assert {"invalid_default_parent_pool", "guarantees_overcommitted"} <= codes
 
 
+def test_a_preemption_is_listed_and_told_to_both_sides(server):
+    hasty = {
+        "fair_share_starvation_timeout": 0, "preemptive_scheduling_backoff": 0,
+        "max_unpreemptible_running_job_count": 0,
+    }  # fmt: skip
+    edits = [{"path": [name], "value": value} for name, value in hasty.items()]
+    server.ask("PATCH", "/trees/default", {"edits": edits})
+    for pool in ("early", "late"):
+        server.post("/trees/default/pools", {"name": pool}, 201)
+    node = FakeNode(server, "n1", cpu=2.0)
+    node.register()
+    server.wait_for_update()
+    early = server.start("early", job_count=9)
+    wait_until(lambda: node.beat() and len(node.jobs) == 2, "two jobs")
+    late = server.start("late", job_count=9)
+    wait_until(lambda: node.beat() and server.get("/preemptions")["preemptions"], "a preemption")
+    record = server.get("/preemptions", pool="early", operation=late)["preemptions"][0]
+    assert (record["operation_id"], record["preemptor_operation_id"]) == (early, late)
+    assert (record["kind"], record["freed"]["cpu"]) == ("preempted", 1.0)
+    assert server.get("/preemptions", pool="nobody")["preemptions"] == []
+    assert server.get(f"/operations/{early}/why")["preempted"][0]["job_id"] == record["job_id"]
+    assert server.get(f"/operations/{late}/why")["preempted_for_it"][0]["job_id"] == record["job_id"]
+    wait_until(lambda: node.beat() and server.get(f"/operations/{early}/jobs", state="aborted")["total"], "its end")
+    lost = server.get(f"/operations/{early}/jobs", state="aborted")["jobs"][0]
+    assert lost["preemption"]["preemptor_operation_id"] == late
+
+
 # --- plans
 
 
@@ -442,6 +482,14 @@ def test_health_and_readiness(server):
     assert server.client.get("/healthz").json()["status"] == "ok"
     ready = server.client.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+
+
+def test_without_a_store_changes_are_refused_and_the_rest_goes_on(server):
+    server.call(lambda scheduler: scheduler.store.close())
+    refusal = server.post("/trees", {"name": "new"}, 503)
+    assert "state.sqlite" in refusal["error"]
+    assert [tree["name"] for tree in server.get("/trees")["trees"]] == ["default"]
+    assert "store_errors" in {alert["code"] for alert in server.get("/alerts")["alerts"]}
 
 
 def test_everything_is_there_again_after_a_restart(tmp_path):

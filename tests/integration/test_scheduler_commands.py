@@ -175,7 +175,7 @@ def test_a_plan_shows_what_changes_for_whom_and_changes_nothing(server, cpumond)
     for name in ("a", "b"):
         server.start(name, job_count=10, title=f"work of {name}")
     lines = cpumond("pool", "plan", "a", "weight=2").splitlines()
-    assert lines[0] == "pool a: weight: not set -> 2.0"
+    assert lines[0] == "pool a: weight: not set -> 2"
     rows = {tuple(line.split()[:2]): line for line in lines}
     assert "3 -> 4" in rows["pool", "a"]
     assert "3 -> 2" in rows["pool", "b"]
@@ -226,6 +226,8 @@ def test_an_operation_from_start_to_end(server, cpumond):
     assert "training" in row
     shown = cpumond("operation", "show", operation_id)
     assert "2 jobs of 1.5 cpu, 1 GiB memory: python train.py" in shown
+    assert "pending_job_count:" in cpumond("operation", "show", operation_id, "--all")
+    assert "fair_share_ratio:" in cpumond("pool", "show", "p", "--all")
     jobs = cpumond("operation", "jobs", operation_id)
     assert jobs.count("running") == 2
     told = cpumond("operation", "why", operation_id)

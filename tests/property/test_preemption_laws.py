@@ -371,7 +371,15 @@ def make_rivals(seed: int) -> World:
         world.node(f"n{i}", float(rng.choice([4, 7, 10])), 16.0)
     names = [ROOT_POOL]
     for i in range(rng.choice([0, 2, 3])):
-        world.pool(f"p{i}", rng.choice(names), weight=rng.choice([1.0, 1.0, 2.0, 5.0]))
+        fifo = rng.random() < 0.15
+        world.pool(
+            f"p{i}",
+            rng.choice([name for name in names if world.find_pool(name).mode != "fifo"]),
+            weight=rng.choice([1.0, 1.0, 2.0, 5.0]),
+            mode="fifo" if fifo else "fair_share",
+            resource_limits={"cpu": float(rng.choice([3, 5]))} if rng.random() < 0.2 else {},
+            strong_guarantee_resources={"cpu": float(rng.choice([1, 3]))} if rng.random() < 0.2 else {},
+        )
         names.append(f"p{i}")
     sizes = rng.choice([[1.0], [1.0, 2.0], [0.7, 1.3, 3.0], [1.0, 4.0]])
     for i in range(rng.randint(2, 4)):
@@ -404,6 +412,21 @@ def test_pains_30_rivals_come_to_rest(seed):
     taken = sum(len(losers) for _, _, losers in told)
     assert taken <= 60, told
     assert all(step < STEPS // 2 for step, _, _ in told), told
+
+
+def test_pains_30_a_fair_share_that_follows_usage_starts_no_loop():
+    """Who loses a job has another fair share afterwards: by the old one either of two swaps would be a small gain."""
+    world = World(enable_aggressive_starvation=True)
+    node = world.node(cpu=10.0, memory=16.0)
+    world.operation("wide", needs=3, cpu=1.3, memory=3)
+    world.update(0.0)
+    world.place(node)
+    for name in ("endless", "large"):
+        world.operation(name, needs=20 if name == "endless" else 3, cpu=3.0)
+    world.operation("small", needs=3, cpu=0.7, memory=1, weight=3.0)
+    told = run(world, STEPS)
+    assert told
+    assert all(step < STEPS // 4 for step, _, _ in told), told
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

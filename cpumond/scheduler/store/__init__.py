@@ -14,6 +14,9 @@ from cpumond.errors import CpumondError
 class StoreError(CpumondError):
     """The store cannot be opened, read or written; the message says what, where and what to do."""
 
+    code = 105
+    """What `yt` takes for "try again" (yt_protocol.md 7)."""
+
 
 class Change(NamedTuple):
     """A record to put in place of what is under ``kind`` and ``key``; ``value`` None takes that away."""

@@ -5,11 +5,13 @@ import contextlib
 import copy
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cpumond.api.cypress import LISTED_ATTRIBUTES, YtBackend, show_in_pieces
 from cpumond.api.formats import Attributed, Uint, YtError, write_yson
 from cpumond.api.orchid import scheduler_orchid
-from cpumond.api.yt import YtRequest
+from cpumond.api.yt import COMMANDS, YtRequest
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.state import Rules
@@ -297,7 +299,7 @@ async def test_a_path_that_leads_nowhere_is_refused_in_the_words_of_the_protocol
     assert [inner.message for inner in error.inner] == ['Node //sys has no child with key "none"']
     assert error.inner[0].code == 500
     error = await error_of(yt.get("//home/x/@y"), 500)
-    assert error.message == "Error resolving path //home/x"
+    assert error.message == "Error resolving path //home/x/@y"
     assert error.inner[0].message == 'Node / has no child with key "home"'
     for path in ("//sys/client_config", "//sys/@local_mode_proxy_address", "//sys/@local_mode_fqdn"):
         await error_of(yt.get(path), 500)
@@ -647,6 +649,25 @@ async def test_large_answers_let_others_have_their_turn(yt):
 
 
 @in_loop
+async def test_a_tree_may_change_while_it_is_shown(yt):
+    for number in range(20):
+        await yt.create_pool(f"p{number}")
+    await yt.register()
+    await yt.start(pool="made")
+    await yt.update()
+    root = scheduler_orchid(yt.scheduler.state, yt.backend.results())
+    showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
+    await asyncio.sleep(0)
+    for number in range(10):
+        await yt.remove(f"//sys/pools/p{number + 5}")
+    await yt.set("//sys/pools/p19/@name", "q")
+    await yt.create_pool("new")
+    shown = (await showing)["default"]["pools"]
+    assert set(shown) <= {"<Root>", "made", *(f"p{number}" for number in range(20))}
+    assert {"<Root>", "made", "p0", "p18"} <= set(shown)
+
+
+@in_loop
 async def test_hosts_are_nodes_with_attributes(yt):
     await yt.register("host", tags=["big"])
     assert await yt.list("//sys/cluster_nodes") == ["host"]
@@ -654,7 +675,13 @@ async def test_hosts_are_nodes_with_attributes(yt):
     assert await yt.get("//sys/cluster_nodes/host/@state") == "online"
     assert await yt.get("//sys/cluster_nodes/host/@tags") == ["big", "host"]
     assert await yt.get("//sys/cluster_nodes/host/@resource_limits/cpu") == 10.0
+    assert await yt.get("//sys/cluster_nodes/host/@resource_usage") == {
+        "disk_space": 0, "user_slots": 0, "cpu": 0.0, "gpu": 0, "memory": 0, "network": 0,
+    }  # fmt: skip
     assert await yt.get("//sys/cluster_nodes/host/@type") == "cluster_node"
+    found = await yt.get("//sys/cluster_nodes/host/@")
+    for name, value in found.items():
+        assert await yt.get(f"//sys/cluster_nodes/host/@{name}") == value
     await error_of(yt.set("//sys/cluster_nodes/host/@banned", True))
 
 
@@ -806,6 +833,7 @@ async def test_operations_are_listed_newest_first_and_filtered(yt):
     assert set(answer) == {"operations", "incomplete"}
     assert set(answer["operations"][0]) == {"id", "spec"}
     assert (await yt("list_operations", limit=0))["operations"] == []
+    assert (await yt("list_operations", limit=0, cursor_direction="future"))["operations"] == []
 
 
 @in_loop
@@ -827,6 +855,22 @@ async def test_jobs_are_listed_in_pages(yt):
     assert (await yt("list_jobs", operation_id=operation, with_stderr=True))["jobs"] == []
     failed = (await yt("list_operations", with_failed_jobs=True))["operations"]
     assert [each["id"] for each in failed] == [operation]
+
+
+@in_loop
+async def test_one_job_is_found_while_it_runs_and_after(yt):
+    await yt.register()
+    operation = await yt.start(2, pool="p")
+    await yt.update()
+    await yt.heartbeat()
+    await yt.heartbeat()
+    first, _ = [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+    assert (await yt("get_job", operation_id=operation, job_id=first))["state"] == "running"
+    await yt.heartbeat(finished=[(first, "failed")])
+    found = await yt("get_job", operation_id=operation, job_id=first, attributes=["state", "address"])
+    assert found == {"state": "failed", "address": "host"}
+    await error_of(yt("get_job", operation_id=operation, job_id="1-2-3-4"), 203)
+    await error_of(yt("get_job_stderr", operation_id=operation, job_id=first), 203)
 
 
 @in_loop
@@ -859,6 +903,80 @@ async def test_changes_outlive_the_scheduler(yt):
     again = Client(Scheduler(Rules(), yt.scheduler.store, yt.clock), yt.clock)
     assert await again.get("//sys/pools/a/@weight") == 3.0
     assert (await again("get_operation", operation_id=operation, attributes=["state"])) == {"state": "running"}
+
+
+NAMES = st.sampled_from(["a", "b", "<Root>", "default", "sys", "pools", "pool_trees", "scheduler", "orchid", "x$y"])
+KEYS = st.sampled_from(
+    ["weight", "name", "parent_name", "config", "mode", "resource_usage", "0", "integral-guarantees"]
+)
+PATHS = st.builds(
+    lambda start, steps, keys: "/".join([start, *steps]) + ("" if keys is None else "/@" + "/".join(keys)),
+    st.sampled_from(["//sys/pools", "//sys/pool_trees", "//sys/pool_trees/default", "//sys", "/", DEFAULT, "#1-2-3-4"]),
+    st.lists(NAMES, max_size=3),
+    st.none() | st.lists(KEYS, max_size=3),
+)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | NAMES
+VALUES = st.recursive(
+    PLAIN, lambda items: st.lists(items, max_size=2) | st.dictionaries(KEYS, items, max_size=2), max_leaves=4
+)
+REQUESTS = st.tuples(
+    st.sampled_from([*COMMANDS]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "path": PATHS | VALUES,
+            "type": st.sampled_from(["scheduler_pool", "scheduler_pool_tree", "map_node"]) | VALUES,
+            "attributes": st.fixed_dictionaries({"name": NAMES}, optional={"weight": VALUES, "parent_name": VALUES})
+            | VALUES,
+            "source_path": PATHS,
+            "destination_path": PATHS,
+            "recursive": st.booleans(),
+            "force": st.booleans(),
+            "ignore_existing": st.booleans(),
+            "max_size": st.integers(-1, 3),
+            "spec": VALUES,
+            "operation_type": st.just("vanilla") | VALUES,
+            "operation_id": VALUES,
+            "job_id": VALUES,
+            "limit": VALUES,
+            "cursor_time": VALUES,
+            "source_pool": NAMES,
+            "destination_pool": NAMES,
+            "resource_delta": VALUES,
+            "parameters": VALUES,
+        },
+    ),
+    VALUES,
+)
+
+
+class Memory:
+    """A store for one run."""
+
+    def load(self):
+        return iter(())
+
+    def write(self, changes):
+        pass
+
+    def close(self):
+        pass
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=12))
+def test_whatever_is_asked_is_answered_or_refused(requests):
+    async def body():
+        clock = FakeClock()
+        yt = Client(Scheduler(Rules(), Memory(), clock), clock)
+        await yt.create_pool("a")
+        for command, parameters, value in requests:
+            with contextlib.suppress(YtError, CommandError):
+                await yt(command, value=value, **parameters)
+        await yt.get("//sys")
+        await yt.get(f"{ORCHID}/pool_trees")
+
+    asyncio.run(body())
 
 
 def test_no_command_changes_what_it_was_given(play):

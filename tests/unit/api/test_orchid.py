@@ -384,6 +384,7 @@ OF_GREEDY = {
     "suspended": False,
     "tentative": False,
     "is_gang": False,
+    "slot_index": 0,
     "scheduling_index": 1,
     "job_count": 5,
     "pending_job_count": 15,
@@ -614,6 +615,7 @@ def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
     assert cluster.of_pool("f", "fifo_sort_parameters") == ["start_time"]
     assert cluster.of_operation(first, "fifo_index") == 0
     assert cluster.of_operation(second, "fifo_index") == 1
+    assert cluster.of_operation(second, "slot_index") == 1
     assert cluster.of_operation(second, "fair_share_ratio") == 0.0
 
 
@@ -702,7 +704,7 @@ def test_thresholds_name_what_they_limit_only():
     cluster.pool("b", non_preemptible_resource_usage_threshold={"user_slots": 3})
     assert cluster.of_pool("a", "non_preemptible_resource_usage_threshold") == {"cpu": 2.0}
     assert cluster.of_pool("b", "non_preemptible_resource_usage_threshold") == {"user_slots": 3}
-    assert cluster.of_pool("b", "effective_non_preemptible_resource_usage_threshold") == {"user_slots": 3.0}
+    assert cluster.of_pool("b", "effective_non_preemptible_resource_usage_threshold") == {"user_slots": 3}
 
 
 def test_an_operation_that_was_passed_over_says_why(busy):

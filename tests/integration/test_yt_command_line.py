@@ -1,0 +1,689 @@
+"""The unmodified ``yt`` of ytsaurus-client against a running scheduler, with and without the bindings of YSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess, need_bindings
+from waiting import wait_until
+
+from cpumond.api.formats import read_yson
+
+NODE_CORES = 200.0
+SATURATION_S = 86_400.0
+"""How long a pool's resource flow is accumulated, unless the tree says otherwise."""
+
+ORCHID = "//sys/scheduler/orchid/scheduler"
+DEFAULT_TREE = f"{ORCHID}/pool_trees/default"
+ID = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{1,8}){3}")
+Done = subprocess.CompletedProcess[str]
+
+
+class World:
+    """A scheduler with one node, for all tests here; each makes pools of its own names."""
+
+    def __init__(self, scheduler: SchedulerProcess) -> None:
+        self.scheduler = scheduler
+        self.node = PlayedNode(scheduler, "host-1.example.net", cpu=NODE_CORES)
+        self.node.register()
+        self.node.beat()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    scheduler = SchedulerProcess(tmp_path_factory.mktemp("scheduler"))
+    scheduler.write_config('node_heartbeat_timeout = "1h"\n')
+    scheduler.start()
+    try:
+        yield World(scheduler)
+        assert "Traceback" not in scheduler.log()
+    finally:
+        scheduler.close()
+
+
+@pytest.fixture(params=[False, True], ids=["without bindings", "with bindings"])
+def bindings(request: pytest.FixtureRequest) -> bool:
+    """Whether the client has the bindings: it then asks for binary YSON, else for JSON."""
+    if request.param:
+        need_bindings()
+    return bool(request.param)
+
+
+@pytest.fixture
+def kind(bindings: bool) -> str:
+    """What the names of pools begin with."""
+    return "b" if bindings else "n"
+
+
+def succeed(done: dict[str, Done]) -> dict[str, str]:
+    """The outputs of runs that all must succeed."""
+    bad = {name: run.stderr for name, run in done.items() if run.returncode}
+    assert bad == {}
+    return {name: run.stdout for name, run in done.items()}
+
+
+def value_of(text: str) -> Any:
+    """What the client printed, as YSON."""
+    return read_yson(text.encode())
+
+
+# --- the documents' commands -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def documents_pools(world: World) -> None:
+    """``burst`` under ``root-pool``, with guarantees other than those that a test sets."""
+    guarantees = {"resource_flow": {"cpu": 100.0}, "burst_guarantee_resources": {"cpu": 150.0}}
+    pools = "trees/default/pools"
+    attributes: dict[str, Any] = {"integral_guarantees": guarantees}
+    world.scheduler.post(pools, {"name": "root-pool", "attributes": attributes, "ignore_existing": True})
+    attributes = {
+        "integral_guarantees": {**guarantees, "resource_flow": {"cpu": 20.0}, "guarantee_type": "burst"}
+    }
+    body = {"name": "burst", "parent": "root-pool", "attributes": attributes, "ignore_existing": True}
+    world.scheduler.post(pools, body)
+    edit = {"path": ["integral_guarantees", "resource_flow"], "value": {"cpu": 20.0}}
+    world.scheduler.patch(f"{pools}/burst", {"edits": [edit]})
+
+
+@pytest.mark.usefixtures("documents_pools")
+def test_the_commands_of_the_documents(world, bindings):
+    scheduler = world.scheduler
+    done = scheduler.yt(
+        "set", "//sys/pools/root-pool/burst/@integral-guarantees/resource_flow", "{cpu=100}", bindings=bindings
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    scheduler.wait_updates()
+    pool = f"{DEFAULT_TREE}/pools/burst"
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "capacity": ("get", f"{pool}/integral_pool_capacity"),
+                "flow": ("get", "//sys/pools/root-pool/burst/@integral_guarantees/resource_flow"),
+                "hyphen": ("get", "//sys/pool_trees/default/root-pool/burst/@integral-guarantees/resource-flow/cpu"),
+                "type": ("get", f"{pool}/integral_guarantee_type"),
+                "ratio": ("get", f"{pool}/specified_resource_flow_ratio"),
+                "burst": ("get", f"{pool}/specified_burst_ratio"),
+                "volume": ("get", f"{pool}/accumulated_resource_ratio_volume"),
+            },
+            bindings,
+        )
+    )
+    assert float(out["capacity"]) == 100.0 / NODE_CORES * SATURATION_S
+    assert out["capacity"] == "43200.\n"
+    assert value_of(out["flow"]) == {"cpu": 100.0}
+    assert out["hyphen"] == "100.\n"
+    assert out["type"] == '"burst"\n'
+    assert (float(out["ratio"]), float(out["burst"])) == (0.5, 0.75)
+    assert 0.0 < float(out["volume"]) < 43200.0
+
+
+# --- pools and trees -------------------------------------------------------------------------------------------------
+
+
+def test_pools_are_made_changed_moved_and_removed(world, bindings, kind):
+    scheduler = world.scheduler
+    top, root = f"{kind}-top", f"//sys/pools/{kind}-top"
+    made = succeed(
+        scheduler.yt_all(
+            {
+                "verb": (
+                    "create-pool", top, "default", "--weight", "2", "--max-operation-count", "20",
+                    "--max-running-operation-count", "10", "--strong-guarantee-resources", "{cpu=40}",
+                    "--resource-limits", "{cpu=100.5;memory=1000000}",
+                ),
+                "fifo": ("create-pool", f"{kind}-fifo", "--mode", "fifo", "--fifo-sort-parameters", "[weight;start_time]"),
+            },
+            bindings,
+        )
+    )  # fmt: skip
+    assert all(ID.fullmatch(text.strip()) for text in made.values()), made
+    made |= succeed(
+        scheduler.yt_all(
+            {
+                "object": (
+                    "create", "scheduler_pool", "--attributes",
+                    f"{{name={kind}-a;pool_tree=default;parent_name={top};weight=3;min_share_resources={{cpu=10}}}}",
+                ),
+                "by path": ("create", "scheduler_pool", f"{root}/{kind}-b"),
+                "under": ("create-pool", f"{kind}-c", "default", "--parent-name", top),
+                "existing": ("create-pool", top, "default", "-i"),
+            },
+            bindings,
+        )
+    )  # fmt: skip
+    assert made["existing"] == made["verb"]
+
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "children": ("list", root),
+                "long": ("list", "-l", root),
+                "attributes": ("list", root, "--attribute", "weight", "--format", "json"),
+                "absolute": ("list", f"{root}/{kind}-a", "--absolute"),
+                "tree": ("get", root, "--attribute", "weight"),
+                "id": ("get", f"#{made['verb'].strip()}/@name"),
+                "exists": ("exists", f"{root}/{kind}-a/@weight"),
+                "missing": ("exists", f"{root}/{kind}-zzz"),
+                "limits": ("get", f"{root}/@resource-limits"),
+                "json": ("get", f"{root}/@resource_limits", "--format", "json"),
+                "fifo": ("get", f"//sys/pools/{kind}-fifo/@fifo_sort_parameters"),
+                "found": ("find", root, "--type", "scheduler_pool"),
+                "min share": ("get", f"{root}/{kind}-a/@strong_guarantee_resources/cpu"),
+            },
+            bindings,
+        )
+    )
+    names = [f"{kind}-a", f"{kind}-b", f"{kind}-c"]
+    assert out["children"].split() == names
+    assert [line.split()[-1] for line in out["long"].splitlines()] == names
+    listed = {each["$value"] if isinstance(each, dict) else each: each for each in json.loads(out["attributes"])}
+    assert sorted(listed) == names
+    assert listed[f"{kind}-a"]["$attributes"] == {"weight": 3.0}
+    assert out["absolute"] == ""
+    assert value_of(out["tree"]).attributes == {"weight": 2.0}
+    assert out["id"] == f'"{top}"\n'
+    assert (out["exists"], out["missing"]) == ("true\n", "false\n")
+    assert value_of(out["limits"]) == {"cpu": 100.5, "memory": 1_000_000}
+    assert json.loads(out["json"]) == {"cpu": 100.5, "memory": 1_000_000}
+    assert value_of(out["fifo"]) == ["weight", "start_time"]
+    assert out["found"].split() == [root, *(f"{root}/{name}" for name in names)]
+    assert float(out["min share"]) == 10.0
+
+    succeed(
+        scheduler.yt_all(
+            {
+                "set": ("set", f"{root}/{kind}-a/@weight", "5"),
+                "set json": ("set", "--format", "json", f"{root}/{kind}-b/@resource_limits", '{"cpu": 7}'),
+                "stdin": ("set", f"{root}/{kind}-b/@max_operation_count"),
+                "attribute": ("set-attribute", f"{root}/{kind}-c", "forbid_immediate_operations", "%true"),
+                "recursive": ("set-attribute", "-r", root, "max_running_operation_count", "4"),
+                "several": ("execute", "multiset_attributes", f'{{path="{root}/@"}}'),
+            },
+            bindings,
+            given={"stdin": "30", "several": '{max-operation-count=25;"заметка"="для всех"}'},
+        )
+    )
+
+    def settings(pool: str) -> dict[str, Any]:
+        found: dict[str, Any] = value_of(scheduler.yt("get", f"{pool}/@", bindings=bindings).stdout)
+        return found
+
+    first, second, third, parent = (settings(path) for path in (*(f"{root}/{name}" for name in names), root))
+    assert (first["weight"], first["max_running_operation_count"]) == (5.0, 4)
+    assert (second["resource_limits"], second["max_operation_count"]) == ({"cpu": 7}, 30)
+    assert third["forbid_immediate_operations"] is True
+    assert parent["max_operation_count"] == 25
+    assert parent["заметка"] == "для всех"
+    assert (first["parent_name"], first["name"], first["type"]) == (top, f"{kind}-a", "scheduler_pool")
+    assert third["id"] == made["under"].strip()
+
+    succeed(
+        scheduler.yt_all(
+            {
+                "one": ("remove-attribute", f"{root}/{kind}-c", "forbid_immediate_operations"),
+                "recursive": ("remove-attribute", "-r", f"{root}/{kind}-a", "max_running_operation_count"),
+                "by remove": ("remove", f"{root}/{kind}-b/@resource_limits"),
+                "move": ("move", f"{root}/{kind}-c", f"{root}/{kind}-a/{kind}-renamed"),
+            },
+            bindings,
+        )
+    )
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "moved": ("get", f"{root}/{kind}-a/{kind}-renamed/@id"),
+                "gone": ("exists", f"{root}/{kind}-c"),
+                "no limit": ("exists", f"{root}/{kind}-b/@resource_limits"),
+                "no count": ("exists", f"{root}/{kind}-a/@max_running_operation_count"),
+            },
+            bindings,
+        )
+    )
+    assert json.loads(out["moved"]) == made["under"].strip()
+    assert (out["gone"], out["no limit"], out["no count"]) == ("false\n", "false\n", "false\n")
+    done = scheduler.yt("remove", root, bindings=bindings)
+    assert done.returncode == 1
+    assert f"{kind}-a" in done.stderr or "non-empty" in done.stderr
+    succeed(scheduler.yt_all({"all": ("remove", "-r", root), "no such": ("remove", "-f", f"{root}-zzz")}, bindings))
+    assert scheduler.request("GET", f"trees/default/pools/{kind}-renamed").status_code == 404
+
+
+def test_trees_are_made_changed_and_removed(world, bindings, kind):
+    scheduler, tree = world.scheduler, f"{kind}-tree"
+    path = f"//sys/pool_trees/{tree}"
+    options = f'{{name={tree};nodes_filter="{tree}&!old";fair-share-starvation-timeout=5000}}'
+    made = scheduler.yt("create", "scheduler_pool_tree", "--attributes", options, bindings=bindings)
+    assert ID.fullmatch(made.stdout.strip()), made.stderr
+    succeed(
+        scheduler.yt_all(
+            {
+                "pool": ("create-pool", f"{kind}-in-it", tree),
+                "option": ("set", f"{path}/@nodes_filter", f'"{tree}"'),
+                "hyphens": ("set", f"{path}/@max-operation-count", "70"),
+            },
+            bindings,
+        )
+    )
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "trees": ("list", "//sys/pool_trees"),
+                "pools": ("list", path),
+                "default": ("get", "//sys/pool_trees/@default_tree"),
+                "filter": ("get", f"{path}/@nodes_filter"),
+                "timeout": ("get", f"{path}/@fair_share_starvation_timeout"),
+                "type": ("get", f"{path}/@type"),
+                "count": ("get", f"{ORCHID}/pool_trees/{tree}/pool_count"),
+                "link": ("get", "//sys/pools&/@target_path"),
+            },
+            bindings,
+        )
+    )
+    assert {tree, "default"} <= set(out["trees"].split())
+    assert out["pools"].split() == [f"{kind}-in-it"]
+    assert out["default"] == '"default"\n'
+    assert out["filter"] == f'"{tree}"\n'
+    assert out["timeout"] == "5000\n"
+    assert out["type"] == '"scheduler_pool_tree"\n'
+    assert out["count"] == "1\n"
+    assert out["link"] == '"//sys/pool_trees/default"\n'
+    assert scheduler.yt("remove", path, bindings=bindings).returncode == 1, "it has a pool"
+    succeed(scheduler.yt_all({"all": ("remove", "-r", path)}, bindings))
+    assert tree not in scheduler.yt("list", "//sys/pool_trees", bindings=bindings).stdout.split()
+
+
+def test_batches_and_the_small_commands(world, bindings, kind):
+    scheduler = world.scheduler
+    pools = {name: f"{kind}-{name}" for name in ("giver", "taker", "batch")}
+    scheduler.create_pool(pools["giver"], strong_guarantee_resources={"cpu": 10.0}, max_operation_count=40)
+    scheduler.create_pool(pools["taker"], strong_guarantee_resources={"cpu": 1.0}, max_operation_count=10)
+    requests = (
+        '{requests=[{command=create;parameters={type=scheduler_pool;attributes={name="%(batch)s"}}};'
+        '{command=set;parameters={path="//sys/pools/%(batch)s/@weight"};input=7};'
+        '{command=get;parameters={path="//sys/none"}};'
+        '{command=get;parameters={path="//sys/pools/%(batch)s/@weight"}}]}' % pools
+    )
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "batch": ("execute", "execute_batch", requests),
+                "verb": (
+                    "execute-batch", '{command=get;parameters={path="//sys/pools/@default_tree"}}',
+                    f'{{command=exists;parameters={{path="//sys/pools/{pools["giver"]}"}}}}',
+                ),
+                "transfer": (
+                    "transfer-pool-resources", pools["giver"], pools["taker"], "default", "--resource-delta",
+                    "{strong_guarantee_resources={cpu=4};max_operation_count=5}",
+                ),
+                "version": ("execute", "get_version", "{}"),
+                "permission": ("check-permission", "root", "write", "//sys/pools"),
+                "whole": ("execute", "get", f'{{path="//sys/pools/{pools["giver"]}/@max_operation_count"}}'),
+                "default": ("get", f"{ORCHID}/default_pool_tree"),
+                "root": ("list", "/"),
+                "sys": ("list", "//sys"),
+            },
+            bindings,
+        )
+    )  # fmt: skip
+    results = value_of(out["batch"])["results"]
+    assert ID.fullmatch(results[0]["output"]["object_id"])
+    assert results[1]["output"] == {}
+    assert results[2]["error"]["code"] == 500
+    assert results[3]["output"]["value"] == 7
+    verb = value_of(out["verb"])["results"]
+    assert "error" in verb[0]
+    assert verb[1]["output"]["value"] is True
+    assert value_of(out["version"])["version"]
+    assert value_of(out["permission"])["action"] == "allow"
+    assert value_of(out["whole"])["value"] in (40, 35)
+    assert out["default"] == '"default"\n'
+    assert out["root"].split() == ["sys"]
+    assert {"pools", "pool_trees", "scheduler"} <= set(out["sys"].split())
+    attributes = [scheduler.get(f"trees/default/pools/{pools[name]}")["attributes"] for name in ("giver", "taker")]
+    assert [each["strong_guarantee_resources"]["cpu"] for each in attributes] == [6.0, 5.0]
+    assert [each["max_operation_count"] for each in attributes] == [35, 15]
+
+
+# --- what lives ------------------------------------------------------------------------------------------------------
+
+SHARES = """
+    fair_share_ratio detailed_fair_share detailed_dominant_fair_share usage_ratio dominant_usage_share usage_share
+    demand_ratio dominant_demand_share demand_share dominant_resource min_share_ratio min_share strong_guarantee_share
+    min_share_resources strong_guarantee_resources guaranteed_resources_ratio estimated_guarantee_share
+    promised_fair_share resource_usage resource_demand resource_limits specified_resource_limits limits_share
+    limited_demand_share fair_resources best_allocation_share weight satisfaction_ratio local_satisfaction_ratio
+    starvation_status starving lowest_starving_ancestor lowest_aggressively_starving_ancestor
+    fair_share_starvation_tolerance effective_fair_share_starvation_tolerance fair_share_starvation_timeout
+    effective_fair_share_starvation_timeout effective_non_preemptible_resource_usage_threshold
+    effective_aggressive_starvation_enabled aggressive_preemption_allowed effective_aggressive_preemption_allowed
+    scheduling_status enabled schedulable
+    min_share_preemption_timeout fair_share_preemption_timeout adjusted_fair_share_starvation_tolerance
+    adjusted_min_share_preemption_timeout adjusted_fair_share_preemption_timeout max_share_ratio
+    adjusted_min_share_ratio recursive_min_share_ratio guaranteed_resources max_possible_usage_ratio
+    best_allocation_ratio
+""".split()
+"""Of pools and operations: semantics.md 5.2 and 5.4."""
+
+OF_POOLS = """
+    mode parent full_path is_ephemeral child_pool_count forbid_immediate_operations running_operation_count
+    pool_operation_count operation_count lightweight_running_operation_count schedulable_operation_count
+    max_running_operation_count max_operation_count
+    integral_guarantee_type accumulated_resource_ratio_volume accumulated_resource_volume integral_pool_capacity
+    specified_burst_ratio specified_burst_guarantee_resources specified_resource_flow_ratio specified_resource_flow
+    total_burst_ratio total_resource_flow_ratio estimated_burst_usage_duration_seconds
+""".split()
+"""Of a burst pool whose burst is more than its flow: 5.2 and 5.3."""
+
+OF_OPERATIONS = """
+    pool slot_index start_time preemptible_job_count aggressively_preemptible_job_count deactivation_reasons tentative
+""".split()
+
+
+@pytest.mark.usefixtures("documents_pools")
+def test_the_orchid_shows_every_attribute(world, bindings):
+    scheduler, node = world.scheduler, world.node
+    operation = scheduler.start_operation("burst", job_count=3, cpu=10.0)
+    node.beat_until(lambda: len(node.jobs_of(operation)) == 3, "its jobs")
+    node.beat()
+    scheduler.wait_updates()
+    pool = f"{DEFAULT_TREE}/pools/burst"
+    runs = {
+        "pool": ("get", pool),
+        "names": ("list", pool),
+        "operation": ("get", f"{DEFAULT_TREE}/operations/{operation}"),
+        "progress": ("get", f"{ORCHID}/operations/{operation}/progress/scheduling_info_per_pool_tree/default"),
+        "root": ("get", f"{DEFAULT_TREE}/pools/<Root>"),
+        "tree": ("list", DEFAULT_TREE),
+        "older": ("get", f"{ORCHID}/scheduling_info_per_pool_tree/default/fair_share_info/pools/burst/usage_ratio"),
+        "children": ("list", f"{DEFAULT_TREE}/child_pools_by_pool/root-pool"),
+        "in pool": ("list", f"{DEFAULT_TREE}/operations_by_pool/burst"),
+        "info": ("get", f"{DEFAULT_TREE}/resource_distribution_info"),
+        "nodes": ("get", f"{DEFAULT_TREE}/node_count"),
+        "addresses": ("get", f"{DEFAULT_TREE}/node_addresses"),
+        "limits": ("get", f"{DEFAULT_TREE}/resource_limits/cpu"),
+        "usage": ("get", f"{pool}/resource_usage/cpu"),
+        "users": ("get", f"{ORCHID}/user_to_ephemeral_pools"),
+        "old default": ("get", f"{ORCHID}/default_fair_share_tree"),
+        "json": ("get", f"{pool}/detailed_fair_share", "--format", "json"),
+        "top": ("list", ORCHID),
+        "everything": ("get", f"{ORCHID}/pool_trees"),
+    }
+    out = succeed(scheduler.yt_all(runs, bindings))
+    shown = value_of(out["pool"])
+    assert sorted({*SHARES, *OF_POOLS} - set(shown)) == []
+    assert set(out["names"].split()) == set(shown)
+    assert shown["fair_share_ratio"] == pytest.approx(30.0 / NODE_CORES)
+    assert shown["usage_ratio"] == float(out["older"]) == pytest.approx(0.15)
+    assert (shown["parent"], shown["full_path"], shown["mode"]) == ("root-pool", "/root-pool/burst", "fair_share")
+    assert (shown["running_operation_count"], shown["is_ephemeral"]) == (1, False)
+    element = value_of(out["operation"])
+    assert sorted({*SHARES, *OF_OPERATIONS} - set(element)) == []
+    assert element["pool"] == value_of(out["progress"])["pool"] == "burst"
+    root = value_of(out["root"])
+    assert not {"mode", "is_ephemeral", "full_path"} & set(root)
+    assert sorted({
+        "pools", "child_pools_by_pool", "operations", "operations_by_pool", "config", "resource_usage",
+        "resource_limits", "node_count", "node_addresses", "pool_count", "resource_distribution_info",
+    } - set(out["tree"].split())) == []  # fmt: skip
+    assert out["children"].split() == ["burst"]
+    assert out["in pool"].split() == [operation]
+    assert sorted({
+        "distributed_resources", "distributed_strong_guarantee_resources", "distributed_burst_guarantee_resources",
+        "distributed_resource_flow", "undistributed_resources", "undistributed_resource_flow",
+        "undistributed_burst_guarantee_resources",
+    } - set(value_of(out["info"]))) == []  # fmt: skip
+    assert out["nodes"] == "1\n"
+    assert value_of(out["addresses"]) == ["host-1.example.net"]
+    assert float(out["limits"]) == NODE_CORES
+    assert float(out["usage"]) == 30.0
+    assert value_of(out["users"]) == {}
+    assert out["old default"] == '"default"\n'
+    assert set(json.loads(out["json"])) == {"strong_guarantee", "integral_guarantee", "weight_proportional", "total"}
+    assert "operations" in out["top"].split()
+    assert value_of(out["everything"])["default"]["pools"]["burst"]["parent"] == "root-pool"
+
+    scheduler.post(f"operations/{operation}/abort")
+    node.beat_until(lambda: not node.jobs_of(operation), "its jobs are gone")
+
+
+def test_the_life_of_operations(world, bindings, kind):
+    scheduler, node = world.scheduler, world.node
+    for name in ("from", "to"):
+        scheduler.create_pool(f"{kind}-{name}", max_running_operation_count=20)
+    tasks = '{t={job_count=2;command="sleep 1";cpu_limit=2.;memory_limit=1000000}}'
+    spec = f'{{pool={kind}-from;title="для всех {kind}"}}'
+    start = ("vanilla", "--async", "--tasks", tasks, "--spec", spec)
+    raw = f"{{operation_type=vanilla;spec={{pool={kind}-from;tasks={tasks};alias=\"*{kind}\"}}}}"
+    started = succeed(
+        scheduler.yt_all({"a": start, "b": start, "c": start, "d": ("execute", "start_operation", raw)}, bindings)
+    )
+    a, b, c = (started[name].strip() for name in "abc")
+    d = value_of(started["d"])["operation_id"]
+    assert all(ID.fullmatch(each) for each in (a, b, c, d))
+    for operation in (a, b, c, d):
+        node.beat_until(lambda operation=operation: len(node.jobs_of(operation)) == 2, "its jobs")
+    node.beat()
+
+    parameters = f"{{scheduling_options_per_pool_tree={{default={{weight=5.0;pool={kind}-to}}}}}}"
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "list": ("list-operations", "--pool", f"{kind}-from", "--format", "json"),
+                "title": ("list-operations", "--filter", f"для всех {kind}", "--state", "running", "--limit", "2"),
+                "none": ("list-operations", "--user", "nobody", "--type", "vanilla", "--pool-tree", "default"),
+                "get": ("get-operation", a, "--attribute", "state", "--attribute", "id"),
+                "alias": ("get-operation", f"*{kind}", "--attribute", "id"),
+                "json": ("get-operation", a, "--format", "json"),
+                "jobs": ("list-jobs", a, "--format", "json"),
+                "update": ("update-op-parameters", a, parameters),
+                "suspend": ("suspend-op", b),
+                "complete": ("complete-op", c),
+                "abort": ("abort-op", d, "--reason", "не нужна"),
+            },
+            bindings,
+        )
+    )
+    assert value_of(out["get"]) == {"state": "running", "id": a}
+    assert value_of(out["alias"]) == {"id": d}
+    assert json.loads(out["json"])["spec"]["tasks"]["t"]["command"] == "sleep 1"
+    jobs = json.loads(out["jobs"])["jobs"]
+    assert sorted(job["id"] for job in jobs) == sorted(node.jobs_of(a))
+    assert {(job["state"], job["address"], job["task_name"]) for job in jobs} == {("running", node.id, "t")}
+    titled = value_of(out["title"])
+    assert len(titled["operations"]) <= 2
+    assert {each["brief_spec"]["title"] for each in titled["operations"]} <= {f"для всех {kind}"}
+    assert json.loads(out["list"])["operations"], "some are still there"
+    assert value_of(out["none"])["operations"] == []
+
+    states = {operation: scheduler.get(f"operations/{operation}") for operation in (a, b, c, d)}
+    assert [states[each]["state"] for each in (a, b, c, d)] == ["running", "running", "completed", "aborted"]
+    assert states[a]["pools"] == {"default": f"{kind}-to"}
+    assert states[a]["trees"]["default"]["weight"] == 5.0
+    assert states[b]["suspended"]
+    assert states[d]["error"] == "не нужна"
+
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "parameters": ("get-operation", a, "--attribute", "runtime_parameters"),
+                "suspended": ("get-operation", b, "--attribute", "suspended"),
+                "track": ("track-op", c),
+                "abort again": ("abort-op", d),
+                "result": ("get-operation", d, "--attribute", "result"),
+                "resume": ("resume-op", b),
+                "hard": ("suspend-op", a, "--abort-running-jobs"),
+            },
+            bindings,
+        )
+    )
+    options = value_of(out["parameters"])["runtime_parameters"]["scheduling_options_per_pool_tree"]["default"]
+    assert (options["pool"], options["weight"]) == (f"{kind}-to", 5.0)
+    assert value_of(out["suspended"]) == {"suspended": True}
+    assert "не нужна" in json.dumps(value_of(out["result"]), ensure_ascii=False)
+    node.beat_until(lambda: not node.jobs_of(a), "the jobs of what was suspended hard are stopped")
+    assert not scheduler.get(f"operations/{b}")["suspended"]
+
+    tracked = scheduler.yt("track-op", d, bindings=bindings)
+    assert tracked.returncode == 1
+    assert "aborted" in tracked.stderr
+    succeed(scheduler.yt_all({"a": ("abort-op", a), "b": ("abort-op", b)}, bindings))
+    node.beat_until(lambda: not node.jobs_of(b), "no jobs are left")
+
+
+def test_an_operation_is_tracked_until_its_end(world, bindings, kind):
+    scheduler, node = world.scheduler, world.node
+    scheduler.create_pool(f"{kind}-tracked")
+    tasks = '{t={job_count=1;command="true";cpu_limit=1.;memory_limit=1000000}}'
+    client = subprocess.Popen(
+        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={kind}-tracked}}"),
+        env=scheduler.yt_environment(bindings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        path = f"operations?pool={kind}-tracked"
+        operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
+        node.beat_until(lambda: node.jobs_of(operation), "its job")
+        node.end(node.jobs_of(operation)[0])
+        node.beat()
+        _, said = client.communicate(timeout=30)
+    finally:
+        client.kill()
+        client.wait()
+    assert client.returncode == 0, said
+    assert "completed" in said
+    assert "Traceback" not in said
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_says_why_and_changes_nothing(world, bindings, kind):
+    scheduler = world.scheduler
+    parent, child = f"{kind}-strict", f"{kind}-strict-child"
+    scheduler.create_pool(parent, strong_guarantee_resources={"cpu": 20.0})
+    scheduler.create_pool(child, parent, strong_guarantee_resources={"cpu": 5.0}, weight=2.0)
+    scheduler.create_pool(f"{kind}-line", mode="fifo")
+    path = f"//sys/pools/{parent}/{child}"
+
+    def look() -> Any:
+        trees = scheduler.get("trees")["trees"]
+        pools = scheduler.get("trees/default/pools")["pools"]
+        return (
+            [(tree["name"], tree["attributes"]) for tree in trees],
+            [(pool["name"], pool["parent"], pool["attributes"]) for pool in pools],
+            scheduler.get("operations")["total"],
+        )
+
+    before = look()
+    refused = {
+        ("get", f"//sys/pools/{kind}-nope/@weight"): (
+            f"Error resolving path //sys/pools/{kind}-nope", f'has no child with key "{kind}-nope"',
+        ),
+        ("get", f"{path}/@weihgt"): ("Error resolving path", 'Attribute "weihgt" is not found', '"weight"'),
+        ("get", f"{DEFAULT_TREE}/pools/{kind}-nope"): (f'Pool tree "default" has no pool "{kind}-nope"',),
+        ("list", f"{ORCHID}/pool_trees/zzz"): ("Error resolving path",),
+        ("set", f"//sys/pools/{kind}-nope/@weight", "1"): (f"//sys/pools/{kind}-nope",),
+        ("set", f"{path}/@strong_guarantee_resources", "{cpu=21}"): (
+            f'pool "{child}"', "strong_guarantee_resources/cpu", "21 together, more than its 20", f'"{parent}"',
+        ),
+        ("set", f"{path}/@integral-guarantees/resource_flow", "{cpu=3}"): (f'pool "{child}"', "resource_flow/cpu"),
+        ("set", f"{path}/@weight", "-1"): (f'pool "{child}"', "weight", "-1"),
+        ("set", f"{path}/@weight", '"much"'): ("weight", "much"),
+        ("set", f"{path}/@mode", "lifo"): ("mode", "lifo", "fifo"),
+        ("set", f"//sys/pools/{parent}/@mode", "fifo"): (f'pool "{parent}"', "mode fifo", f'"{child}"'),
+        ("set", f"{path}/@max_operation_count", "5.5"): ("max_operation_count", "5.5"),
+        ("set", f"{path}/@resource_limits", "{cppu=1}"): ("resource_limits", "cppu"),
+        ("set", f"{path}/@weight", "{broken"): ("Error parsing request",),
+        ("set", path, "{}"): ("cannot be set as a whole",),
+        ("set", f"{DEFAULT_TREE}/pools/{child}/weight", "1"): ("cannot be set",),
+        ("remove", f"//sys/pools/{kind}-nope"): ("Error resolving path",),
+        ("remove", f"//sys/pools/{parent}"): (parent,),
+        ("remove", "//sys/pools"): ("cannot be removed",),
+        ("move", path, f"//sys/pools/{kind}-line/{child}"): (f"{kind}-line", "fifo"),
+        ("move", f"//sys/pools/{parent}", f"{path}/{parent}"): (parent,),
+        ("create-pool", child, "default"): (f'"{child}"', "already exists"),
+        ("create-pool", f"{kind}-x", "default", "--parent-name", f"{kind}-nope"): (f'"{kind}-nope"', "does not exist"),
+        ("create-pool", "пул", "default"): ('pool "пул"', "a name must match [-_a-z0-9:A-Z]+ as a whole"),
+        ("create", "map_node", "//home"): ("//home",),
+        ("create", "table", "//home/t"): ('"table" is not offered', "scheduler_pool"),
+        ("execute", "start_operation", f"{{operation_type=vanilla;spec={{pool={parent}}}}}"): ("spec/tasks",),
+        ("execute", "start_operation", "{operation_type=map;spec={tasks={t={job_count=1}}}}"): ("map",),
+        (
+            "execute", "start_operation", f"{{operation_type=vanilla;spec={{pol={parent};tasks={{t={{job_count=1}}}}}}}}",
+        ): ("pol", "'pool'"),
+        ("get-operation", "1-2-3-4"): ("1-2-3-4",),
+        ("abort-op", "1-2-3-4"): ("1-2-3-4",),
+        ("suspend-op", "1-2-3-4"): ("1-2-3-4",),
+        ("update-op-parameters", "1-2-3-4", "{weight=2.}"): ("1-2-3-4",),
+        ("list-jobs", "1-2-3-4"): ("1-2-3-4",),
+        ("transfer-pool-resources", parent, child, "default", "--resource-delta", "{nonsense=1}"): ("nonsense",),
+        ("transfer-pool-resources", parent, f"{kind}-nope", "default", "--resource-delta", "{}"): (f"{kind}-nope",),
+        ("execute", "execute_batch", "{requests=5}"): ("requests",),
+    }  # fmt: skip
+    runs = list(refused)
+    done = scheduler.yt_all({str(number): run for number, run in enumerate(runs)}, bindings)
+    wrong = []
+    for number, (run, texts) in enumerate(refused.items()):
+        result = done[str(number)]
+        missing = [text for text in texts if text not in result.stderr]
+        if result.returncode != 1 or "Traceback" in result.stderr or missing:
+            wrong.append((run, result.returncode, missing, result.stdout[:200], result.stderr[:600]))
+    assert wrong == []
+    assert look() == before
+
+
+def test_cyrillic_text_is_kept(world, bindings, kind):
+    scheduler = world.scheduler
+    pool = f"{kind}-text"
+    scheduler.create_pool(pool)
+    text = "для всех: ёж, \"кавычки\" и \\ черта"
+    literal = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    succeed(
+        scheduler.yt_all(
+            {
+                "yson": ("set", f"//sys/pools/{pool}/@note", literal),
+                "json": ("set", "--format", "json", f"//sys/pools/{pool}/@other", json.dumps({"ключ": text})),
+                "name": ("set-attribute", f"//sys/pools/{pool}", "заметка", '"да"'),
+            },
+            bindings,
+        )
+    )
+    attributes = scheduler.get(f"trees/default/pools/{pool}")["attributes"]
+    assert (attributes["note"], attributes["заметка"]) == (text, "да")
+    out = succeed(
+        scheduler.yt_all(
+            {
+                "note": ("get", f"//sys/pools/{pool}/@note"),
+                "plain": ("get", f"//sys/pools/{pool}/@note", "--format", "<encode_utf8=%false>json"),
+                "other": ("get", f"//sys/pools/{pool}/@other"),
+                "name": ("get", f"//sys/pools/{pool}/@заметка"),
+                "missing": ("exists", f"//sys/pools/{pool}/@нет"),
+            },
+            bindings,
+        )
+    )
+    assert value_of(out["note"]) == text
+    assert json.loads(out["plain"]) == text
+    assert value_of(out["other"]) == {"ключ": text}
+    assert value_of(out["name"]) == "да"
+    assert out["missing"] == "false\n"
+
+
+def test_text_reaches_the_client_the_same_with_and_without_bindings(world):
+    need_bindings()
+    scheduler = world.scheduler
+    scheduler.create_pool("same", strong_guarantee_resources={"cpu": 1.5}, weight=2.0, note="для всех")
+    runs = {
+        "get": ("get", "//sys/pools/same/@"),
+        "attributes": ("get", "//sys/pools/same", "--attribute", "weight"),
+        "list": ("list", "//sys/pools", "-l"),
+        "operations": ("list-operations", "--pool", "same"),
+        "version": ("execute", "get_version", "{}"),
+    }
+    assert succeed(scheduler.yt_all(runs, True)) == succeed(scheduler.yt_all(runs, False))

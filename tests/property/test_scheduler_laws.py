@@ -1,0 +1,309 @@
+"""Laws of the scheduler's state over random commands, heartbeats, silences and restarts (semantics.md 2 to 9)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_world import EASY, World, assert_consistent, describe
+
+from cpumond.scheduler.config_commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
+from cpumond.scheduler.model import ROOT_POOL, CommandError
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.state import Rules
+
+TREES = st.sampled_from(["default", "default", "default", "other"])
+EXPLICIT = st.sampled_from(["a", "b", "c", "d"])
+PARENTS = st.sampled_from([ROOT_POOL, ROOT_POOL, "a", "b", "c"])
+POOLS = st.sampled_from(["", "a", "a", "b", "b", "c", "d", "e", "a$x", "b$u", "f"])
+USERS = st.sampled_from(["u", "v"])
+COUNTS = st.sampled_from([None, 0, 1, 2, 5])
+AMOUNTS = st.sampled_from([{}, {"cpu": 1}, {"cpu": 2.5}, {"cpu": 7}, {"cpu": 4, "user_slots": 2}])
+CORES = st.sampled_from([0.1, 0.5, 1.0, 1.0, 2.0, 3.3, 9.0])
+TAGS = st.sampled_from([(), (), (), ("x",)])
+POOL_ATTRIBUTES = st.fixed_dictionaries(
+    {},
+    optional={
+        "mode": st.sampled_from(["fair_share", "fifo"]),
+        "weight": st.sampled_from([0.5, 1, 3]),
+        "max_running_operation_count": COUNTS,
+        "max_operation_count": COUNTS,
+        "create_ephemeral_subpools": st.booleans(),
+        "forbid_immediate_operations": st.booleans(),
+        "resource_limits": AMOUNTS,
+        "max_share_ratio": st.sampled_from([None, 0.3, 1.0]),
+        "strong_guarantee_resources": st.sampled_from([{}, {"cpu": 1}, {"cpu": 5}]),
+        "fair_share_starvation_timeout": st.sampled_from([None, 0, 2000]),
+        "ephemeral_subpool_config": st.sampled_from([{}, {"max_operation_count": 1}, {"mode": "fifo"}]),
+    },
+)
+TREE_ATTRIBUTES = st.fixed_dictionaries(
+    {},
+    optional={
+        "nodes_filter": st.sampled_from(["!x", "", "x", "!x & n1"]),
+        "default_parent_pool": st.sampled_from([ROOT_POOL, "a", "b"]),
+        "max_running_operation_count": st.sampled_from([1, 3, 100]),
+        "max_operation_count": st.sampled_from([3, 100]),
+        "max_ephemeral_pools_per_user": st.sampled_from([1, 3]),
+        "max_unpreemptible_running_job_count": st.sampled_from([0, 10]),
+        "fair_share_starvation_timeout": st.sampled_from([0, 30_000]),
+        "preemptive_scheduling_backoff": st.sampled_from([0, 5000]),
+        "node_reconnection_timeout": st.sampled_from([0, 300_000]),
+        "fifo_pool_scheduling_order": st.sampled_from(["fifo", "satisfaction"]),
+    },
+)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "weight": st.sampled_from([0.5, 1.0, 4.0]),
+        "resource_limits": AMOUNTS,
+        "max_share_ratio": st.sampled_from([0.2, 1.0]),
+        "pool": POOLS,
+    },
+)
+
+
+class Life(RuleBasedStateMachine):
+    """A small cluster in which anything may happen in any order."""
+
+    @initialize(erase=st.booleans(), retention=st.sampled_from([0, 2, 1000]))
+    def begin(self, erase: bool, retention: int) -> None:
+        rules = Rules(
+            spare=EASY.spare,
+            erase_trees_with_pool_limit_violations=erase,
+            finished_operation_retention_count=retention,
+            overcommit_duration_s=3.0,
+        )
+        self.world = World(rules, nodes_filter="!x", max_unpreemptible_running_job_count=0)
+        self.world.create_tree("other", nodes_filter="x", max_unpreemptible_running_job_count=0)
+        self.world.node("n1", cpu=6)
+        self.world.create_pool("a")
+        self.world.create_pool("b", create_ephemeral_subpools=True)
+
+    def try_command(self, command: Any, user: str = "u") -> None:
+        """A refused command changes nothing, and preparing changes nothing at all."""
+        world = self.world
+        before = describe(world.state)
+        try:
+            change = world.state.prepare(command, user, world.now, world.new_id)
+        except CommandError:
+            assert describe(world.state) == before
+            return
+        assert describe(world.state) == before
+        world.carry_out(change)
+
+    def pick(self, among: Any, data: st.DataObject) -> Any:
+        return data.draw(st.sampled_from(sorted(among)))
+
+    # --- trees and pools
+
+    @rule(tree=TREES, name=EXPLICIT, parent=PARENTS, attributes=POOL_ATTRIBUTES)
+    def create_pool(self, tree: str, name: str, parent: str, attributes: dict[str, Any]) -> None:
+        self.try_command(CreatePool(tree, name, parent, attributes))
+
+    @rule(tree=TREES, name=EXPLICIT, attributes=POOL_ATTRIBUTES)
+    def change_pool(self, tree: str, name: str, attributes: dict[str, Any]) -> None:
+        with contextlib.suppress(CommandError):
+            self.world.set_pool(name, tree=tree, **attributes)
+
+    @rule(tree=TREES, name=EXPLICIT, parent=PARENTS, new_name=EXPLICIT)
+    def move_pool(self, tree: str, name: str, parent: str, new_name: str) -> None:
+        self.try_command(MovePool(tree, name, parent, new_name))
+
+    @rule(tree=TREES, name=EXPLICIT)
+    def remove_pool(self, tree: str, name: str) -> None:
+        self.try_command(RemovePool(tree, name, recursive=True))
+
+    @rule(tree=TREES, attributes=TREE_ATTRIBUTES)
+    def change_tree(self, tree: str, attributes: dict[str, Any]) -> None:
+        with contextlib.suppress(CommandError):
+            self.world.set_tree(tree, **attributes)
+
+    @rule()
+    def remove_or_create_tree(self) -> None:
+        if "other" in self.world.state.trees:
+            self.try_command(RemoveTree("other", recursive=True))
+        else:
+            self.try_command(CreateTree("other", {"nodes_filter": "x"}))
+
+    # --- operations
+
+    @rule(
+        user=USERS,
+        pool=POOLS,
+        trees=st.sampled_from([None, None, None, ["default", "other"], ["other"]]),
+        jobs=st.integers(1, 6),
+        cpu=CORES,
+        options=OPTIONS,
+        gentle=st.booleans(),
+        failures=st.sampled_from([1, 10]),
+    )
+    def start(
+        self,
+        user: str,
+        pool: str,
+        trees: Any,
+        jobs: int,
+        cpu: float,
+        options: dict[str, Any],
+        gentle: bool,
+        failures: int,
+    ) -> None:
+        spec = {
+            **options,
+            "pool": pool,
+            "tasks": {"t": {"job_count": jobs, "cpu_limit": cpu}, "s": {"job_count": 1, "cpu_limit": 0.5}},
+            "preemption_mode": "graceful" if gentle else "normal",
+            "max_failed_job_count": failures,
+        }
+        if trees is not None:
+            spec["pool_trees"] = trees
+        self.try_command(StartOperation(spec), user)
+
+    @precondition(lambda self: self.world.state.operations)
+    @rule(data=st.data(), what=st.sampled_from(["abort", "complete", "suspend", "stop", "resume"]))
+    def steer(self, data: st.DataObject, what: str) -> None:
+        operation = self.pick(self.world.state.operations, data)
+        try:
+            if what == "stop":
+                self.world.suspend(operation, abort_running_jobs=True)
+            else:
+                getattr(self.world, what)(operation)
+        except CommandError:
+            pass
+
+    @precondition(lambda self: self.world.state.operations)
+    @rule(data=st.data(), options=OPTIONS)
+    def change_operation(self, data: st.DataObject, options: dict[str, Any]) -> None:
+        with contextlib.suppress(CommandError):
+            self.world.set_operation(self.pick(self.world.state.operations, data), **options)
+
+    # --- nodes
+
+    @rule(name=st.sampled_from(["n1", "n2", "n3"]), cpu=st.sampled_from([0.0, 3.3, 6.0]), tags=TAGS)
+    def register(self, name: str, cpu: float, tags: tuple[str, ...]) -> None:
+        world = self.world
+        if name in world.nodes:
+            node = world.nodes[name]
+            node.cpu, node.tags = cpu, tags
+            with contextlib.suppress(CommandError):
+                node.register()
+        else:
+            with contextlib.suppress(CommandError):
+                world.node(name, cpu=cpu, tags=tags)
+
+    @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
+    @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "vanished"]))
+    def end_a_job(self, data: st.DataObject, what: Any) -> None:
+        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        job = self.pick(node.jobs, data)
+        if what == "vanished":
+            del node.jobs[job]
+            node.stopping.pop(job, None)
+        else:
+            node.finish(job, what)
+
+    @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
+    @rule(data=st.data(), cores=CORES)
+    def change_a_limit(self, data: st.DataObject, cores: float) -> None:
+        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        node.limit(self.pick(node.jobs, data), cores)
+
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data(), keeps=st.booleans(), deaf=st.booleans(), foreign=st.sampled_from([0.0, 0.0, 2.0]))
+    def change_manners(self, data: st.DataObject, keeps: bool, deaf: bool, foreign: float) -> None:
+        node = self.world.nodes[self.pick(self.world.nodes, data)]
+        node.keeps_stopping, node.deaf = keeps, deaf
+        if not keeps:
+            for job in list(node.stopping):
+                node.let_go(job)
+        node.foreign.clear()
+        if foreign:
+            node.has(foreign)
+
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data())
+    def restart_an_agent(self, data: st.DataObject) -> None:
+        with contextlib.suppress(CommandError):
+            self.world.nodes[self.pick(self.world.nodes, data)].restart_agent()
+
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        node = self.world.nodes[self.pick(self.world.nodes, data)]
+        if node.beat().register:
+            with contextlib.suppress(CommandError):
+                node.register()
+
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data(), sequence=st.sampled_from([0, -1]))
+    def repeat_or_delay(self, data: st.DataObject, sequence: int) -> None:
+        """An old heartbeat with any content is dropped and changes nothing."""
+        node = self.world.nodes[self.pick(self.world.nodes, data)]
+        known = self.world.state.nodes.get(node.id)
+        if known is None or known.sequence < 1:
+            return
+        old = msgspec.structs.replace(node.heartbeat(), sequence=known.sequence + sequence, jobs=[])
+        before = describe(self.world.state)
+        assert not self.world.hear(old).accepted
+        assert describe(self.world.state) == before
+
+    # --- time
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 1.0, 6.0, 40.0, 400.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.expire()
+
+    @rule()
+    def update(self) -> None:
+        self.world.update()
+
+    @rule()
+    def a_period(self) -> None:
+        world = self.world
+        world.now += 1
+        world.expire()
+        world.update()
+        for node in world.nodes.values():
+            if node.beat().register:
+                with contextlib.suppress(CommandError):
+                    node.register()
+
+    @rule()
+    def restart_the_scheduler(self) -> None:
+        """What is stored gives the same state but for usage and living jobs (2.9 with its ephemeral pools, 3.3)."""
+        before = describe(self.world.state, with_jobs=False)
+        self.world.restart()
+        after = describe(self.world.state, with_jobs=False)
+        for name in before:
+            assert after[name] == before[name], name
+
+    # --- what always holds
+
+    @invariant()
+    def counters_are_exact(self) -> None:
+        assert_consistent(self.world.state)
+
+    @invariant()
+    def nothing_is_left_to_settle(self) -> None:
+        world = self.world
+        assert world.state.settle(world.now).is_empty
+
+    @invariant()
+    def nobody_waits_who_could_run(self) -> None:
+        for tree in self.world.state.trees.values():
+            for element in tree.queue.values():
+                assert any(
+                    pool.running_operation_count >= pool.max_running_operation_count for pool in element.ancestors()
+                ), element.name
+
+
+Life.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLife = Life.TestCase

@@ -1,0 +1,363 @@
+"""Views: what the JSON API shows of small living trees; every value can be written as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpumond.api import views
+from cpumond.fairshare import fair_share_update
+from cpumond.scheduler import config_commands as commands
+from cpumond.scheduler import operations
+from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.model import RESOLVE, CommandError, Config, JobRecord, PreemptionRecord
+from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
+
+TREE = "default"
+NOW = 5000.0
+
+
+class Living:
+    """A state in which real commands and heartbeats have made what there is."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.ids = itertools.count(1)
+        self.sequence = itertools.count()
+        self.state = State(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)), Config({}))
+        self.run(commands.CreateTree(TREE))
+        self.run(commands.SetDefaultTree(TREE))
+
+    @property
+    def tree(self) -> Any:
+        return self.state.trees[TREE]
+
+    def new_id(self) -> str:
+        return f"id-{next(self.ids)}"
+
+    def run(self, command: Command, user: str = "me") -> str:
+        change = self.state.prepare(command, user, self.now, self.new_id)
+        self.apply(change)
+        return change.id
+
+    def apply(self, change: Transaction) -> None:
+        while not change.is_empty:
+            self.state.apply(change, self.now)
+            change = self.state.settle(self.now)
+
+    def pool(self, name: str, parent: str = "<Root>", **attributes: Any) -> None:
+        self.run(commands.CreatePool(TREE, name, parent, attributes))
+
+    def start(self, pool: str, job_count: int = 1, user: str = "me", **spec: Any) -> str:
+        return self.run(
+            operations.StartOperation({"pool": pool, "tasks": {"t": {"job_count": job_count}}, **spec}), user
+        )
+
+    def node(self, name: str = "n1", cpu: float = 4.0, tags: tuple[str, ...] = ()) -> None:
+        resources = NodeResources(cpu=cpu, memory=2**30)
+        self.apply(self.state.register(NodeRegistration(name, f"{name}-1", resources, tags=list(tags))))
+
+    def update(self) -> None:
+        result = fair_share_update(self.state.make_snapshot(self.tree), self.now, None)
+        self.state.accept_update(self.tree, result, self.now)
+
+    def beat(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
+        node = self.state.nodes[name]
+        jobs = [
+            JobReport(job.id, job.element.operation.id, 1.0, 0.5, 0.4, from_scheduler=True, task="t")
+            for job in node.jobs.values()
+            if job.id not in ended
+        ]
+        if foreign_cores:
+            jobs.append(JobReport("stranger", "", foreign_cores, foreign_cores))
+        finished = [
+            FinishedJob(job_id, node.jobs[job_id].element.operation.id, "completed", task="t", exit_code=0)
+            for job_id in ended
+        ]
+        heartbeat = Heartbeat(name, f"{name}-1", next(self.sequence), 0.0, 4.0, jobs, finished_jobs=finished)
+        self.apply(self.state.receive(heartbeat, self.now).transaction)
+        self.state.schedule(name, self.now, self.new_id)
+
+    def operations(self, **filters: Any) -> views.OperationList:
+        return views.show_operations(self.state, self.now, **{"limit": 100, **filters})
+
+
+@pytest.fixture
+def living() -> Living:
+    return Living()
+
+
+def plain(view: msgspec.Struct) -> Any:
+    """The view as JSON, read again."""
+    return msgspec.json.decode(msgspec.json.encode(view))
+
+
+# --- trees and pools
+
+
+def test_a_tree_shows_totals_and_counts(living):
+    living.node()
+    living.pool("a", max_running_operation_count=1)
+    for _ in range(3):
+        living.start("a")
+    living.update()
+    living.beat()
+    shown = plain(views.show_trees(living.state))
+    assert shown["default_tree"] == TREE
+    tree = shown["trees"][0]
+    assert tree["total_resources"]["cpu"] == 4.0
+    assert (tree["is_default"], tree["node_count"], tree["online_node_count"]) == (True, 1, 1)
+    assert (tree["operation_count"], tree["running_operation_count"], tree["pending_operation_count"]) == (3, 1, 2)
+    assert tree["resource_usage"]["cpu"] == 1.0
+
+
+def test_a_pool_shows_attributes_as_given_and_what_holds(living):
+    living.node()
+    living.pool("a", min_share_resources={"cpu": 2}, resource_limits={"cpu": 3}, note="mine")
+    living.start("a", 9)
+    living.update()
+    living.beat()
+    living.update()
+    shown = plain(views.show_pool(views.find_pool(living.tree, "a"), NOW))
+    assert shown["attributes"] == {
+        "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
+    }  # fmt: skip
+    assert shown["fair_share"]["cpu"] == pytest.approx(3.0)
+    assert shown["fair_share_ratio"] == pytest.approx(0.75)
+    assert shown["usage"]["cpu"] == 3.0
+    assert shown["limits"] == {"cpu": 3.0}
+    assert shown["strong_guarantee"]["cpu"] == pytest.approx(2.0)
+    assert (shown["parent"], shown["is_ephemeral"], shown["starves_in_s"]) == ("<Root>", False, None)
+
+
+def test_the_root_and_ephemeral_pools_are_pools_too(living):
+    living.start("mine", user="somebody")
+    root, mine = plain(views.show_pools(living.tree, NOW))["pools"]
+    assert (root["name"], root["parent"], root["children"], root["limits"]) == ("<Root>", None, ["mine"], {})
+    assert (mine["is_ephemeral"], mine["id"], mine["owner"]) == (True, "", "somebody")
+
+
+def test_pools_stand_before_their_sub_pools_and_siblings_are_sorted(living):
+    for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
+        living.pool(name, parent)
+    assert [pool.name for pool in views.walk_pools(living.tree.root)] == ["<Root>", "a", "b", "c", "z"]
+
+
+def test_a_pool_that_starves_says_when(living):
+    living.pool("a")
+    living.node()
+    living.start("a", 9)
+    living.update()
+    living.update()
+    shown = views.show_pool(views.find_pool(living.tree, "a"), NOW + 10.0)
+    assert shown.scheduling_status == "below_fair_share"
+    assert shown.starves_in_s == pytest.approx(20.0)
+
+
+def test_a_missing_pool_is_named(living):
+    with pytest.raises(CommandError, match='Pool "x" does not exist in tree "default"') as caught:
+        views.find_pool(living.tree, "x")
+    assert caught.value.code == RESOLVE
+
+
+# --- operations and jobs
+
+
+def test_an_operation_before_while_and_after_it_runs(living):
+    living.node()
+    operation_id = living.start("a", 2, title="sort", resource_limits={"cpu": 2})
+    record = living.state.find_record(operation_id)
+    assert views.show_operation(living.state, record, NOW).jobs.pending == 2
+    living.update()
+    living.beat()
+    living.beat()
+    shown = plain(views.show_operation_details(living.state, record, NOW))
+    assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
+    assert shown["jobs"] == {
+        "total": 2, "active": 2, "pending": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0
+    }  # fmt: skip
+    part = shown["trees"][TREE]
+    assert (part["is_running"], part["queue_place"], part["job_count"]) == (True, None, 2)
+    assert part["usage"]["cpu"] == 1.0, "two jobs that may use half a core each"
+    assert part["limits"]["cpu"] == 2.0
+    assert shown["spec"]["title"] == "sort"
+    assert shown["tasks"][0]["name"] == "t"
+    living.beat(ended=tuple(living.state.nodes["n1"].jobs))
+    ended = views.show_operation(living.state, living.state.find_record(operation_id), NOW)
+    assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
+
+
+def test_an_operation_without_a_fair_share_can_be_written_as_json(living):
+    operation_id = living.start("a")
+    living.update()
+    living.tree.operations[operation_id].satisfaction = float("inf")
+    shown = plain(views.show_operation(living.state, living.state.find_record(operation_id), NOW))
+    assert shown["trees"][TREE]["satisfaction_ratio"] is None
+    assert shown["trees"][TREE]["limits"] == {}
+
+
+def test_3_3_places_in_the_queue(living):
+    living.pool("a", max_running_operation_count=1)
+    ids = [living.start("a") for _ in range(3)]
+    shown = {each.id: each.trees[TREE].queue_place for each in living.operations().operations}
+    assert shown == {ids[0]: None, ids[1]: 1, ids[2]: 2}
+
+
+def test_operations_are_filtered_sorted_and_cut(living):
+    living.pool("a")
+    living.pool("b")
+    first, second, third = living.start("a"), living.start("b", user="you"), living.start("a")
+    living.run(operations.AbortOperation(first))
+    assert [each.id for each in living.operations().operations] == [third, second, first]
+    assert [each.id for each in living.operations(operation_state="aborted").operations] == [first]
+    assert [each.id for each in living.operations(user="you").operations] == [second]
+    assert [each.id for each in living.operations(pool="a").operations] == [third, first]
+    assert living.operations(tree="none").total == 0
+    cut = living.operations(limit=1, offset=1)
+    assert (cut.total, [each.id for each in cut.operations]) == (3, [second])
+
+
+def test_jobs_that_live_stop_and_have_ended(living):
+    living.node()
+    operation_id = living.start("a", 4)
+    living.update()
+    living.beat()
+    living.beat(ended=(next(iter(living.state.nodes["n1"].jobs)),))
+    living.run(operations.SuspendOperation(operation_id, abort_running_jobs=True))
+    record = living.state.find_record(operation_id)
+    jobs = views.show_jobs(living.state, record, limit=100)
+    assert sorted(job.state for job in jobs.jobs) == ["completed", "stopping", "stopping", "stopping"]
+    stopping = views.show_jobs(living.state, record, limit=2, job_state="stopping")
+    assert (stopping.total, len(stopping.jobs)) == (3, 2)
+    assert all("suspended" in job.reason for job in stopping.jobs)
+    assert views.show_jobs(living.state, record, limit=9, node_id="other").total == 0
+
+
+def test_jobs_that_ended_before_a_restart_are_shown(living):
+    operation_id = living.start("a")
+    job = JobRecord("j", operation_id, "t", TREE, "n", "failed", 1.0, 2.0, 1.0, 1.0, exit_code=3, reason="killed")
+    living.apply(Transaction(jobs=(job,)))
+    shown = views.show_jobs(living.state, living.state.find_record(operation_id), limit=9).jobs
+    assert [(each.id, each.exit_code, each.reason) for each in shown] == [("j", 3, "killed")]
+
+
+# --- nodes
+
+
+def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
+    living.node(tags=("gpu",))
+    living.start("a", 2)
+    living.update()
+    living.beat()
+    living.beat(foreign_cores=1.0)
+    node = plain(views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
+    assert node["tags"] == ["gpu", "n1"]
+    assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
+    assert node["free"]["cpu"] == 2.0
+    assert (node["silent_s"], node["is_online"], node["job_count"]) == (3.0, True, 2)
+    assert [job["smoothed_cpu_usage"] for job in node["jobs"]] == [0.4, 0.4]
+
+
+def test_nodes_are_filtered_and_sorted(living):
+    for name, tags in (("n2", ("x",)), ("n1", ()), ("n3", ("x",))):
+        living.node(name, tags=tags)
+    living.state.nodes["n3"].is_online = False
+
+    def listed(**filters: Any) -> list[str]:
+        found = views.show_nodes(living.state, NOW, **{"limit": 9, **filters})
+        return [node.id for node in found.nodes]
+
+    assert listed() == ["n1", "n2", "n3"]
+    assert listed(tag="x") == ["n2", "n3"]
+    assert listed(tag="x", online=True) == ["n2"]
+    assert listed(tree="none") == []
+    assert listed(limit=1, offset=1) == ["n2"]
+
+
+# --- preemptions and alerts
+
+
+def record(number: int, **more: Any) -> PreemptionRecord:
+    given = {"operation_id": "o1", "tree": TREE, "pool": "a", "kind": "preempted", **more}
+    return PreemptionRecord(f"j{number}", node_id="n", at=float(number), why="because", freed={"cpu": 1.0}, **given)
+
+
+def test_preemptions_are_newest_first_and_found_from_both_sides(living):
+    living.state.preemptions.extend(
+        [record(1), record(2, operation_id="o2", pool="b", preemptor_operation_id="o1", preemptor_pool="a"), record(3)]
+    )
+    living.state.preemption_counts = {(TREE, "a", "preempted"): 2, (TREE, "b", "preempted"): 1}
+
+    def listed(**filters: Any) -> list[str]:
+        return [each.job_id for each in views.show_preemptions(living.state, **{"limit": 9, **filters}).preemptions]
+
+    assert listed() == ["j3", "j2", "j1"]
+    assert listed(limit=1) == ["j3"]
+    assert listed(operation="o1") == ["j3", "j2", "j1"]
+    assert listed(operation="o2") == ["j2"]
+    assert listed(pool="b") == ["j2"]
+    assert views.show_preemptions(living.state, limit=1).counts == {"preempted": 3}
+    assert views.show_preemptions(living.state, limit=1, pool="b").counts == {"preempted": 1}
+
+
+def codes(living: Living) -> dict[str, str]:
+    return {alert.code: alert.message for alert in views.find_alerts(living.state, living.now).alerts}
+
+
+def test_a_healthy_scheduler_has_no_alerts(living):
+    living.node()
+    living.start("a")
+    living.update()
+    assert codes(living) == {}
+
+
+def test_alerts_about_the_configuration(living):
+    living.node()
+    living.run(commands.ChangeTree(TREE, (Edit(("default_parent_pool",), "gone"),)))
+    living.pool("a", strong_guarantee_resources={"cpu": 100})
+    living.pool("b", integral_guarantees={"guarantee_type": "burst"})
+    found = codes(living)
+    assert set(found) == {"invalid_default_parent_pool", "guarantees_overcommitted", "odd_configuration"}
+    assert "100 cpu of 4" in found["guarantees_overcommitted"]
+
+
+def test_alerts_about_nodes_errors_first(living):
+    living.run(commands.ChangeTree(TREE, (Edit(("nodes_filter",), "good"),)))
+    living.node("n1", tags=("bad",))
+    living.node("n2", tags=("good",))
+    living.start("a")
+    living.state.nodes["n2"].is_online = False
+    living.now += 90.0
+    found = codes(living)
+    assert set(found) == {"node_without_tree", "node_offline", "no_nodes"}
+    assert "silent for 90 s" in found["node_offline"]
+    assert views.find_alerts(living.state, living.now).alerts[0].code == "no_nodes"
+
+
+def test_an_overcommitted_node_is_an_alert_with_the_amount(living):
+    living.node(cpu=1.0)
+    living.beat(foreign_cores=3.0)
+    living.now += 7.0
+    assert codes(living)["node_overcommitted"] == "node n1: its jobs may use 2 cpu more than it has, for 7 s"
+
+
+def test_alerts_of_the_service_are_among_them(living):
+    mine = views.Alert("late", "error", "", "late")
+    assert mine in views.find_alerts(living.state, NOW, [mine]).alerts
+
+
+def test_counts(living):
+    living.node()
+    living.pool("a", max_running_operation_count=1)
+    ids = [living.start("a", 2) for _ in range(3)]
+    living.run(operations.AbortOperation(ids[2]))
+    living.update()
+    living.beat()
+    counts = views.count_all(living.state)
+    assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
+    assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)
+    assert (counts.active_jobs, counts.stopping_jobs) == (2, 0)
