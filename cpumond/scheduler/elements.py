@@ -40,7 +40,7 @@ class PreemptionRules:
     __slots__ = (
         "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "aggressive_timeout_s", "tolerance_limit",
         "fair_share_timeout_limit_s", "min_share_timeout_limit_s", "aggressive_starvation", "aggressive_preemption",
-        "non_preemptible_threshold",
+        "non_preemptible_threshold", "says_min_share",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,7 @@ class PreemptionRules:
         aggressive_starvation: bool,
         aggressive_preemption: bool,
         non_preemptible_threshold: Vector | None,
+        says_min_share: bool = True,
     ) -> None:
         self.tolerance = tolerance
         self.fair_share_timeout_s = fair_share_timeout_s
@@ -68,6 +69,8 @@ class PreemptionRules:
         self.aggressive_preemption = aggressive_preemption
         self.non_preemptible_threshold = non_preemptible_threshold
         """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+        self.says_min_share = says_min_share
+        """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 class Element:
@@ -222,7 +225,7 @@ class Job:
         self.state: JobState = "starting"
         self.start_time = start_time
         self.sequence = sequence
-        """Order of start over all jobs; ties of ``start_time`` are impossible."""
+        """Decides between jobs of one ``start_time``."""
         self.preemptibility: Preemptibility = PREEMPTIBLE
         self.is_active = False
         self.stop: Stop | None = None

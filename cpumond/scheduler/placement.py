@@ -201,6 +201,8 @@ def refuse(element: OperationElement, task: Task, free: Vector) -> str:
 def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str]:
     """The first task that may start a job with ``free`` on the node, or None and why the last one may not."""
     reason = "no_needed_jobs"
+    if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
+        return None, "graceful_over_fair_share"
     for task in element.operation.next_tasks():
         reason = refuse(element, task, free)
         if not reason:

@@ -254,15 +254,15 @@ def _may_lose(element: OperationElement) -> bool:
     return not is_protected_by_count(element, len(element.jobs))
 
 
-def _start(job: Job) -> int:
-    return job.sequence
+def _start(job: Job) -> tuple[float, int]:
+    return (job.start_time, job.sequence)
 
 
-def _victim_order(job: Job) -> tuple[int, int, int]:
+def _victim_order(job: Job) -> tuple[int, int, float, int]:
     if not job.element.tree.config.settings.preempt_cpu_gap_first:
-        return (0, 0, -job.sequence)
+        return (0, 0, -job.start_time, -job.sequence)
     protected = job.preemptibility != PREEMPTIBLE
-    return (int(protected), int(protected and not job.has_cpu_gap), -job.sequence)
+    return (int(protected), int(protected and not job.has_cpu_gap), -job.start_time, -job.sequence)
 
 
 def _try_targets(stage: _Stage, targets: list[OperationElement], now: float) -> PreemptionPlan | None:
@@ -499,7 +499,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
         if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken):
             found.append((job, violated))
             _count_loss(job, lost)
-    found.sort(key=lambda pair: pair[0].sequence)
+    found.sort(key=lambda pair: _start(pair[0]))
     needed: list[tuple[Job, Element, str]] = []
     for job, violated in found:
         without = dict(lost)
@@ -603,13 +603,13 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
             found.append((job, why))
         else:
             room = left
-    found.sort(key=lambda pair: -pair[0].sequence)
+    found.sort(key=lambda pair: _start(pair[0]), reverse=True)
     return found
 
 
-def _protection_order(job: Job) -> tuple[int, int, int]:
+def _protection_order(job: Job) -> tuple[int, int, float, int]:
     gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
-    return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.sequence)
+    return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
 
 
 # --- 6.6 step 6: records and sentences ---------------------------------------------------------------------------

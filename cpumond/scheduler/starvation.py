@@ -31,13 +31,6 @@ EPSILON: Final = 1e-6
 # --- inheritance -------------------------------------------------------------------------------------------------
 
 
-class _Rules(PreemptionRules):
-    """Rules that remember whether anybody on the path said ``min_share_preemption_timeout``."""
-
-    __slots__ = ("says_min_share",)
-    says_min_share: bool
-
-
 def root_rules(settings: TreeSettings) -> PreemptionRules:
     """What holds for the root: the tree's options (6.2).
 
@@ -47,7 +40,7 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
     tolerance = settings.fair_share_starvation_tolerance
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0
     min_share_s = _seconds(settings.min_share_preemption_timeout, fair_share_s)
-    rules = _Rules(
+    rules = PreemptionRules(
         tolerance=tolerance,
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
@@ -58,8 +51,8 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
         aggressive_starvation=settings.enable_aggressive_starvation,
         aggressive_preemption=settings.allow_aggressive_preemption,
         non_preemptible_threshold=_threshold(settings.non_preemptible_resource_usage_threshold),
+        says_min_share=settings.min_share_preemption_timeout is not None,
     )
-    rules.says_min_share = settings.min_share_preemption_timeout is not None
     return _within_limits(rules)
 
 
@@ -70,7 +63,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
     kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
     """
     threshold = settings.non_preemptible_resource_usage_threshold
-    rules = _Rules(
+    rules = PreemptionRules(
         tolerance=_given(settings.fair_share_starvation_tolerance, parent.tolerance),
         fair_share_timeout_s=_seconds(settings.fair_share_starvation_timeout, parent.fair_share_timeout_s),
         min_share_timeout_s=_seconds(settings.min_share_preemption_timeout, parent.min_share_timeout_s),
@@ -88,7 +81,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
         aggressive_preemption=_flag(settings.allow_aggressive_preemption, parent.aggressive_preemption),
         non_preemptible_threshold=parent.non_preemptible_threshold if threshold is None else _threshold(threshold),
     )
-    rules.says_min_share = settings.min_share_preemption_timeout is not None or _says_min_share(parent)
+    rules.says_min_share = settings.min_share_preemption_timeout is not None or parent.says_min_share
     return _within_limits(rules)
 
 
@@ -102,7 +95,7 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     min_share_s = pool.min_share_timeout_s
     if options.min_share_preemption_timeout is not None:
         min_share_s = max(min_share_s, options.min_share_preemption_timeout / 1000.0)
-    elif not _says_min_share(pool):
+    elif not pool.says_min_share:
         min_share_s = max(min_share_s, fair_share_s)
     threshold = pool.non_preemptible_threshold
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
@@ -137,11 +130,7 @@ def inherit_rules(tree: Tree) -> None:
         operation.rules = operation_rules(above, operation.options)
 
 
-def _says_min_share(rules: PreemptionRules) -> bool:
-    return rules.says_min_share if isinstance(rules, _Rules) else True
-
-
-def _within_limits(rules: _Rules) -> _Rules:
+def _within_limits(rules: PreemptionRules) -> PreemptionRules:
     rules.tolerance = min(rules.tolerance, rules.tolerance_limit)
     rules.fair_share_timeout_s = max(rules.fair_share_timeout_s, rules.fair_share_timeout_limit_s)
     if not rules.says_min_share:

@@ -494,7 +494,11 @@ class State:
             pools[config.name] = pool
         tree.pools = pools
         for old_name, pool in before.items():
-            if pool.name in pools or not pool.operations:
+            if pool.name in pools:
+                for element in pool.operations.values() if pools[pool.name] is not pool else ():
+                    element.parent = pools[pool.name]  # an explicit pool has the name now
+                continue
+            if not pool.operations:
                 continue
             prefix, delimiter, child = old_name.partition(SUBPOOL_DELIMITER)
             if delimiter and prefix in before:

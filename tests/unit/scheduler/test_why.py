@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cpumond.fairshare.explain import explain
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations, why
 from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.model import Config
+from cpumond.scheduler.model import CommandError, Config
 from cpumond.scheduler.state import Command, Rules, State, Transaction
 from cpumond.wire import Heartbeat, JobReport, NodeRegistration, NodeResources
 
@@ -305,6 +306,67 @@ def test_a_plan_equals_what_the_change_then_does(service):
         after = planned[name]
         assert after is not None
         assert after.fair_share["cpu"] == pytest.approx(pool.fair_share[1] * tree.total[1])
+
+
+ATTRIBUTES = (
+    {},
+    {"weight": 0},
+    {"weight": 3},
+    {"mode": "fifo"},
+    {"mode": "fair_share"},
+    {"max_running_operation_count": 1},
+    {"max_running_operation_count": 3},
+    {"resource_limits": {"cpu": 1}},
+    {"resource_limits": None},
+    {"max_share_ratio": 0.3},
+    {"strong_guarantee_resources": {"cpu": 2}},
+    {"create_ephemeral_subpools": True},
+    {"create_ephemeral_subpools": False},
+)
+
+
+def draw_command(choose: random.Random, service: Service) -> commands.ConfigCommand:
+    pools = list(service.state.config.trees[TREE].pools) or ["p0"]
+    kind, pool = choose.randrange(6), choose.choice(pools)
+    parent = choose.choice(["<Root>", *pools])
+    if kind < 2:
+        attributes = {key: value for key, value in choose.choice(ATTRIBUTES).items() if value is not None}
+        return commands.CreatePool(TREE, f"p{choose.randrange(8)}", parent, attributes)
+    if kind == 2:
+        return commands.RemovePool(TREE, pool, recursive=choose.random() < 0.5)
+    if kind == 3:
+        return commands.MovePool(TREE, pool, parent, choose.choice([pool, f"renamed-{choose.randrange(1000)}"]))
+    return service.set(pool, **choose.choice(ATTRIBUTES))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_plans_of_random_changes_come_true(service, seed):
+    choose = random.Random(seed)
+    service.node(cpu=8.0)
+    tree = service.state.trees[TREE]
+    for _ in range(40):
+        service.now += choose.choice([0.0, 1.0, 40.0])
+        try:
+            if choose.random() < 0.4:
+                service.start(f"p{choose.randrange(8)}", choose.randrange(1, 5), is_gang=choose.random() < 0.2)
+        except CommandError:
+            pass
+        service.update()
+        service.beat()
+        command = draw_command(choose, service)
+        plan = service.plan(command, everything=True)
+        if not plan.accepted:
+            with pytest.raises(CommandError):
+                service.run(command)
+            continue
+        service.run(command)
+        service.update()
+        planned = {effect.name: effect.after for effect in plan.effects if effect.after is not None}
+        assert set(planned) == {*tree.pools, *tree.operations}
+        for name, element in {**tree.pools, **tree.operations}.items():
+            assert element.parent is not None
+            assert planned[name].pool == element.parent.name
+            assert planned[name].fair_share["cpu"] == pytest.approx(element.fair_share[1] * tree.total[1])
 
 
 def test_guarantees_limits_and_counts_are_compared(service):
