@@ -35,7 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "scheduler": ("scheduler", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
     "tree": ("pools", "Pool trees of the running scheduler: list, show, create, set, remove."),
     "pool": ("pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
-    "operation": ("operations", "Operations: start, list, show, why, jobs, abort, suspend, resume."),
+    "operation": ("operations", "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete."),
     "node": ("nodes", "Nodes of the running scheduler: list, show."),
     "demo": ("demo", "Three real loads, the agent and a receiver, live on this machine."),
     "doctor": ("doctor", "What this host offers and what to do about what is missing."),

@@ -23,6 +23,7 @@ import structlog
 
 from cpumond.errors import CpumondError
 from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
 from cpumond.scheduler.elements import Tree
@@ -100,7 +101,9 @@ class TreeUpdates:
     tree: Tree
     updater: FairShareUpdater = field(default_factory=FairShareUpdater)
     previous_time: float | None = None
+    snapshot: Snapshot | None = None
     result: UpdateResult | None = None
+    """The last update: what it read, and what it gave."""
     stored: bytes = b""
 
 
@@ -354,7 +357,7 @@ class Scheduler:
         result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
         if self.state.trees.get(name) is not tree:
             return
-        kept.previous_time, kept.result = now, result
+        kept.previous_time, kept.snapshot, kept.result = now, snapshot, result
         self.state.accept_update(tree, result, now)
         progress = msgspec.json.encode(self.state.progress_of(tree))
         if progress != kept.stored:
