@@ -482,7 +482,7 @@ class JsonApi:
     async def _explain_share(self, tree: str, element: str) -> Explanation | None:
         """What the last update of a tree says about an element; None where it does not know it."""
         kept = self.scheduler.updates.get(tree)
-        snapshot, result = getattr(kept, "snapshot", None), getattr(kept, "result", None)
+        snapshot, result = (kept.snapshot, kept.result) if kept is not None else (None, None)
         if snapshot is None or result is None:
             return None
         try:

@@ -352,8 +352,9 @@ class State:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether ``settle`` may find something."""
-        return self._settled_config is not self.config or bool(self._freed) or any(self._arrived.values())
+        """Whether ``settle`` or ``take_expired`` may find something."""
+        unsettled = self._settled_config is not self.config or bool(self._freed) or any(self._arrived.values())
+        return unsettled or bool(self._expired)
 
     def look_again(self) -> None:
         """What ``settle`` found was not applied: find it once more."""
@@ -881,7 +882,8 @@ class State:
             self._stop_unknown(node, report, why, now)
             return
         # It may have been counted as lost; what becomes of it now is to be counted again.
-        self.finished_jobs.get(report.operation_id, {}).pop(report.job_id, None)
+        if self.finished_jobs.get(report.operation_id, {}).pop(report.job_id, None) is not None:
+            self._expired.append(("job", report.job_id))
         self.job_sequence += 1
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from scheduler_world import World, assert_consistent
 
+from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU, scale
 from cpumond.scheduler.config_commands import RemovePool
+from cpumond.scheduler.operations import StartOperation
 
 CORES = 1000.0
 DAY_S = 86_400.0
@@ -41,14 +43,7 @@ class Farm(World):
     def want(self, pool: str, cores: float) -> str:
         """An operation whose jobs take no slots."""
         tasks = {"t": {"job_count": max(int(cores), 1), "cpu_limit": 1.0, "user_slots": 0}}
-        return self.start(pool, tasks=tasks)
-
-    def start(self, pool: str = "", user: str = "u", jobs: int = 1, cpu: float = 1.0, **spec: Any) -> str:
-        if "tasks" not in spec:
-            return super().start(pool, user, jobs, cpu, **spec)
-        from cpumond.scheduler.operations import StartOperation
-
-        return self.do(StartOperation({"pool": pool, **spec}), user).id
+        return self.do(StartOperation({"pool": pool, "tasks": tasks})).id
 
     def volume(self, name: str) -> float:
         return self.pool(name).volume[CPU] / self.tree().total[CPU]
@@ -336,8 +331,6 @@ def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
 
 
 def test_9_the_type_may_change_while_an_update_is_computed(farm):
-    from cpumond.fairshare import fair_share_update
-
     farm.create_pool("p", integral_guarantees=burst(100, 500))
     farm.update()
     farm.pass_time(100)
