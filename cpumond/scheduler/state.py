@@ -155,7 +155,7 @@ class State:
         self._arrived: dict[str, dict[str, OperationElement]] = {}
         """Tree -> pending operations that came since; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
-        self._expired: list[tuple[str, str]] = []
+        self._expired: dict[tuple[str, str], None] = {}
         self._awaited: dict[str, float] = {}
         """Nodes of an earlier run -> until when their first heartbeat is waited for."""
         self._install_config(config, 0.0)
@@ -446,7 +446,7 @@ class State:
             if job.operation_id in self.operations or job.operation_id in self.finished:
                 self.finished_jobs.setdefault(job.operation_id, {})[job.id] = job
             else:
-                self._expired.append(("job", job.id))
+                self._expired["job", job.id] = None
 
     def _install_config(self, config: Config, now: float) -> None:
         old, self.config = self.config, config
@@ -673,20 +673,21 @@ class State:
         while len(self.finished) > self.rules.finished_operation_retention_count:
             oldest = next(iter(self.finished))
             del self.finished[oldest]
-            self._expired.append(("operation", oldest))
-            self._expired += [("job", job_id) for job_id in self.finished_jobs.pop(oldest, {})]
+            self._expired["operation", oldest] = None
+            self._expired.update(dict.fromkeys(("job", job_id) for job_id in self.finished_jobs.pop(oldest, {})))
 
     def take_expired(self) -> list[tuple[str, str]]:
         """(kind, key) of stored records that are no longer kept; the caller deletes them."""
-        expired, self._expired = self._expired, []
+        expired, self._expired = list(self._expired), {}
         return expired
 
     def _install_job(self, record: JobRecord) -> None:
         """A job has ended: out of all counters, into the history, wanted again unless it is completed."""
         if record.operation_id in self.operations or record.operation_id in self.finished:
             self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
+            self._expired.pop(("job", record.id), None)
         else:
-            self._expired.append(("job", record.id))
+            self._expired["job", record.id] = None
         job = self.jobs.pop(record.id, None)
         if job is None:
             self._take_off_needed(record)
@@ -883,7 +884,7 @@ class State:
             return
         # It may have been counted as lost; what becomes of it now is to be counted again.
         if self.finished_jobs.get(report.operation_id, {}).pop(report.job_id, None) is not None:
-            self._expired.append(("job", report.job_id))
+            self._expired["job", report.job_id] = None
         self.job_sequence += 1
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
