@@ -135,7 +135,9 @@ class World:
 
     def make_job(self, element: OperationElement, task: Task, node: Node) -> Job:
         self.started += 1
-        return Job(f"j{self.started}", element, task, node, float(self.started), self.started)
+        job = Job(f"j{self.started}", element, task, node, float(self.started), self.started)
+        job.state = "running"
+        return job
 
     # --- what happens
 

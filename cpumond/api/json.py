@@ -42,12 +42,14 @@ from cpumond.scheduler.model import (
     NO_SUCH_OPERATION,
     RESOLVE,
     TOO_MANY_OPERATIONS,
+    TOO_MANY_REQUESTS,
     CommandError,
     OperationRecord,
 )
 from cpumond.scheduler.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.state import Command
 from cpumond.scheduler.store import StoreError
+from cpumond.wire import Heartbeat, NodeRegistration
 
 log = structlog.get_logger("cpumond.api")
 
@@ -64,6 +66,7 @@ STATUS_OF_CODE: Final = {
     TOO_MANY_OPERATIONS: 409,
     AUTHENTICATION: 401,
     ACCESS_DENIED: 403,
+    TOO_MANY_REQUESTS: 429,
 }
 """Codes of refusals -> HTTP status; others are 422."""
 
@@ -106,15 +109,23 @@ class Call:
 Handler = Callable[[Call], Awaitable[Any]]
 
 
-def make_json_routes(scheduler: Scheduler, authenticate: Authenticate, max_body: int = 16 * 2**20) -> list[Route]:
+def make_json_routes(
+    scheduler: Scheduler,
+    authenticate: Authenticate,
+    max_body: int = 16 * 2**20,
+    max_depth: int = 64,
+    count: Callable[[str], None] = lambda _: None,
+) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
-    ``authenticate`` names the user of a request, or raises CommandError. ``max_body``: bytes of a request's body.
+    ``authenticate`` names the user of a request, or raises CommandError. ``max_body``: bytes of a request's body;
+    ``max_depth``: how deep its values may be nested. ``count`` is told whose request it is, and raises CommandError
+    when there are too many; nodes are not counted.
     """
     service = JsonApi(scheduler)
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
-        served = _Served(endpoint, getattr(service, endpoint.name), authenticate, max_body)
+        served = _Served(endpoint, getattr(service, endpoint.name), authenticate, max_body, max_depth, count)
         service.served[endpoint.name] = served
         by_path.setdefault(endpoint.path, {})[endpoint.method] = served
     routes = [Route(path, _Dispatcher(methods)) for path, methods in by_path.items()]
@@ -127,11 +138,22 @@ def make_json_routes(scheduler: Scheduler, authenticate: Authenticate, max_body:
 class _Served:
     """One endpoint with its function; its decoders are made once."""
 
-    def __init__(self, endpoint: Endpoint, handler: Handler, authenticate: Authenticate, max_body: int) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handler: Handler,
+        authenticate: Authenticate,
+        max_body: int,
+        max_depth: int,
+        count: Callable[[str], None],
+    ) -> None:
         self.endpoint = endpoint
         self.handler = handler
         self.authenticate = authenticate
         self.max_body = max_body
+        self.max_depth = max_depth
+        self.count_request = count
+        self.is_of_nodes = endpoint.body in (Heartbeat, NodeRegistration)
         self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
         self.count = 0
         self.total_s = self.longest_s = 0.0
@@ -158,10 +180,14 @@ class _Served:
             if endpoint.is_change:
                 _check_origin(request)
             user = self.authenticate(request)
+            if not self.is_of_nodes:
+                self.count_request(user)
         query = _read_query(request, endpoint)
         body = None
         if self.decoder is not None:
             body = _decode(await _read_body(request, self.max_body), self.decoder, endpoint)
+            if not self.is_of_nodes:
+                _check_depth(body, self.max_depth)
         value = await self.handler(Call(request.path_params, user, body, query))
         status = endpoint.status
         if isinstance(value, Answer):
@@ -230,6 +256,21 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
         raise HttpError(400, f"the body of the request is not JSON: {error}") from None
     except RecursionError:
         raise HttpError(400, "the body of the request is not JSON: it is nested too deep") from None
+
+
+def _check_depth(body: Any, limit: int) -> None:
+    """What is stored must be readable by everything that shows it."""
+    values = [(body, 1)]
+    while values:
+        value, depth = values.pop()
+        if depth > limit:
+            raise HttpError(422, f"the body of the request is nested deeper than {limit}, the limit of [api] max_depth")
+        if isinstance(value, msgspec.Struct):
+            values += [(getattr(value, name), depth + 1) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            values += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list | tuple):
+            values += [(item, depth + 1) for item in value]
 
 
 def _read_query(request: Request, endpoint: Endpoint) -> Any:

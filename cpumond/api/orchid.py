@@ -36,6 +36,7 @@ from cpumond.fairshare.resources import (
 )
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateResult
 from cpumond.scheduler import admission, operations, placement, preemption
+from cpumond.scheduler.attributes import ALIASES
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     PREEMPTIBLE,
@@ -750,7 +751,7 @@ def tree_orchid(view: TreeView) -> Lazy:
             "child_pools_by_pool": lambda: _by_pool(view, lambda pool: pool.children, show_pool),
             "operations": lambda: _table(tree.operations, show_operation),
             "operations_by_pool": lambda: _by_pool(view, lambda pool: pool.operations, show_operation),
-            "config": lambda: _plain(tree.config.settings),
+            "config": lambda: _tree_options(tree),
             "resource_usage": lambda: amounts(tree.root.usage),
             "resource_limits": lambda: amounts(tree.total),
             "node_count": lambda: len(tree.nodes),
@@ -789,6 +790,23 @@ def resource_distribution_info(view: TreeView) -> dict[str, Any]:
         "undistributed_resource_flow": amounts(positive_part(subtract(burst, flow))),
         "undistributed_burst_guarantee_resources": amounts(positive_part(subtract(flow, burst))),
     }
+
+
+def _tree_options(tree: Tree) -> dict[str, Any]:
+    """All options of a tree as they hold, under every name that is accepted for them (2.4)."""
+    options = _plain(tree.config.settings)
+    rules = tree.root.rules
+    if rules is not None:
+        options["min_share_preemption_timeout"] = rules.min_share_timeout_s * 1e3
+        options["min_share_preemption_timeout_limit"] = rules.min_share_timeout_limit_s * 1e3
+        options["fair_share_preemption_timeout_limit"] = rules.fair_share_timeout_limit_s * 1e3
+        options["fair_share_starvation_tolerance_limit"] = rules.tolerance_limit
+    for table in (options, options["integral_guarantees"]):
+        for name, value in table.items():
+            if name.endswith(("_timeout", "_timeout_limit", "_period", "_backoff")) and float(value).is_integer():
+                table[name] = int(value)
+    known = {alias: options[name] for alias, name in ALIASES["tree"].items() if name in options}
+    return {**known, **options}
 
 
 def _plain(value: Any) -> Any:

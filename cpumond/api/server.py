@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from cpumond.api.cypress import YtBackend
 from cpumond.api.json import describe_error, make_json_routes
-from cpumond.api.yt import ReplyCache, YtLimits, make_yt_routes
-from cpumond.scheduler.config import Api
+from cpumond.api.yt import Rates, ReplyCache, YtError, YtLimits, make_yt_routes
+from cpumond.scheduler.config import Api, is_loopback
 from cpumond.scheduler.loop import Scheduler
-from cpumond.scheduler.model import AUTHENTICATION, CommandError
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.tokens import Tokens
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,12 +44,20 @@ def make_app(
         requests_per_s=settings.rate_limit or 1e9,
         burst_requests=2 * (settings.rate_limit or 1e9),
     )
+    rates = Rates(limits)
+
+    def count(user: str) -> None:
+        try:
+            rates.take(user)
+        except YtError as error:
+            raise CommandError(str(error), error.code) from None
+
     replies = ReplyCache(scheduler.clock.now)
     replies.restore(scheduler.remembered)
     app = Starlette(
         routes=[
             Route("/metrics", read_metrics),
-            *make_json_routes(scheduler, authenticate, settings.max_body),
+            *make_json_routes(scheduler, authenticate, settings.max_body, settings.max_depth, count),
             *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies),
         ],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
@@ -67,6 +75,10 @@ def find_user(request: Request, tokens: Tokens | None) -> str:
     if other and not USER_NAME.fullmatch(other):
         raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
     if tokens is None:
+        host = request.url.hostname or ""
+        if "host" in request.headers and not is_loopback(host):
+            # A page of another site whose name was made to mean this machine must not pass for a local user.
+            raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         return other or DEFAULT_USER
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip()) if scheme.lower() in ("oauth", "bearer") else None

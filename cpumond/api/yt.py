@@ -297,7 +297,7 @@ def _asks_for_another_try(error: YtError) -> bool:
     return error.code in TRY_AGAIN_CODES or any(_asks_for_another_try(inner) for inner in error.inner)
 
 
-class _Rates:
+class Rates:
     """A token bucket for each user. One request may overdraw it; then the user waits until it is above zero."""
 
     def __init__(self, limits: YtLimits) -> None:
@@ -363,7 +363,7 @@ class _Transport:
         self._authenticate = authenticate
         self._limits = limits
         self._replies = replies
-        self._rates = _Rates(limits)
+        self._rates = Rates(limits)
 
     def handle(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """The handler with its errors in the form of the protocol, and with the headers of every answer."""

@@ -81,6 +81,11 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
 WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_count"}
 """Other accepted words as values -> the word used here."""
 
+MAX_MILLISECONDS: Final = 1e15
+"""The bound of all options that are times, by which they are told from other numbers."""
+
+WHOLE_RESOURCES: Final = frozenset({"user_slots", "gpu", "memory", "network"})
+
 RESERVED: Final = frozenset({
     "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
     "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage", "revision",
@@ -408,6 +413,8 @@ def _normalise(value: Any, kind: Type, where: str) -> Any:
         return _normalise_members(value, members, where)
     if isinstance(kind, inspect.FloatType):
         result: Any = _to_float(value)
+        if kind.le == MAX_MILLISECONDS:
+            result = _whole(result)
     elif isinstance(kind, inspect.IntType):
         result = _to_int(value)
     elif isinstance(kind, inspect.BoolType):
@@ -435,7 +442,8 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
             raise CommandError(f'{where}/{raw}: given twice, also as "{given[key]}"; keep one of them')
         given[key] = raw
         if inner is not REMOVE:
-            result[key] = _normalise(inner, members[key], f"{where}/{raw}")
+            amount = _normalise(inner, members[key], f"{where}/{raw}")
+            result[key] = _whole(amount) if key in WHOLE_RESOURCES else amount
     return result
 
 
@@ -455,6 +463,11 @@ def _items(value: Any, where: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(key, str):
             raise CommandError(f"{where}: the keys of a dictionary must be text, got {shown(key)}")
     return value.items()
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as one: milliseconds and slots are counted, and are shown as they were given."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _to_float(value: Any) -> float | None:

@@ -200,7 +200,7 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
-        matched = find_trees(config, node, tags)
+        matched = find_trees(config, tags)
         if len(matched) > 1:
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
@@ -210,10 +210,9 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
             )
 
 
-def find_trees(config: Config, node: str, tags: Collection[str]) -> list[str]:
-    """The trees whose ``nodes_filter`` a node matches; its own address counts as one of its tags (2.1)."""
-    own = {node, *tags}
-    return [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(own)]
+def find_trees(config: Config, tags: Collection[str]) -> list[str]:
+    """The trees whose ``nodes_filter`` a node matches; ``tags`` include its address (2.1)."""
+    return [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(tags)]
 
 
 # --- how each is applied -----------------------------------------------------------------------------------------

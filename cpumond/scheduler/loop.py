@@ -37,6 +37,7 @@ log = structlog.get_logger("cpumond.scheduler")
 
 DEFAULT_TREE = "default"
 COLLECT_PERIOD_S = 60.0
+MAX_SHOWN = 300
 MUTATION = "mutation"
 MUTATION_AGE_S = 900.0
 MAX_MUTATIONS = 20_000
@@ -204,7 +205,14 @@ class Scheduler:
             reply = Reply(change.id, change.warnings)
             await self._commit(change, [] if remember is None else self._remember(remember(reply)))
             self.timings.commands += 1
-            log.info("command", user=user, command=type(command).__name__, id=change.id, warnings=change.warnings)
+            log.info(
+                "command",
+                user=user,
+                command=type(command).__name__,
+                id=change.id or None,
+                warnings=change.warnings or None,
+                **_describe(command),
+            )
             await self._settle()
         return reply
 
@@ -363,6 +371,22 @@ class Scheduler:
         if progress != kept.stored:
             await self._write([Change("progress", name, progress)])
             kept.stored = progress
+
+
+def _describe(command: Command) -> dict[str, Any]:
+    """What a log line says about a command: its fields, long ones cut; of an operation's specification its pool."""
+    fields = msgspec.to_builtins(command, str_keys=True)
+    for name in ("command", "type"):
+        fields.pop(name, None)
+    spec = fields.pop("spec", None)
+    if isinstance(spec, dict):
+        fields["pool"] = spec.get("pool")
+    return {f"about_{name}" if name in ("id", "event") else name: _shown(value) for name, value in fields.items()}
+
+
+def _shown(value: Any) -> Any:
+    text = str(value)
+    return value if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -30,6 +30,7 @@ AUTHENTICATION: Final = 900
 ACCESS_DENIED: Final = 901
 TOO_MANY_OPERATIONS: Final = 202
 NO_SUCH_JOB: Final = 203
+TOO_MANY_REQUESTS: Final = 904
 NO_SUCH_OPERATION: Final = 1915
 GUARANTEES_OVERCOMMIT: Final = 29000
 """Codes of errors, the ones that `yt` knows (yt_protocol.md 7)."""

@@ -250,10 +250,24 @@ def place_jobs(
 
 
 def service_rank(elements: Sequence[OperationElement]) -> list[OperationElement]:
-    """Operations in the order of service, least satisfied on every level first; for preemptive stages (6.6)."""
+    """Operations in the order of service, least satisfied on every level first; for preemptive stages (6.6, 7.1)."""
+    if not elements:
+        return []
+    satisfactions: dict[Element, float] = {}
+
+    def least(pool: PoolElement) -> float:
+        values = [least(child) for child in pool.children.values()]
+        values += [satisfaction(element) for element in pool.operations.values() if wants_jobs(element)]
+        satisfactions[pool] = min(values, default=NEVER)
+        return satisfactions[pool]
+
+    least(elements[0].tree.root)
 
     def key(element: OperationElement) -> tuple[tuple[float, str], ...]:
-        path = [(satisfaction(pool), pool.name) for pool in element.ancestors()]
-        return (*reversed(path[:-1]), (satisfaction(element), element.name))
+        path = [(satisfactions.get(pool, NEVER), pool.name) for pool in element.ancestors()]
+        parent = element.parent
+        is_fifo = parent is not None and parent.mode == "fifo" and element.fifo_index is not None
+        own = float(element.fifo_index or 0) if is_fifo else satisfaction(element)
+        return (*reversed(path[:-1]), (own, element.name))
 
     return sorted(elements, key=key)

@@ -200,7 +200,7 @@ def plan_preemption(
         chosen = [element for element, own in targets if own == priority]
         if not chosen:
             continue
-        stage = _Stage(node, chosen[0].tree, priority)
+        stage = _Stage(node, chosen[0].tree, priority, now)
         if is_spare(node, add(stage.free, stage.most), spare):
             plan = _try_targets(stage, chosen, now)
             if plan is not None:
@@ -214,7 +214,7 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
 class _Stage:
     """The candidates on one node at one priority, latest start first, and what they could free (6.6 step 2)."""
 
-    def __init__(self, node: Node, tree: Tree, priority: TargetPriority) -> None:
+    def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float) -> None:
         self.priority = priority
         self.aggressive = aggressive = priority == "aggressive"
         self.free = _vector(f + c * ROUNDING for f, c in zip(node.free, node.capacity, strict=True))
@@ -225,8 +225,10 @@ class _Stage:
         blockers: dict[OperationElement, Element | None] = {}
         for job in node.jobs.values():
             element = job.element
-            # A node that changed its tree may still have jobs of the other one.
-            if not job.is_active or element.tree is not tree or not _may_lose(element):
+            # A node that changed its tree may still have jobs of the other one; a job of this very heartbeat has not
+            # even been ordered yet.
+            is_new = job.state == "starting" and job.ordered_at >= now
+            if not job.is_active or is_new or element.tree is not tree or not _may_lose(element):
                 continue
             sort_jobs(element)
             if not _is_permitted(job, aggressive):

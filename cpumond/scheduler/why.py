@@ -33,7 +33,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_amounts,
 )
-from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name
+from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.starvation import priority_of, starves_in_s
 from cpumond.scheduler.state import Rules, State, Transaction
 from cpumond.scheduler.validation import find_overcommit
@@ -171,7 +171,9 @@ def _tell_path(element: OperationElement) -> Iterator[str]:
 
 def _tell_share(element: OperationElement) -> Iterator[str]:
     total = element.tree.total
-    cores = [share[CPU] * total[CPU] for share in (element.fair_share, element.demand_share)]
+    if not any(total):
+        yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
+    cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
     yield (
         f"its fair share is {_cores(cores[0])}, it uses {_cores(element.usage[CPU])} in "
         f"{_count(len(element.jobs), 'job')} and demands {_cores(cores[1])}"

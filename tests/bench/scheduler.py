@@ -54,7 +54,7 @@ class Connection:
         return await self.request("POST", path, body)
 
     async def request(self, method: str, path: str, body: bytes) -> bytes:
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
         answer = await self.reader.readuntil(b"\r\n\r\n")
         found = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)
@@ -125,7 +125,7 @@ async def measure(
 
 async def read_metrics(port: int) -> dict[str, float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
     return {

@@ -46,6 +46,8 @@ class Day(World):
         self.ends: dict[str, float] = {}
         self.started: set[str] = set()
         self.kinds: set[str] = set()
+        self.wasted: set[str] = set()
+        """Jobs that were told to stop by the heartbeat that started them."""
         self.volumes: dict[str, float] = {}
         self.create_pool("prod", strong_guarantee_resources={"cpu": 400}, enable_aggressive_starvation=True)
         self.create_pool("web", "prod", strong_guarantee_resources={"cpu": 250})
@@ -134,6 +136,10 @@ class Day(World):
             self.log.append((self.now, "started", job.id, job.element.name, node.id))
             self.check_start(job, node)
         for record in records:
+            if record.job_id not in before:
+                self.wasted.add(record.job_id)
+                self.started.add(record.job_id)
+                fresh.append(self.state.jobs[record.job_id])
             self.log.append((self.now, record.kind, record.job_id, record.preemptor_job_id))
             self.kinds.add(record.kind)
         preempted = [record for record in records if record.kind == "preempted"]
@@ -194,6 +200,7 @@ def test_a_day():
         if minute % 20 == 0:
             day.check_jobs()
     day.check_jobs()
+    assert not day.wasted
     # the day had everything in it that is checked above
     assert {"preempted", "overcommit"} <= day.kinds
     assert len(day.started) > 3000

@@ -39,7 +39,7 @@ from cpumond.scheduler.model import ALREADY_EXISTS, GENERIC, RESOLVE, ROOT_POOL,
 from cpumond.scheduler.validation import DEFAULT_NAME_PATTERN
 
 EMPTY = Config(MappingProxyType({}))
-NODES = {"node-1": ["a", "x"], "node-2": ["b"]}
+NODES = {"node-1": ["a", "x", "node-1"], "node-2": ["b", "node-2"]}
 
 
 def put(path: str, value: Any = None) -> Edit:
@@ -188,10 +188,10 @@ def test_2_2_no_node_belongs_to_two_trees() -> None:
 
 def test_2_1_the_trees_of_a_node() -> None:
     config = Tried(CreateTree("one", {"nodes_filter": "a"}), CreateTree("two", {"nodes_filter": "n-1"})).config
-    assert find_trees(config, "n-0", ["a", "b"]) == ["one"]
-    assert find_trees(config, "n-1", ["b"]) == ["two"]
-    assert find_trees(config, "n-1", ["a"]) == ["one", "two"]
-    assert find_trees(config, "n-2", []) == []
+    assert find_trees(config, ["a", "b"]) == ["one"]
+    assert find_trees(config, ["b", "n-1"]) == ["two"]
+    assert find_trees(config, ["a", "n-1"]) == ["one", "two"]
+    assert find_trees(config, []) == []
 
 
 def test_2_3_the_default_tree() -> None:

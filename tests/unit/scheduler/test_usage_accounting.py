@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
@@ -101,16 +102,18 @@ def test_8_a_limit_above_the_order_counts_too(small):
     assert small.levels() == [10.0] * 5
 
 
-def test_8_memory_counts_as_reported():
+def test_8_memory_counts_as_reported_or_as_ordered():
     world = World()
     world.create_pool("p")
     node = world.node("n1", memory=100)
     world.start("p", memory=40)
     world.settle_down()
+    assert world.pool("p").usage[3] == 40
     heartbeat = node.heartbeat()
     (report,) = heartbeat.jobs
-    assert report.memory is None
-    assert world.pool("p").usage[3] == 40
+    world.hear(msgspec.structs.replace(heartbeat, jobs=[msgspec.structs.replace(report, memory=30)]))
+    assert world.pool("p").usage[3] == world.state.nodes["n1"].used[3] == 30
+    assert_consistent(world.state)
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "aborted"])

@@ -1,0 +1,364 @@
+"""What specifications of operations say, commands on operations, and how jobs move them on (semantics.md 2.5, 3)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from scheduler_world import World, assert_consistent, describe
+
+from cpumond.errors import ConfigError
+from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobCounts, OperationRecord, Task
+from cpumond.scheduler.operations import (
+    AbortOperation,
+    StartOperation,
+    count_job,
+    needed_jobs,
+    read_parameters,
+    read_spec,
+)
+
+ONE = {"t": {"job_count": 1}}
+
+
+def wish(**spec: Any):
+    return read_spec({"tasks": ONE, **spec}, dict)
+
+
+def task(**given: Any) -> Task:
+    return read_spec({"tasks": {"t": {"job_count": 1, **given}}}, dict).tasks[0]
+
+
+def refusal(**spec: Any) -> str:
+    with pytest.raises(CommandError) as caught:
+        wish(**spec)
+    return str(caught.value)
+
+
+# --- specifications
+
+
+def test_a_task_has_defaults():
+    assert task() == Task("t", 1, cpu_limit=1.0, memory_limit=0, user_slots=1)
+    assert task().resources == (1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def test_a_task_says_what_its_jobs_order():
+    found = task(cpu_limit=2, memory_limit=5, user_slots=0, gpu_limit=1, network=3, command=["a", "b"], custom="kept")
+    assert found.resources == (0.0, 2.0, 1.0, 5.0, 3.0)
+    assert found.command == ("a", "b")
+    assert found.spec == {"custom": "kept"}
+
+
+def test_0_2_hyphens_are_underscores_and_aliases_are_folded():
+    assert task(**{"cpu-limit": 3}).cpu_limit == 3
+    assert task(cpu=3, memory=7).resources == (1.0, 3.0, 0.0, 7.0, 0.0)
+    found = wish(**{"fair_share_preemption_timeout": 5, "max-unpreemptable-running-job-count": 3})
+    assert found.options[""] == {"fair_share_starvation_timeout": 5, "max_unpreemptible_running_job_count": 3}
+
+
+def test_0_2_two_spellings_of_one_option_are_refused():
+    assert "two spellings" in refusal(fair_share_preemption_timeout=5, fair_share_starvation_timeout=5)
+    with pytest.raises(CommandError, match="two spellings"):
+        task(cpu=1, cpu_limit=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"tasks": {}}, "spec/tasks"),
+        ({"tasks": None}, "spec/tasks"),
+        ({"tasks": []}, "spec/tasks"),
+        ({"tasks": {"t": 1}}, "spec/tasks/t"),
+        ({"tasks": {"t": {}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"job_count": 0}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"job_count": 1.5}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"job_count": True}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"job_count": 100_001}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {name: {"job_count": 60_000} for name in "ab"}}, "spec/tasks"),
+        ({"tasks": {str(n): {"job_count": 1} for n in range(1001)}}, "spec/tasks"),
+        ({"tasks": {"t": {"job_count": 1, "cpu_limit": -1}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"job_count": 1, "cpu_limit": math.nan}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"job_count": 1, "cpu_limit": math.inf}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"job_count": 1, "cpu_limit": "1"}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"job_count": 1, "memory_limit": 2**61}}}, "spec/tasks/t/memory_limit"),
+        ({"tasks": {"t": {"job_count": 1, "command": 5}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": [5]}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "environment": {"A": 1}}}}, "spec/tasks/t/environment/A"),
+        ({"tasks": {"t": {"job_count": 1, "interruptible": 1}}}, "spec/tasks/t/interruptible"),
+        ({"pool": 5}, "spec/pool"),
+        ({"pool_trees": "default"}, "spec/pool_trees"),
+        ({"pool_trees": []}, "spec/pool_trees"),
+        ({"pool_trees": ["a", "a"]}, "spec/pool_trees"),
+        ({"title": 5}, "spec/title"),
+        ({"preemption_mode": "gentle"}, "spec/preemption_mode"),
+        ({"weight": -1}, "spec"),
+        ({"weight": 2.0**27}, "spec"),
+        ({"weight": math.nan}, "spec"),
+        ({"weight": math.inf}, "spec"),
+        ({"max_share_ratio": 1.5}, "spec"),
+        ({"resource_limits": {"cpus": 1}}, "spec/resource_limits/cpus"),
+        ({"resource_limits": {"cpu": -1}}, "spec"),
+        ({"resource_limits": {"cpu": math.nan}}, "spec"),
+        ({"resource_limits": 5}, "spec/resource_limits"),
+        ({"fair_share_starvation_timeout": "soon"}, "spec"),
+        ({"fair_share_starvation_tolerance": 2}, "spec"),
+        ({"scheduling_options_per_pool_tree": {"a": {"wieght": 1}}}, "did you mean 'weight'?"),
+        ({"pool_trees": ["a"], "scheduling_options_per_pool_tree": {"b": {}}}, "'b' is not among pool_trees"),
+        ({"max_failed_job_count": -1}, "spec/max_failed_job_count"),
+    ],
+)
+def test_what_a_specification_may_not_say(given, where):
+    assert where in refusal(**given)
+
+
+def test_unknown_keys_at_the_root_are_told_of_and_kept():
+    world = World()
+    change = world.do(StartOperation({"tasks": ONE, "wieght": 5}))
+    assert 'spec option "wieght" is not recognized' in change.warnings
+    assert world.record(change.id).spec == {"tasks": ONE, "wieght": 5}
+
+
+def test_2_5_options_may_be_given_for_each_tree():
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    given = {"other": {"weight": 5.0, "pool": "there"}, "default": {}}
+    operation = world.start("here", weight=2.0, max_share_ratio=0.5, scheduling_options_per_pool_tree=given)
+    trees = world.record(operation).trees
+    assert (trees["default"].pool, trees["default"].weight, trees["default"].max_share_ratio) == ("here", 2.0, 0.5)
+    assert (trees["other"].pool, trees["other"].weight, trees["other"].max_share_ratio) == ("there", 5.0, 0.5)
+
+
+def test_the_section_of_the_monitor_is_checked_by_who_knows_it():
+    def refuse(_: object) -> dict[str, Any]:
+        raise ConfigError("smoothing_factor: must be in [0, 1]")
+
+    with pytest.raises((CommandError, ConfigError), match="smoothing_factor"):
+        read_spec({"tasks": ONE, "job-cpu-monitor": {"smoothing_factor": 5}}, refuse)
+
+
+def test_only_vanilla_operations_are_started():
+    world = World()
+    with pytest.raises(CommandError, match='"map" is not supported'):
+        world.do(StartOperation({"tasks": ONE}, type="map"))
+
+
+# --- parameters of live operations
+
+
+def test_parameters_are_read_like_a_specification():
+    assert read_parameters({"weight": 2})[""] == {"weight": 2.0}
+    given = {"scheduling_options_per_pool_tree": {"a": {"max-share-ratio": 0.5}}}
+    assert read_parameters(given) == {"": {}, "a": {"max_share_ratio": 0.5}}
+    for wrong in ({"wieght": 1}, {"weight": -1}, {"scheduling_options_per_pool_tree": {"a": {"wieght": 1}}}):
+        with pytest.raises(CommandError, match=r"parameters"):
+            read_parameters(wrong)
+
+
+def test_parameters_change_what_holds_at_once():
+    world = World()
+    world.create_pool("p")
+    operation = world.start("p", weight=2.0)
+    world.set_operation(operation, weight=3.0, fair_share_starvation_timeout=90_000)
+    options = world.record(operation).trees["default"]
+    assert (options.weight, options.fair_share_starvation_timeout) == (3.0, 90_000)
+    rules = world.element(operation).rules
+    assert rules is not None
+    assert rules.fair_share_timeout_s == 90.0
+
+
+def test_none_takes_an_option_back():
+    world = World()
+    operation = world.start("p", weight=2.0)
+    world.set_operation(operation, weight=None)
+    assert world.record(operation).trees["default"].weight is None
+
+
+def test_parameters_for_a_tree_that_it_is_not_in_are_refused():
+    world = World()
+    operation = world.start("p")
+    with pytest.raises(CommandError, match='does not run in tree "other"'):
+        world.set_operation(operation, scheduling_options_per_pool_tree={"other": {"weight": 1}})
+
+
+# --- commands
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.create_pool("p")
+    world.node("n1")
+    yield world
+    assert_consistent(world.state)
+
+
+@pytest.mark.parametrize("command", ["abort", "complete", "suspend", "resume", "set_operation"])
+def test_commands_on_unknown_and_finished_operations_are_refused(world, command):
+    operation = world.start("p")
+    with pytest.raises(CommandError) as caught:
+        getattr(world, command)("nobody")
+    assert caught.value.code == NO_SUCH_OPERATION
+    world.abort(operation)
+    before = describe(world.state)
+    with pytest.raises(CommandError, match="is in state aborted"):
+        getattr(world, command)(operation)
+    assert describe(world.state) == before
+
+
+def test_abort_ends_it_with_its_jobs(world):
+    operation = world.start("p", jobs=3)
+    world.settle_down()
+    world.do(AbortOperation(operation, "no longer needed"))
+    record = world.record(operation)
+    assert (record.state, record.error, record.finish_time) == ("aborted", "no longer needed", world.now)
+    assert world.cores("p") == 0
+    assert world.counts("p") == (0, 0)
+    world.settle_down()
+    assert world.nodes["n1"].jobs == {}
+
+
+def test_abort_says_who_did_it(world):
+    operation = world.start("p")
+    world.do(AbortOperation(operation), user="eve")
+    assert world.record(operation).error == "Operation aborted by user eve"
+
+
+def test_complete_ends_it_whatever_is_left(world):
+    operation = world.start("p", jobs=3)
+    world.complete(operation)
+    assert (world.record(operation).state, world.record(operation).error) == ("completed", "")
+
+
+def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):
+    operation = world.start("p", jobs=12)
+    world.settle_down()
+    world.suspend(operation)
+    world.nodes["n1"].finish(world.jobs_of(operation)[0].id)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 9
+    world.resume(operation)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 10
+
+
+def test_suspend_may_abort_the_jobs_that_run(world):
+    operation = world.start("p", jobs=3)
+    world.settle_down()
+    world.suspend(operation, abort_running_jobs=True)
+    assert world.cores("p") == 0
+    world.settle_down()
+    assert world.nodes["n1"].jobs == {}
+    assert world.record(operation).counts["t"] == JobCounts(aborted=3)
+    world.resume(operation)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 3
+
+
+def test_resume_of_an_operation_that_is_not_suspended_is_refused(world):
+    operation = world.start("p")
+    with pytest.raises(CommandError, match="is not suspended"):
+        world.resume(operation)
+
+
+def test_an_operation_is_found_by_its_alias(world):
+    operation = world.start("p", alias="*nightly")
+    assert world.record("*nightly").id == operation
+    with pytest.raises(CommandError, match="already used"):
+        world.start("p", alias="*nightly")
+    world.abort("*nightly")
+    again = world.start("p", alias="*nightly")
+    assert world.record("*nightly").id == again
+    world.abort(again)
+    assert world.record("*nightly").id == again
+
+
+# --- how jobs move it on
+
+
+def record_of(*tasks: Task, most_failed: int = 10) -> OperationRecord:
+    return OperationRecord(
+        id="o", sequence=1, user="u", start_time=0.0, tasks=tasks, trees={}, max_failed_job_count=most_failed
+    )
+
+
+def test_all_jobs_of_all_tasks_completed_is_completed():
+    record = record_of(Task("a", 1), Task("b", 2))
+    for name in ("b", "a"):
+        record = count_job(record, name, "completed", "", 5.0)
+        assert not record.is_finished
+    record = count_job(record, "b", "completed", "", 7.0)
+    assert (record.state, record.finish_time) == ("completed", 7.0)
+    assert count_job(record, "b", "failed", "", 9.0) is record
+
+
+def test_as_many_failed_jobs_as_allowed_is_failed():
+    record = record_of(Task("a", 5), Task("b", 5), most_failed=3)
+    for name in ("a", "b"):
+        record = count_job(record, name, "failed", "boom", 5.0)
+    assert not record.is_finished
+    record = count_job(record, "a", "failed", "bang", 6.0)
+    assert record.state == "failed"
+    assert "3 jobs failed" in record.error
+    assert "bang" in record.error
+
+
+@pytest.mark.parametrize("state", ["aborted", "lost"])
+def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
+    record = record_of(Task("a", 1), most_failed=1)
+    for _ in range(20):
+        record = count_job(record, "a", state, "", 5.0)
+    assert not record.is_finished
+    assert getattr(record.counts["a"], state) == 20
+
+
+def test_needed_jobs_are_those_neither_completed_nor_active():
+    record = record_of(Task("a", 5), Task("b", 2))
+    record = count_job(record, "a", "completed", "", 1.0)
+    record = count_job(record, "a", "failed", "", 1.0)
+    assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
+
+
+def test_a_failed_operation_stops_its_other_jobs(world):
+    operation = world.start("p", jobs=3, max_failed_job_count=1)
+    world.settle_down()
+    node = world.nodes["n1"]
+    node.finish(next(iter(node.jobs)), "failed")
+    world.settle_down()
+    assert world.record(operation).state == "failed"
+    assert node.jobs == {}
+    assert world.cores("p") == 0
+
+
+def test_jobs_of_different_tasks_are_counted_apart(world):
+    tasks = {"a": {"job_count": 2}, "b": {"job_count": 1, "cpu_limit": 2}}
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
+    world.settle_down()
+    node = world.nodes["n1"]
+    node.finish(next(name for name, job in node.jobs.items() if job.order.task == "b"))
+    world.settle_down()
+    assert world.record(operation).counts == {"b": JobCounts(completed=1)}
+    for name in list(node.jobs):
+        node.finish(name)
+    world.settle_down()
+    assert world.states([operation]) == "c"
+
+
+def test_an_order_says_what_the_job_needs(world):
+    spec = {
+        "pool": "p",
+        "tasks": {"t": {"job_count": 1, "cpu_limit": 2, "command": "true", "environment": {"A": "b"}}},
+        "job_cpu_monitor": {"smoothing_factor": 0.2},
+    }
+    world.do(StartOperation(spec), user="ann")
+    node = world.nodes["n1"]
+    node.deaf = True
+    world.step()
+    assert node.heard is not None
+    (order,) = node.heard.start
+    assert (order.user, order.pool, order.task, order.command) == ("ann", "p", "t", "true")
+    assert (order.cpu_limit, order.memory_limit, order.user_slots) == (2.0, 0, 1)
+    assert order.environment == {"A": "b"}
+    assert order.job_cpu_monitor == {"smoothing_factor": 0.2}
+    assert order.wait_s == 30.0
