@@ -422,6 +422,13 @@ def assert_consistent(state: State) -> None:
         for job in (*node.jobs.values(), *node.stopping.values()):
             assert job.node is node
             assert state.jobs[job.id] is job
+    active = {
+        job_id: job
+        for operation in state.operations.values()
+        for element in operation.elements.values()
+        for job_id, job in element.jobs.items()
+    }
+    assert active == {job.id: job for job in state.jobs.values() if job.is_active}
     for job in state.jobs.values():
         assert state.nodes.get(job.node.id) is job.node, f"job {job.id} is on a node that is not known"
         assert job.id in (job.node.jobs if job.is_active else job.node.stopping)

@@ -115,7 +115,7 @@ class PoolElement(Element):
 
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
-        "max_operation_count", "max_running_operation_count", "owner", "volume", "last_integral_ratio", "entry",
+        "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -132,8 +132,6 @@ class PoolElement(Element):
         self.max_operation_count = 0
         self.max_running_operation_count = 0
         """Effective limits: own, else the tree's."""
-        self.owner = ""
-        """User of the operation that an ephemeral pool was made for (2.9)."""
         self.volume: Vector = ZERO
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
@@ -143,6 +141,12 @@ class PoolElement(Element):
     @property
     def is_root(self) -> bool:
         return self.parent is None
+
+    @property
+    def owner(self) -> str:
+        """Whom an ephemeral pool counts for: the user of its oldest operation (2.9); "" when it has none."""
+        oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
+        return "" if oldest is None else oldest.operation.record.user
 
     @property
     def is_ephemeral(self) -> bool:

@@ -114,6 +114,43 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     )
 
 
+def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
+    """Sentences about a pool's own options that a limit of its path cuts; ``rules`` are what holds for it (6.2)."""
+    cuts = (
+        ("fair_share_starvation_timeout", settings.fair_share_starvation_timeout, rules.fair_share_timeout_s * 1e3),
+        ("min_share_preemption_timeout", settings.min_share_preemption_timeout, rules.min_share_timeout_s * 1e3),
+        ("fair_share_starvation_tolerance", settings.fair_share_starvation_tolerance, rules.tolerance),
+    )
+    return [
+        f"{where}: {name} {own:g} is cut to {effective:g} by a limit above it; change {LIMIT_OF[name]} of the tree or "
+        "of the pool that sets it"
+        for name, own, effective in cuts
+        if own is not None and not math.isclose(own, effective)
+    ]
+
+
+LIMIT_OF: Final = {
+    "fair_share_starvation_timeout": "fair_share_preemption_timeout_limit",
+    "min_share_preemption_timeout": "min_share_preemption_timeout_limit",
+    "fair_share_starvation_tolerance": "fair_share_starvation_tolerance_limit",
+}
+
+
+def find_cut_options(pool: PreemptionRules, options: OperationTreeOptions) -> list[str]:
+    """Sentences about an operation's options by which it would be more privileged than its pool (6.2)."""
+    rules = operation_rules(pool, options)
+    cuts = (
+        ("fair_share_starvation_timeout", options.fair_share_starvation_timeout, rules.fair_share_timeout_s * 1e3),
+        ("min_share_preemption_timeout", options.min_share_preemption_timeout, rules.min_share_timeout_s * 1e3),
+        ("fair_share_starvation_tolerance", options.fair_share_starvation_tolerance, rules.tolerance),
+    )
+    return [
+        f"{name} {own:g} has no effect: an operation may not be more privileged than its pool, {effective:g} holds"
+        for name, own, effective in cuts
+        if own is not None and not math.isclose(own, effective)
+    ]
+
+
 def inherit_rules(tree: Tree) -> None:
     """Set ``rules`` of every element of the tree, after a change of the tree's, a pool's or an operation's options."""
     root = root_rules(tree.config.settings)

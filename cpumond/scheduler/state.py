@@ -26,6 +26,7 @@ from cpumond.scheduler.elements import (
     Operation,
     OperationElement,
     PoolElement,
+    PreemptionRules,
     Stop,
     Tree,
     change_usage,
@@ -156,8 +157,9 @@ class State:
         """Tree -> pending operations that came since; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
         self._expired: dict[tuple[str, str], None] = {}
-        self._awaited: dict[str, float] = {}
-        """Nodes of an earlier run -> until when their first heartbeat is waited for."""
+        self._awaited: dict[str, None] = {}
+        self._await_until = 0.0
+        """Nodes of an earlier run, and until when their first heartbeats are waited for."""
         self._install_config(config, 0.0)
 
     # --- commands ------------------------------------------------------------------------------------------------
@@ -265,6 +267,7 @@ class State:
         chosen: dict[str, OperationTreeOptions] = {}
         refused: list[CommandError] = []
         running: list[str] = []
+        told: list[str] = []
         for name in names:
             tree = self.find_tree(name)
             wanted = wish.options.get(name, {}).get("pool", wish.options[""].get("pool", ""))
@@ -277,6 +280,7 @@ class State:
                 refused.append(error)
                 continue
             chosen[name] = operations.tree_options(wish.options, name, choice.name)
+            told += starvation.find_cut_options(_rules_of(choice), chosen[name])
             if admission.may_run(tree, choice):
                 running.append(name)
         if not chosen:
@@ -300,7 +304,7 @@ class State:
             spec=command.spec,
         )
         warnings = tuple(f'spec option "{name}" is not recognized' for name in wish.unrecognized)
-        warnings += tuple(str(error) for error in refused)
+        warnings += (*(str(error) for error in refused), *told)
         return Transaction(operations=(record,), id=record.id, warnings=warnings)
 
     def _prepare_update(self, record: OperationRecord, parameters: Mapping[str, Any]) -> Transaction:
@@ -309,16 +313,21 @@ class State:
         if stray:
             raise CommandError(f'Operation {record.id} does not run in tree "{stray[0]}"')
         trees = dict(record.trees)
+        told: list[str] = []
         for name, options in record.trees.items():
             changes = {**given[""], **given.get(name, {})}
             wanted = changes.pop("pool", None)
+            tree, element = self.trees[name], self.operations[record.id].elements[name]
+            rules = element.parent.rules if element.parent is not None else None
             if wanted:
-                tree, element = self.trees[name], self.operations[record.id].elements[name]
                 choice = admission.choose_pool(tree, wanted, record.user, self.rules.pools, element)
                 admission.check_move(tree, element, choice)
                 changes["pool"] = choice.name
+                rules = _rules_of(choice)
             trees[name] = msgspec.structs.replace(options, **changes)
-        return Transaction(operations=(msgspec.structs.replace(record, trees=trees),))
+            if rules is not None:
+                told += starvation.find_cut_options(rules, trees[name])
+        return Transaction(operations=(msgspec.structs.replace(record, trees=trees),), warnings=tuple(told))
 
     def find_tree(self, name: str) -> Tree:
         """A tree by name. Raises CommandError."""
@@ -402,10 +411,18 @@ class State:
         return tuple(changed.values())
 
     def recount(self, change: Transaction, now: float) -> Transaction:
-        """A transaction of ended jobs as it is by now: without the jobs that were counted since, operations anew."""
-        fresh = {job.id: job for job in change.jobs if job.id not in self.finished_jobs.get(job.operation_id, {})}
+        """A transaction of ended jobs as it is by now: without the jobs that were counted since, and without nodes that
+        came back before they were removed; operations anew."""
+        gone = [self.nodes[node_id] for node_id in change.removed_nodes if node_id in self.nodes]
+        back = {node.id for node in gone if node.lost_since is None}
+        fresh = {
+            job.id: job
+            for job in change.jobs
+            if job.id not in self.finished_jobs.get(job.operation_id, {}) and job.node_id not in back
+        }
         jobs = tuple(fresh.values())
-        return replace(change, jobs=jobs, operations=self._count(jobs, now))
+        removed = tuple(node.id for node in gone if node.id not in back)
+        return replace(change, jobs=jobs, operations=self._count(jobs, now), removed_nodes=removed)
 
     # --- applying ------------------------------------------------------------------------------------------------
 
@@ -439,7 +456,8 @@ class State:
         """
         for node in nodes:
             self._install_node(node, now)
-            self._awaited[node.id] = now + self.rules.node_heartbeat_timeout_s
+            self._awaited[node.id] = None
+        self._await_until = now + self.rules.node_heartbeat_timeout_s
         for record in stored_operations:
             self._install_operation(record, now)
         for job in jobs:
@@ -578,7 +596,7 @@ class State:
             self._orders.pop(pool.tree.name, None)
             pool = parent
 
-    def _ensure_pool(self, tree: Tree, name: str, user: str) -> PoolElement:
+    def _ensure_pool(self, tree: Tree, name: str) -> PoolElement:
         """The living pool of that name; a missing one is made, ephemeral (2.9)."""
         pool = tree.pools.get(name)
         if pool is not None:
@@ -587,7 +605,6 @@ class State:
         if parent is None or parent.config is None or parent.mode == "fifo":
             parent = admission.default_parent(tree)
         pool = PoolElement(name, parent, tree)
-        pool.owner = user
         pool.settings = admission.ephemeral_settings(parent)
         pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits(
             pool.settings, tree.config.settings
@@ -620,7 +637,7 @@ class State:
 
     def _install_element(self, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:
         is_running = tree.name in operation.record.running_in
-        pool = self._ensure_pool(tree, options.pool, operation.record.user)
+        pool = self._ensure_pool(tree, options.pool)
         element = operation.elements.get(tree.name)
         if element is None:
             element = OperationElement(operation, options, pool, tree)
@@ -768,8 +785,16 @@ class State:
             self.trees[name].nodes[node.id] = node
 
     def _remove_node(self, node: Node) -> None:
-        for job in node.jobs.values():
-            self.jobs.pop(job.id, None)
+        self._awaited.pop(node.id, None)
+        for job in list(node.jobs.values()):
+            # It came back while its removal was written, and has jobs again: they are started elsewhere.
+            end_job(job)
+            del self.jobs[job.id]
+            needed = job.element.operation.needed
+            needed[job.task.name] = needed.get(job.task.name, 0) + 1
+            _touch(job.element.operation)
+        for job in node.stopping.values():
+            del self.jobs[job.id]
         tree = self.trees.get(node.tree or "")
         if tree is not None:
             tree.nodes.pop(node.id, None)
@@ -952,9 +977,8 @@ class State:
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of an earlier run that it has not told us about."""
-        for node_id, until in list(self._awaited.items()):
-            if now >= until or node_id not in self.nodes:
-                del self._awaited[node_id]
+        if now >= self._await_until:
+            self._awaited.clear()
         return any(node_id in tree.nodes for node_id in self._awaited)
 
     def _preempt(
@@ -1074,6 +1098,14 @@ class State:
             element = tree.pools.get(name) or tree.operations.get(name)
             if element is not None:
                 element.below_since = since
+
+
+def _rules_of(choice: admission.PoolChoice) -> PreemptionRules:
+    """The rules of the pool that an operation would go to."""
+    if choice.pool is not None and choice.pool.rules is not None:
+        return choice.pool.rules
+    assert choice.parent.rules is not None
+    return starvation.pool_rules(choice.parent.rules, admission.ephemeral_settings(choice.parent))
 
 
 def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:

@@ -23,6 +23,7 @@ from cpumond.scheduler.model import (
     to_vector,
 )
 from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.starvation import find_cut_settings, pool_rules, root_rules
 
 DEFAULT_NAME_PATTERN: Final = "[-_a-z0-9:A-Z]+"
 """What the name of a pool or tree must match as a whole (2.7)."""
@@ -85,6 +86,10 @@ def find_warnings(tree: TreeConfig) -> list[str]:
     for pool in tree.pools.values():
         if pool.settings.integral_guarantees.guarantee_type == "burst":
             warnings += _burst_warnings(pool)
+    rules = {ROOT_POOL: root_rules(tree.settings)}
+    for pool in tree.pools.values():
+        rules[pool.name] = pool_rules(rules[pool.parent], pool.settings)
+        warnings += find_cut_settings(named("pool", pool.name), pool.settings, rules[pool.name])
     return warnings
 
 

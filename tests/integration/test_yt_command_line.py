@@ -243,8 +243,8 @@ def test_what_get_shows_is_written_by_the_server(world):
     """Nothing of it depends on the client's bindings."""
     scheduler, root = world.scheduler, "//sys/pools/shown"
     limits = {"cpu": 100.5, "memory": 1_000_000}
-    pool_id = scheduler.create_pool("shown", resource_limits=limits, weight=2.0)
-    scheduler.create_pool("shown-a", "shown", min_share_resources={"cpu": 0.0}, weight=3.0)
+    pool_id = scheduler.create_pool("shown", resource_limits=limits, weight=2.0, min_share_resources={"cpu": 9.0})
+    scheduler.create_pool("shown-a", "shown", min_share_resources={"cpu": 4.5}, weight=3.0)
     scheduler.create_pool("shown-b", "shown", mode="fifo", fifo_sort_parameters=["weight", "start_time"])
     out = succeed(
         scheduler.yt_all(
@@ -265,7 +265,7 @@ def test_what_get_shows_is_written_by_the_server(world):
     )
     assert value_of(out["limits"]) == json.loads(out["json"]) == limits
     assert value_of(out["fifo"]) == ["weight", "start_time"]
-    assert float(out["older name"]) == 0.0
+    assert out["older name"] == "4.5\n"
     shown = value_of(out["all"])
     assert (shown["name"], shown["parent_name"], shown["type"]) == ("shown-a", "shown", "scheduler_pool")
     assert (shown["weight"], shown["count"]) == (3.0, 0)

@@ -252,6 +252,27 @@ class Life(RuleBasedStateMachine):
         assert not self.world.hear(old).accepted
         assert describe(self.world.state) == before
 
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data())
+    def heartbeats_overtake_the_store(self, data: st.DataObject) -> None:
+        """Two heartbeats arrive before what the first one ended is written."""
+        world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
+        receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(2)]
+        for receipt in receipts:
+            world.carry_out(world.state.recount(receipt.transaction, world.now))
+
+    @rule(seconds=st.sampled_from([100.0, 400.0]))
+    def nodes_come_back_while_they_are_removed(self, seconds: float) -> None:
+        world = self.world
+        world.now += seconds
+        change = world.state.expire(world.now)
+        with contextlib.suppress(CommandError):
+            world.start("a", jobs=2, cpu=0.1)
+        world.update()
+        for node in world.nodes.values():
+            node.beat()
+        world.carry_out(world.state.recount(change, world.now))
+
     # --- time
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 1.0, 6.0, 40.0, 400.0]))
@@ -263,16 +284,17 @@ class Life(RuleBasedStateMachine):
     def update(self) -> None:
         self.world.update()
 
-    @rule()
-    def a_period(self) -> None:
+    @rule(periods=st.integers(1, 4))
+    def periods(self, periods: int) -> None:
         world = self.world
-        world.now += 1
-        world.expire()
-        world.update()
-        for node in world.nodes.values():
-            if node.beat().register:
-                with contextlib.suppress(CommandError):
-                    node.register()
+        for _ in range(periods):
+            world.now += 1
+            world.expire()
+            world.update()
+            for node in world.nodes.values():
+                if node.beat().register:
+                    with contextlib.suppress(CommandError):
+                        node.register()
 
     @rule()
     def restart_the_scheduler(self) -> None:
@@ -306,6 +328,6 @@ class Life(RuleBasedStateMachine):
 
 
 Life.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLife = Life.TestCase

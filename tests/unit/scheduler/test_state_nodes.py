@@ -329,6 +329,39 @@ def test_2_4_a_jobs_end_that_a_lost_node_tells_later_is_not_lost(world):
     assert len(world.jobs_of(operation)) == 3
 
 
+def test_2_4_a_node_that_comes_back_while_it_is_being_removed_stays_with_its_jobs(world):
+    node = world.node("n1")
+    operation = busy(world)
+    before = set(node.jobs)
+    world.now += 400
+    change = world.state.expire(world.now)
+    other = world.start("p", jobs=2)
+    world.update()
+    node.beat()
+    world.carry_out(world.state.recount(change, world.now))
+    assert_consistent(world.state)
+    world.settle_down()
+    assert before <= set(node.jobs)
+    assert len(world.jobs_of(operation)) == 3
+    assert len(world.jobs_of(other)) == 2
+
+
+def test_2_4_a_node_that_comes_back_while_its_removal_is_written_leaves_nothing_behind(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.now += 400
+    change = world.state.recount(world.state.expire(world.now), world.now)
+    other = world.start("p", jobs=2)
+    world.update()
+    node.beat()
+    world.carry_out(change)
+    assert_consistent(world.state)
+    world.settle_down(5)
+    assert len(world.jobs_of(operation)) == 3
+    assert len(world.jobs_of(other)) == 2
+    assert world.cores("p") == 8
+
+
 def test_2_4_a_nodes_changed_capacity_counts_at_once(world):
     node = world.node("n1", cpu=4)
     node.cpu = 7
