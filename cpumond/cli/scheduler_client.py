@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -129,10 +130,23 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(body: object) -> bytes:
+    _refuse_infinite(body)
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
         raise UsageError("a word on the command line is not readable text (UTF-8)") from None
+
+
+def _refuse_infinite(value: object) -> None:
+    """JSON has no word for them: they would be sent as null, which removes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{value} is not a number that can be set; give a finite one")
+    if isinstance(value, dict):
+        for item in value.values():
+            _refuse_infinite(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_infinite(item)
 
 
 def _reason(error: Exception) -> str:

@@ -521,7 +521,7 @@ def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
     while stack:
         pool = stack.pop()
         result.append(pool)
-        if pool.name in children:
+        if pool.name in children and pool.name != ROOT_POOL:  # that name is refused later, by the rules of names
             stack += sorted(children[pool.name], key=_by_name, reverse=True)
     return result
 

@@ -341,6 +341,8 @@ class Scheduler:
         begun = time.perf_counter()
         try:
             expired = self.state.expire(self.clock.now())
+            if expired.removed_nodes:
+                log.warning("nodes_lost", nodes=expired.removed_nodes, jobs=len(expired.jobs))
             if not expired.is_empty or self.state.is_unsettled:
                 await self._end_jobs(expired)
         except StoreError:
@@ -358,7 +360,9 @@ class Scheduler:
         self.timings.updates_s += self.timings.update_s
 
     async def _update(self, name: str) -> None:
-        tree = self.state.trees[name]
+        tree = self.state.trees.get(name)
+        if tree is None:
+            return  # removed while the update of another was computed
         kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
         snapshot = self.state.make_snapshot(tree)

@@ -83,6 +83,10 @@ class Life(RuleBasedStateMachine):
         self.world.node("n1", cpu=6)
         self.world.create_pool("a")
         self.world.create_pool("b", create_ephemeral_subpools=True)
+        self.world.start("a", jobs=3, max_failed_job_count=2)
+        self.world.start("b", jobs=2, cpu=2.0, weight=2.0)
+        self.world.start("e", user="v", jobs=9, cpu=0.5)
+        self.world.settle_down()
 
     def try_command(self, command: Any, user: str = "u") -> None:
         """A refused command changes nothing, and preparing changes nothing at all."""
@@ -328,6 +332,6 @@ class Life(RuleBasedStateMachine):
 
 
 Life.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLife = Life.TestCase

@@ -706,3 +706,10 @@ def test_commands_as_json(command: ConfigCommand) -> None:
     raw = msgspec.json.encode(command)
     assert msgspec.json.decode(raw)["type"] == type(command).__name__
     assert msgspec.json.decode(raw, type=ConfigCommand) == command
+
+
+def test_2_7_no_pool_is_named_like_the_root() -> None:
+    tried = Tried(*FAMILY)
+    assert "this name is the root's" in tried.refuse(CreatePool("t", "<Root>", "<Root>"))
+    pool = next(iter(tried.config.trees["t"].pools))
+    assert "this name is the root's" in tried.refuse(MovePool("t", pool, "<Root>", "<Root>"))
