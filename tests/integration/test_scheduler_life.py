@@ -270,6 +270,17 @@ def test_with_tokens_it_may_listen_everywhere(scheduler):
     assert scheduler.get("trees")["default_tree"] == "default"
 
 
+def test_without_tokens_no_page_of_another_site_gets_in(scheduler):
+    scheduler.start()
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example", "Origin": "http://evil.example"}):
+        answer = scheduler.client.post("/api/v1/trees/default/pools", json={"name": "a"}, headers=headers)
+        assert answer.status_code == 403, answer.text
+        made = scheduler.client.post("/api/v4/create?type=scheduler_pool&attributes={name=a}", headers=headers)
+        assert made.status_code in (400, 403), made.text
+        assert made.json()["code"] == 901
+    assert scheduler.request("GET", "trees/default/pools/a").status_code == 404
+
+
 # --- nodes, jobs, operations -----------------------------------------------------------------------------------------
 
 
@@ -485,6 +496,29 @@ def test_a_job_that_ends_while_the_scheduler_is_away_is_counted_once(scheduler):
     details = scheduler.get(f"operations/{operation}")
     assert (details["state"], details["jobs"]["completed"]) == ("completed", 2)
     assert node.jobs == {}
+
+
+def test_what_is_kept_but_means_nothing_is_told(scheduler):
+    scheduler.start()
+    scheduler.create_pool("a")
+    task = {"job_count": 1, "command": "true"}
+    done = scheduler.post("operations", {"spec": {"pol": "a", "pool": "a", "tasks": {"t": task}}})
+    assert ["pol" in text for text in done["warnings"]] == [True]
+    done = scheduler.patch("trees/default/pools/a", {"edits": [{"path": ["weihgt"], "value": 3}]})
+    assert ["weihgt" in text and "did you mean" in text for text in done["warnings"]] == [True]
+    assert scheduler.get("trees/default/pools/a")["weight"] is None
+
+
+def test_time_can_run_faster_for_a_test(scheduler):
+    scheduler.start("--time-scale", "1000")
+    node = PlayedNode(scheduler, "node-1", cpu=100.0)
+    node.register()
+    guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 50.0}}
+    scheduler.create_pool("saving", integral_guarantees=guarantees)
+    # Ten minutes of resource flow take less than a second.
+    path = "trees/default/pools/saving"
+    node.beat_until(lambda: scheduler.get(path)["volume"]["cpu"] >= 50.0 * 600.0, "ten minutes of volume")
+    assert scheduler.get("status")["uptime_s"] >= 600.0
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

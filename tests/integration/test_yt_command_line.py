@@ -272,20 +272,20 @@ def test_what_get_shows_is_written_by_the_server(world):
     assert out["id"] == '"//sys/pool_trees/default/shown"\n'
 
 
-def test_trees_are_made_changed_and_removed(world, bindings, kind):
-    scheduler, tree = world.scheduler, f"{kind}-tree"
+def test_trees_are_made_changed_and_removed(world):
+    scheduler, tree = world.scheduler, "made-tree"
     path = f"//sys/pool_trees/{tree}"
     options = f'{{name={tree};nodes_filter="{tree}&!old";fair-share-starvation-timeout=5000}}'
-    made = scheduler.yt("create", "scheduler_pool_tree", "--attributes", options, bindings=bindings)
+    made = scheduler.yt("create", "scheduler_pool_tree", "--attributes", options, bindings=False)
     assert ID.fullmatch(made.stdout.strip()), made.stderr
     succeed(
         scheduler.yt_all(
             {
-                "pool": ("create-pool", f"{kind}-in-it", tree),
+                "pool": ("create-pool", "in-it", tree),
                 "option": ("set", f"{path}/@nodes_filter", f'"{tree}"'),
                 "hyphens": ("set", f"{path}/@max-operation-count", "70"),
             },
-            bindings,
+            bindings=False,
         )
     )
     out = succeed(
@@ -300,20 +300,20 @@ def test_trees_are_made_changed_and_removed(world, bindings, kind):
                 "count": ("get", f"{ORCHID}/pool_trees/{tree}/pool_count"),
                 "link": ("get", "//sys/pools&/@target_path"),
             },
-            bindings,
+            bindings=False,
         )
     )
     assert {tree, "default"} <= set(out["trees"].split())
-    assert out["pools"].split() == [f"{kind}-in-it"]
+    assert out["pools"].split() == ["in-it"]
     assert out["default"] == '"default"\n'
     assert out["filter"] == f'"{tree}"\n'
     assert float(out["timeout"]) == 5000.0
     assert out["type"] == '"scheduler_pool_tree"\n'
     assert out["count"] == "1\n"
     assert out["link"] == '"//sys/pool_trees/default"\n'
-    assert scheduler.yt("remove", path, bindings=bindings).returncode == 1, "it has a pool"
-    succeed(scheduler.yt_all({"all": ("remove", "-r", path)}, bindings))
-    assert tree not in scheduler.yt("list", "//sys/pool_trees", bindings=bindings).stdout.split()
+    assert scheduler.yt("remove", path, bindings=False).returncode == 1, "it has a pool"
+    succeed(scheduler.yt_all({"all": ("remove", "-r", path)}, bindings=False))
+    assert tree not in scheduler.yt("list", "//sys/pool_trees", bindings=False).stdout.split()
 
 
 def test_batches_and_the_small_commands(world, bindings, kind):

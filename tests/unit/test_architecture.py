@@ -60,11 +60,13 @@ BELOW: dict[str, set[str]] = {
     "log": set(),
     "process": {"errors", "config"},
     "agent": {
-        "", "errors", "units", "config", "log", "process", "wire", "monitor", "cgroup", "discovery", "reporters", "agent",
+        "", "errors", "units", "config", "log", "process", "wire", "monitor", "cgroup", "discovery", "reporters",
+        "agent",
     },
     "testing": {"errors", "units", "cgroup"},
     "scheduler": {
-        "", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler", "api.server",
+        "", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler",
+        "api.server",
     },
     "api": {"", "errors", "units", "wire", "fairshare", "scheduler", "api"},
 }  # fmt: skip
