@@ -216,6 +216,9 @@ class World:
         for node_id in change.removed_nodes:
             self.stored.pop(("node", node_id), None)
         self.state.apply(change, self.now)
+        self._forget()
+
+    def _forget(self) -> None:
         for key in self.state.take_expired():
             self.stored.pop(key, None)
 
@@ -317,6 +320,7 @@ class World:
     def hear(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """What the service does with a heartbeat."""
         receipt = self.state.receive(heartbeat, self.now)
+        self._forget()
         if not receipt.accepted:
             return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
         if not receipt.transaction.is_empty:

@@ -816,7 +816,7 @@ class State:
         self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
         reported: set[str] = set()
-        foreign_cores = 0.0
+        foreign_cores = foreign_bytes = 0.0
         for report in heartbeat.jobs:
             job = node.jobs.get(report.job_id)
             if job is not None:
@@ -831,7 +831,8 @@ class State:
                 self._adopt(node, report, now)
             else:
                 foreign_cores += report.current_cpu_limit
-        node.foreign_usage = (0.0, foreign_cores, 0.0, 0.0, 0.0)
+                foreign_bytes += report.memory or 0
+        node.foreign_usage = (0.0, foreign_cores, 0.0, foreign_bytes, 0.0)
         ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
         _note_overcommit(node, now)
         transaction = NOTHING

@@ -394,6 +394,8 @@ def test_jobs_of_a_silent_node_are_lost_and_run_elsewhere(scheduler):
     other.beat_until(lambda: other.jobs_of(operation), "the job of the silent node")
     details = scheduler.get(f"operations/{operation}")
     assert (details["state"], details["jobs"]["lost"], details["jobs"]["active"]) == ("running", 1, 1)
+    (lost,) = scheduler.events("nodes_lost")
+    assert (lost["nodes"], lost["jobs"]) == (["silent"], 1)
     # The silent node comes back: its job is not the operation's any more.
     answer = silent.send()
     if answer.json().get("register"):
@@ -496,6 +498,18 @@ def test_a_job_that_ends_while_the_scheduler_is_away_is_counted_once(scheduler):
     details = scheduler.get(f"operations/{operation}")
     assert (details["state"], details["jobs"]["completed"]) == ("completed", 2)
     assert node.jobs == {}
+
+
+def test_updates_go_on_while_trees_come_and_go(scheduler):
+    scheduler.write_config(period="10ms")
+    scheduler.start()
+    for number in range(60):
+        name = f"tree-{number % 3}"
+        scheduler.post("trees", {"name": name, "attributes": {"nodes_filter": name}})
+        assert scheduler.request("DELETE", f"trees/{name}").status_code == 200
+    scheduler.wait_updates()
+    assert scheduler.get("status")["timings"]["failed_updates"] == 0, scheduler.events("update_failed")
+    assert "failed_updates" not in [alert["code"] for alert in scheduler.get("alerts")["alerts"]]
 
 
 def test_what_is_kept_but_means_nothing_is_told(scheduler):
