@@ -73,6 +73,9 @@ STATUS_OF_CODE: Final = {
 Authenticate = Callable[[Request], str]
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
+ALERT_S: Final = 600.0
+"""How long after the last time something went wrong it is an alert."""
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -563,13 +566,14 @@ class JsonApi:
 
     def _own_alerts(self) -> Iterator[views.Alert]:
         timings = self.scheduler.timings
-        if timings.store_errors:
+        since = self._now() - ALERT_S
+        if (timings.store_error_at or 0.0) > since:
             message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
             yield views.Alert("store_errors", "error", "", message)
-        if timings.failed_updates:
+        if (timings.failed_at or 0.0) > since:
             message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
             yield views.Alert("failed_updates", "error", "", message)
-        if timings.late_updates:
+        if (timings.late_at or 0.0) > since:
             message = (
                 f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
                 "fair_share_update_period or give the scheduler more CPU"

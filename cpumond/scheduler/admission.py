@@ -116,7 +116,8 @@ def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str, 
     if len(made) >= limit:
         raise CommandError(
             f'Cannot make ephemeral pool "{name}": limit of {limit} ephemeral pools (max_ephemeral_pools_per_user) for '
-            f'user "{user}" in tree "{tree.name}" has been reached: {", ".join(sorted(made))}'
+            f'user "{user}" in tree "{tree.name}" has been reached: {", ".join(sorted(made))}; use one of '
+            "these, or have the pool created first"
         )
 
 

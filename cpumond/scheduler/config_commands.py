@@ -192,7 +192,20 @@ def apply(
         filters_changed = filters_changed or old is None or old.settings.nodes_filter != tree.settings.nodes_filter
     if filters_changed:
         check_nodes(made.config, nodes)
+        warnings += [text for text in _overlaps(made.config) if text not in _overlaps(config)]
     return Outcome(made.config, tuple(warnings), made.id, True)
+
+
+def _overlaps(config: Config) -> list[str]:
+    """Sentences about trees whose filters surely overlap: equal ones, and an empty one beside any other (2.2)."""
+    filters = [(tree.name, tree.settings.nodes_filter.strip()) for tree in config.trees.values()]
+    return [
+        f"pool trees {quoted(one)} and {quoted(other)}: a node that fits the nodes_filter of both is refused at its "
+        "registration; make the filters exclude each other"
+        for n, (one, text) in enumerate(filters)
+        for other, same in filters[n + 1 :]
+        if text == same or not text or not same
+    ]
 
 
 def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
@@ -469,6 +482,8 @@ def find_tree(config: Config, name: str) -> TreeConfig:
 def find_pool(tree: TreeConfig, name: str) -> PoolConfig:
     """The explicit pool of this name. Raises CommandError with code RESOLVE."""
     pool = tree.pools.get(name)
+    if name == ROOT_POOL:
+        raise CommandError(f"{ROOT_POOL} has no attributes of its own; set them as options of tree {quoted(tree.name)}")
     if pool is None:
         raise CommandError(_missing("Pool", name, tree.pools, f" in tree {quoted(tree.name)}"), RESOLVE)
     return pool

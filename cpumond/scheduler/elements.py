@@ -182,14 +182,19 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active_job_count")
+    __slots__ = ("record", "needed", "elements", "active")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
         self.needed: dict[str, int] = {}
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
-        self.active_job_count = 0
+        self.active: dict[str, int] = {}
+        """Task -> jobs that count as usage, in all trees."""
+
+    @property
+    def active_job_count(self) -> int:
+        return sum(self.active.values())
 
     @property
     def id(self) -> str:
@@ -339,7 +344,8 @@ def start_job(job: Job) -> None:
     job.is_active = True
     element, node = job.element, job.node
     element.jobs[job.id] = job
-    element.operation.active_job_count += 1
+    active = element.operation.active
+    active[job.task.name] = active.get(job.task.name, 0) + 1
     node.jobs[job.id] = job
     node.used = add(node.used, job.usage)
     _change(element, job.usage)
@@ -351,7 +357,7 @@ def end_job(job: Job) -> None:
     job.is_active = False
     element, node = job.element, job.node
     del element.jobs[job.id], node.jobs[job.id]
-    element.operation.active_job_count -= 1
+    element.operation.active[job.task.name] -= 1
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
     _change(element, subtract(ZERO, job.usage))
 

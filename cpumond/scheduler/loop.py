@@ -76,7 +76,9 @@ class Timings:
     updates: int = 0
     updates_s: float = 0.0
     late_updates: int = 0
+    late_at: float | None = None
     failed_updates: int = 0
+    failed_at: float | None = None
     heartbeats: int = 0
     heartbeats_s: float = 0.0
     dropped_heartbeats: int = 0
@@ -85,6 +87,8 @@ class Timings:
     store_writes: int = 0
     store_writes_s: float = 0.0
     store_errors: int = 0
+    store_error_at: float | None = None
+    """``..._at``: scheduler time of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +227,7 @@ class Scheduler:
         while self._mutations and (
             self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
         ):
+            # A refused write leaves these in the store, until the next start looks at their age.
             changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
         self._mutations.append((now, mutation.key))
         return changes
@@ -248,6 +253,7 @@ class Scheduler:
                 await asyncio.to_thread(self.store.write, changes)
         except StoreError as error:
             self.timings.store_errors += 1
+            self.timings.store_error_at = self.clock.now()
             log.error("store_write_failed", error=str(error))
             raise
         self.timings.store_writes += 1
@@ -332,6 +338,7 @@ class Scheduler:
                 due += period_s
                 if due < now:
                     self.timings.late_updates += 1
+                    self.timings.late_at = self.clock.now()
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
@@ -352,8 +359,10 @@ class Scheduler:
                 await self._update(name)
             except StoreError:
                 self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
             except Exception:
                 self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
                 log.exception("update_failed", tree=name)
         self.timings.update_s = time.perf_counter() - begun
         self.timings.updates += 1

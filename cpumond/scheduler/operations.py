@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -368,10 +369,19 @@ def count_job(record: OperationRecord, task: str, state: str, reason: str, now: 
 
 
 def finish(
-    record: OperationRecord, state: Literal["completed", "failed", "aborted"], now: float, error: str
+    record: OperationRecord,
+    state: Literal["completed", "failed", "aborted"],
+    now: float,
+    error: str,
+    stopped: Mapping[str, int] = MappingProxyType({}),
 ) -> OperationRecord:
-    """The record of an operation that has ended."""
-    return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error)
+    """The record of an operation that has ended; ``stopped``: task -> its jobs that are stopped with it."""
+    counts = dict(record.counts)
+    for task, number in stopped.items():
+        if number:
+            old = counts.get(task, JobCounts())
+            counts[task] = msgspec.structs.replace(old, aborted=old.aborted + number)
+    return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:

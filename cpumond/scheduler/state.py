@@ -9,7 +9,7 @@ jobs, is changed at once and comes back from the nodes' heartbeats after a resta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,6 +54,7 @@ from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.placement import ServiceOrder, place_jobs, service_rank
 from cpumond.scheduler.snapshot import SnapshotMaker, operation_limits, pool_limits
+from cpumond.scheduler.validation import find_overcommit
 from cpumond.wire import (
     FinishedJob,
     Heartbeat,
@@ -175,9 +176,11 @@ class State:
             raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
         if isinstance(command, operations.AbortOperation):
             message = command.message or f"Operation aborted by user {user}"
-            return Transaction(operations=(operations.finish(record, "aborted", now, message),))
+            ended = operations.finish(record, "aborted", now, message, self.operations[record.id].active)
+            return Transaction(operations=(ended,))
         if isinstance(command, operations.CompleteOperation):
-            return Transaction(operations=(operations.finish(record, "completed", now, ""),))
+            ended = operations.finish(record, "completed", now, "", self.operations[record.id].active)
+            return Transaction(operations=(ended,))
         if isinstance(command, operations.SuspendOperation):
             aborted = record.id if command.abort_running_jobs else ""
             return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), abort_jobs_of=aborted)
@@ -211,7 +214,18 @@ class State:
                 self._check_against_living(living, tree.pools)
         renamed = self._find_renamed(outcome.config) if outcome.changed else ()
         config = outcome.config if outcome.changed else None
-        return Transaction(config=config, operations=renamed, id=outcome.id, warnings=outcome.warnings)
+        warnings = (*outcome.warnings, *self._find_overcommits(outcome.config))
+        return Transaction(config=config, operations=renamed, id=outcome.id, warnings=warnings)
+
+    def _find_overcommits(self, config: Config) -> Iterator[str]:
+        """Sentences about guarantees that are, by a change, more than the nodes have (2.6.8)."""
+        for name, tree in config.trees.items():
+            living = self.trees.get(name)
+            if living is None or tree is living.config or not any(living.total):
+                continue
+            text = find_overcommit(tree, living.total)
+            if text is not None and find_overcommit(living.config, living.total) is None:
+                yield text
 
     def _find_renamed(self, config: Config) -> tuple[OperationRecord, ...]:
         """The records of operations in pools that have another name in ``config``."""
@@ -627,6 +641,9 @@ class State:
         if operation is None:
             operation = self.operations[record.id] = Operation(record)
             operation.needed = operations.needed_jobs(record, {})
+        elif record.counts != operation.record.counts:
+            operation.needed = operations.needed_jobs(record, operation.active)
+            _touch(operation)
         operation.record = record
         for name in [name for name in operation.elements if name not in record.trees]:
             self._leave_tree(operation.elements.pop(name), f'the operation left tree "{name}"', now)
@@ -699,7 +716,7 @@ class State:
         return expired
 
     def _install_job(self, record: JobRecord) -> None:
-        """A job has ended: out of all counters, into the history, wanted again unless it is completed."""
+        """A job has ended: out of all counters, into the history. Its operation's record, with it, counts how."""
         if record.operation_id in self.operations or record.operation_id in self.finished:
             self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
             self._expired.pop(("job", record.id), None)
@@ -707,29 +724,12 @@ class State:
             self._expired["job", record.id] = None
         job = self.jobs.pop(record.id, None)
         if job is None:
-            self._take_off_needed(record)
             return
-        needed = job.element.operation.needed
         if job.is_active:
             end_job(job)
-            if record.state != "completed":
-                needed[job.task.name] = needed.get(job.task.name, 0) + 1
-        else:
-            # It was wanted again when it was told to stop, but it may have come to its end.
-            self._take_off_needed(record)
+            _renew_needed(job)
         job.node.stopping.pop(job.id, None)
         job.state = record.state
-        _touch(job.element.operation)
-
-    def _take_off_needed(self, record: JobRecord) -> None:
-        """A completed job that no counter had as active: one less is to be started."""
-        operation = self.operations.get(record.operation_id)
-        if operation is None or record.state != "completed" or not operation.needed.get(record.task, 0):
-            return
-        operation.needed[record.task] -= 1
-        if not operation.needed[record.task]:
-            del operation.needed[record.task]
-        _touch(operation)
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -790,9 +790,7 @@ class State:
             # It came back while its removal was written, and has jobs again: they are started elsewhere.
             end_job(job)
             del self.jobs[job.id]
-            needed = job.element.operation.needed
-            needed[job.task.name] = needed.get(job.task.name, 0) + 1
-            _touch(job.element.operation)
+            _renew_needed(job)
         for job in node.stopping.values():
             del self.jobs[job.id]
         tree = self.trees.get(node.tree or "")
@@ -923,15 +921,9 @@ class State:
         node.unwanted[report.job_id] = StopOrder(report.job_id, 0.0, "aborted", why)
 
     def _start(self, job: Job) -> None:
-        operation = job.element.operation
         start_job(job)
         self.jobs[job.id] = job
-        left = operation.needed[job.task.name] - 1
-        if left:
-            operation.needed[job.task.name] = left
-        else:
-            del operation.needed[job.task.name]
-        _touch(operation)
+        _renew_needed(job)
 
     def _stop(self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None) -> None:
         """Tell a job to stop: out of all counters at once, wanted again if its operation lives (6.7)."""
@@ -944,10 +936,7 @@ class State:
         end_job(job)
         job.state = "stopping"
         job.node.stopping[job.id] = job
-        operation = job.element.operation
-        if not operation.record.is_finished:
-            operation.needed[job.task.name] = operation.needed.get(job.task.name, 0) + 1
-            _touch(operation)
+        _renew_needed(job)
         if kind != "aborted":
             self.preemptions.append(record)
             key = (record.tree, record.pool, record.kind)
@@ -1114,6 +1103,18 @@ def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:
     pool.usage = add(pool.usage, delta)
     for each in pool.ancestors():
         each.usage = add(each.usage, delta)
+
+
+def _renew_needed(job: Job) -> None:
+    """How many jobs like this one are still to be started: what was ordered, less completed and active ones."""
+    operation, task = job.element.operation, job.task
+    counts = operation.record.counts.get(task.name)
+    left = task.job_count - operation.active.get(task.name, 0) - (counts.completed if counts is not None else 0)
+    if left > 0 and not operation.record.is_finished:
+        operation.needed[task.name] = left
+    else:
+        operation.needed.pop(task.name, None)
+    _touch(operation)
 
 
 def _touch(operation: Operation) -> None:
