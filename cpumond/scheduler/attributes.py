@@ -97,13 +97,14 @@ Type = inspect.Type
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
 
-def _fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
+def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
+    """Name of a field -> its type, as ``normalise_value`` takes it."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields}
 
 
-_FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: _fields_of(struct) for kind, struct in _STRUCTS.items()}
+_FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for kind, struct in _STRUCTS.items()}
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -313,7 +314,7 @@ class _Editor:
         if value is not REMOVE:
             self._note_spelling(key, name, path, where, is_set=name in result)
         if len(path) == 1:
-            result[name] = _normalise(value, field, where)
+            result[name] = normalise_value(value, field, where)
         else:
             result[name] = _edited(result.get(name, {}), field, path[1:], value, where)
         self._warn_about_value(place, name, where, result[name])
@@ -362,7 +363,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
     elif value is REMOVE:
         result.pop(key, None)
     else:
-        result[key] = _normalise(value, members[key], inner)
+        result[key] = normalise_value(value, members[key], inner)
     return result
 
 
@@ -405,7 +406,7 @@ def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
 # --- values ------------------------------------------------------------------------------------------------------
 
 
-def _normalise(value: Any, kind: Type, where: str) -> Any:
+def normalise_value(value: Any, kind: Type, where: str) -> Any:
     """``value`` as the type of an option wants it. Raises CommandError."""
     kind = _without_none(kind)
     members = _members(kind)
@@ -442,7 +443,7 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
             raise CommandError(f'{where}/{raw}: given twice, also as "{given[key]}"; keep one of them')
         given[key] = raw
         if inner is not REMOVE:
-            amount = _normalise(inner, members[key], f"{where}/{raw}")
+            amount = normalise_value(inner, members[key], f"{where}/{raw}")
             result[key] = _whole(amount) if key in WHOLE_RESOURCES else amount
     return result
 

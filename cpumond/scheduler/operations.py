@@ -6,14 +6,13 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.fairshare.resources import RESOURCES
+from cpumond.scheduler.attributes import fields_of, normalise_value
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
@@ -184,32 +183,22 @@ def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str)
             raise CommandError(f"{where}/{key}: unknown option; {hint}")
 
 
+_OPTION_TYPES: Final = fields_of(OperationTreeOptions)
+_RESETS: Final = {field.name: field.default for field in msgspec.structs.fields(OperationTreeOptions)}
+
+
 def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type."""
-    raw = {name: given[name] for name in given if name in TREE_OPTIONS or name == "pool"}
-    if "pool" in raw:
-        raw["pool"] = _text(raw["pool"], f"{where}/pool", 1000)
-    for key in ("resource_limits", "non_preemptible_resource_usage_threshold"):
-        if raw.get(key) is not None:
-            for name in _table(raw[key], f"{where}/{key}"):
-                if name not in RESOURCES:
-                    raise CommandError(
-                        f"{where}/{key}/{name}: unknown resource; expected one of {', '.join(RESOURCES)}"
-                    )
-    try:
-        options = msgspec.convert({"pool": "", **raw}, OperationTreeOptions)
-    except msgspec.ValidationError as error:
-        raise CommandError(f"{where}: {_sentence(error)}") from None
-    for name, value in raw.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise CommandError(f"{where}/{name}: expected a finite number, got {value}")
-    return {name: getattr(options, name) for name in raw}
-
-
-def _sentence(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the path first and without the dollar sign."""
-    text, _, path = str(error).partition(" - at `$")
-    return f"{path.rstrip('`').lstrip('.').replace('.', '/') or 'value'}: {text[0].lower()}{text[1:]}"
+    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type; None takes one back."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "pool":
+            options[name] = _text(value, f"{where}/pool", 1000)
+        elif name in TREE_OPTIONS and value is None:
+            default = _RESETS[name]
+            options[name] = {} if default is msgspec.NODEFAULT else default
+        elif name in TREE_OPTIONS:
+            options[name] = normalise_value(value, _OPTION_TYPES[name], f"{where}/{name}")
+    return options
 
 
 def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
