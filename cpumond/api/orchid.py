@@ -11,7 +11,7 @@ documents' milliseconds, times are ISO 8601.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -60,7 +60,7 @@ from cpumond.scheduler.model import (
     Resources,
     to_vector,
 )
-from cpumond.scheduler.snapshot import OPERATION_PREFIX, guaranteed_shares, operation_weight
+from cpumond.scheduler.snapshot import OPERATION_PREFIX, fifo_order, guaranteed_shares, operation_weight
 from cpumond.scheduler.state import State
 
 MAX_SATISFACTION: Final = 1e9
@@ -300,15 +300,27 @@ class TreeView:
 
     def _divide(self, parent: PoolElement) -> None:
         left = self.guaranteed(parent)
+        if parent.mode == "fifo":
+            for each in fifo_order(parent):
+                self._guaranteed_shares[each] = least(left, self._limits_share(each))
+                left = subtract(left, self._guaranteed_shares[each])
+            return
         members: list[tuple[Element, float]] = [(child, self.weight(child)) for child in parent.children.values()]
         members += [(each, operation_weight(each)) for each in parent.operations.values() if each.is_running]
         own = []
         for element, _ in members:
             own.append(least(element.strong_guarantee_share, left))
             left = subtract(left, own[-1])
-        weights = sum(weight for _, weight in members)
-        for (element, weight), strong in zip(members, own, strict=True):
-            self._guaranteed_shares[element] = add(strong, scale(left, weight / weights))
+        rooms = [
+            subtract(self._limits_share(element), strong) for (element, _), strong in zip(members, own, strict=True)
+        ]
+        weights = [weight for _, weight in members]
+        by_resource = [_divide_by_weight(amount, weights, [room[r] for room in rooms]) for r, amount in enumerate(left)]
+        for (element, _), strong, (a, b, c, d, e) in zip(members, own, zip(*by_resource, strict=True), strict=True):
+            self._guaranteed_shares[element] = add(strong, (a, b, c, d, e))
+
+    def _limits_share(self, element: Element) -> Vector:
+        return share(least(self.limits(element), self.total), self.total)
 
     def best_allocation(self, element: Element) -> Vector:
         """The greatest share that the limits and the nodes that are online allow."""
@@ -337,6 +349,18 @@ class TreeView:
     def _service_key(self, element: OperationElement) -> tuple[tuple[float, str], ...]:
         path = [(self.satisfaction(pool), pool.name) for pool in element.ancestors()]
         return (*reversed(path[:-1]), (self.satisfaction(element), element.name))
+
+
+def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
+    """``amount`` in parts by weight, none larger than its room; what one cannot take goes to the others."""
+    parts = [0.0] * len(weights)
+    left = sum(weights)
+    for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
+        part = weights[n] / max(left, weights[n])  # the sum loses small weights beside large ones
+        parts[n] = max(min(rooms[n], amount * part), 0.0)
+        amount -= parts[n]
+        left -= weights[n]
+    return parts
 
 
 def _options(element: Element) -> OperationTreeOptions:

@@ -487,20 +487,29 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
         return []
     lost: dict[Element, Vector] = {}
     found: list[tuple[Job, Element]] = []
+    taken: set[str] = set()
+
+    def take(job: Job, violated: Element) -> None:
+        found.append((job, violated))
+        taken.add(job.id)
+        _count_loss(job, lost)
+
     for job in jobs:
-        if _is_candidate_for_limits(job):
+        if _is_candidate_for_limits(job) and job.preemptibility == PREEMPTIBLE:
             violated = _find_violated(job, lost)
             if violated is not None:
-                found.append((job, violated))
-                _count_loss(job, lost)
-    taken = {job.id for job, _ in found}
-    for job in jobs:
-        violated = None if job.id in taken else _find_violated(job, lost)
-        if violated is None or any(_blocks(above, job.element, True) for above in _path(job.element)):
-            continue
-        if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken):
-            found.append((job, violated))
-            _count_loss(job, lost)
+                take(job, violated)
+    for least_list, is_allowed in (
+        (PREEMPTIBLE, _is_candidate_for_limits),
+        (AGGRESSIVELY_PREEMPTIBLE, lambda job: not any(_blocks(a, job.element, True) for a in _path(job.element))),
+    ):
+        for job in jobs:
+            violated = None if job.id in taken else _find_violated(job, lost)
+            if violated is None or not is_allowed(job):
+                continue
+            # Less protected jobs go first, on whichever node they are.
+            if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken, least_list):
+                take(job, violated)
     found.sort(key=lambda pair: _start(pair[0]))
     needed: list[tuple[Job, Element, str]] = []
     for job, violated in found:
@@ -552,16 +561,21 @@ def _is_candidate_for_limits(job: Job) -> bool:
     return _is_permitted(job, True) and not any(_blocks(above, element, True) for above in _path(element))
 
 
-def _has_candidates(element: Element, excess: Vector, taken: set[str]) -> bool:
-    """Whether any job below the element that uses what is above its limits could still go before protected ones."""
+def _has_candidates(element: Element, excess: Vector, taken: set[str], least_list: int) -> bool:
+    """Whether a job below the element, of list ``least_list`` or a less protected one, that uses what is above its
+    limits could still go."""
     if isinstance(element, OperationElement):
         return any(
-            job.id not in taken and job.node.is_online and _uses(job, excess) and _is_candidate_for_limits(job)
+            job.id not in taken
+            and job.node.is_online
+            and _uses(job, excess)
+            and _is_candidate_for_limits(job)
+            and job.preemptibility >= least_list
             for job in element.jobs.values()
         )
     assert isinstance(element, PoolElement)
     children: tuple[Element, ...] = (*element.children.values(), *element.operations.values())
-    return any(_has_candidates(child, excess, taken) for child in children)
+    return any(_has_candidates(child, excess, taken, least_list) for child in children)
 
 
 def find_graceful(node: Node) -> list[tuple[Job, str]]:

@@ -300,14 +300,8 @@ def starving_element(element: OperationElement) -> OperationElement | PoolElemen
 
 
 def starving_operations(tree: Tree) -> list[OperationElement]:
-    """Operations that may preempt: they run, need jobs, are not suspended or graceful, and have a priority (6.3, 6.7).
+    """Operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3).
 
-    In the order in which the tree holds them.
+    Graceful ones too: the mode is about how their own jobs are taken (6.7). In the order in which the tree holds them.
     """
-    return [
-        element
-        for element in tree.operations.values()
-        if _wants_jobs(element)
-        and element.operation.record.preemption_mode != "graceful"
-        and priority_of(element) != "none"
-    ]
+    return [element for element in tree.operations.values() if _wants_jobs(element) and priority_of(element) != "none"]

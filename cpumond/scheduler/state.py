@@ -1068,26 +1068,36 @@ class State:
     # --- what is stored ------------------------------------------------------------------------------------------
 
     def progress_of(self, tree: Tree) -> dict[str, Any]:
-        """Volumes of integral pools, and since when elements are below their share (9); stored after each update."""
+        """Volumes of integral pools, and since when elements are below their share (9); stored after each update.
+
+        Explicit pools are named by their id: a pool that is renamed keeps its volume, a new one of its name does not.
+        """
         volumes = {
-            pool.name: pool.volume
+            pool.config.id: pool.volume
             for pool in tree.pools.values()
-            if pool.settings.integral_guarantees.guarantee_type != "none"
+            if pool.config is not None and pool.settings.integral_guarantees.guarantee_type != "none"
         }
-        elements = [*tree.pools.values(), *tree.operations.values()]
-        since = {each.name: each.below_since for each in elements if each.below_since is not None}
+        elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
+        since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
         return {"volumes": volumes, "below_since": since}
 
     def restore_progress(self, tree: Tree, progress: Mapping[str, Any]) -> None:
         """What ``progress_of`` gave in an earlier run; unknown and no longer integral pools are dropped (9)."""
-        for name, volume in progress.get("volumes", {}).items():
-            pool = tree.pools.get(name)
-            if pool is not None and pool.settings.integral_guarantees.guarantee_type != "none":
+        known: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
+        elements = {_key_of(each): each for each in known}
+        for key, volume in progress.get("volumes", {}).items():
+            pool = elements.get(key)
+            if isinstance(pool, PoolElement) and pool.settings.integral_guarantees.guarantee_type != "none":
                 pool.volume = msgspec.convert(volume, tuple[float, float, float, float, float])
-        for name, since in progress.get("below_since", {}).items():
-            element = tree.pools.get(name) or tree.operations.get(name)
-            if element is not None:
-                element.below_since = since
+        for key, since in progress.get("below_since", {}).items():
+            if key in elements:
+                elements[key].below_since = since
+
+
+def _key_of(element: PoolElement | OperationElement) -> str:
+    """What an element is called in the store."""
+    explicit = element.config if isinstance(element, PoolElement) else None
+    return element.name if explicit is None else explicit.id
 
 
 def _rules_of(choice: admission.PoolChoice) -> PreemptionRules:

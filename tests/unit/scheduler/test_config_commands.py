@@ -713,3 +713,22 @@ def test_2_7_no_pool_is_named_like_the_root() -> None:
     assert "this name is the root's" in tried.refuse(CreatePool("t", "<Root>", "<Root>"))
     pool = next(iter(tried.config.trees["t"].pools))
     assert "this name is the root's" in tried.refuse(MovePool("t", pool, "<Root>", "<Root>"))
+
+
+def test_2_6_9_what_fails_changes_nothing_and_wrong_types_fail_at_once() -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    pool = next(iter(before.trees["t"].pools))
+    assert "must be a number" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"weight": "heavy"}))
+    assert "mode" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"mode": "lifo"}))
+    good, bad = put("max_operation_count", 7), put("weight", -1)
+    assert "weight" in tried.refuse(ChangePool("t", pool, (good, bad)))
+    assert tried.config is before
+
+
+def test_2_6_9_unknown_attributes_are_stored_without_error() -> None:
+    tried = Tried(*FAMILY)
+    pool = next(iter(tried.config.trees["t"].pools))
+    outcome = tried.do(ChangePool("t", pool, (put("owner_team", "search"),)))
+    assert tried.config.trees["t"].pools[pool].attributes["owner_team"] == "search"
+    assert any("owner_team" in warning for warning in outcome.warnings)

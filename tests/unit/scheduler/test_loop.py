@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.scheduler.config_commands import ChangePool, CreatePool, CreateTree, Edit, RemoveTree
+from cpumond.scheduler.config_commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler, make_id
 from cpumond.scheduler.model import CommandError
@@ -316,6 +316,28 @@ def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(sto
         assert restored.below_since == since
         await again.update_all()
         assert restored.volume == volume
+
+    run(work())
+
+
+def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
+    async def work() -> None:
+        clock = FakeClock()
+        scheduler = make_scheduler(store, clock)
+        await PlayedNode(scheduler, cores=100.0).register()
+        guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
+        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+        for _ in range(5):
+            await scheduler.update_all()
+            clock.at += 1.0
+        volume = scheduler.state.trees["default"].pools["old"].volume
+        assert volume[1] > 0.0
+        await scheduler.execute(MovePool("default", "old", "<Root>", "new"), "root")
+        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+        again = make_scheduler(store, clock)
+        pools = again.state.trees["default"].pools
+        assert pools["new"].volume == volume
+        assert pools["old"].volume[1] == 0.0
 
     run(work())
 

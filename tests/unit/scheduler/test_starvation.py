@@ -447,4 +447,4 @@ def test_6_3_only_operations_that_can_use_a_job_preempt():
         if name != "normal":
             starve(element)
     names["pending"].is_running = False
-    assert [element.name for element in starving_operations(world.tree)] == ["starving", "second"]
+    assert [element.name for element in starving_operations(world.tree)] == ["starving", "graceful", "second"]
