@@ -15,6 +15,7 @@ import msgspec
 
 from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
@@ -26,7 +27,7 @@ from cpumond.scheduler.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.scheduler.state import State
 from cpumond.wire import (
     FinishedJob,
     Heartbeat,

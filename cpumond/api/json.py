@@ -31,6 +31,7 @@ from cpumond.errors import CpumondError
 from cpumond.fairshare.explain import Explanation, explain
 from cpumond.scheduler import config_commands, operations, why
 from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.commands import Command
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import (
@@ -47,7 +48,6 @@ from cpumond.scheduler.model import (
     OperationRecord,
 )
 from cpumond.scheduler.snapshot import OPERATION_PREFIX
-from cpumond.scheduler.state import Command
 from cpumond.scheduler.store import StoreError
 from cpumond.wire import Heartbeat, NodeRegistration
 

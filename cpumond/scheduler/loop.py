@@ -26,9 +26,10 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
+from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
-from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, RegistrationAnswer
 

@@ -26,11 +26,11 @@ from cpumond.process import (
     read_watchdog_s,
 )
 from cpumond.scheduler.admission import PoolRules
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.state import Rules
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import load_tokens
 

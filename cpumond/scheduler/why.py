@@ -20,6 +20,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.admission import find_full
+from cpumond.scheduler.commands import Rules, Transaction
 from cpumond.scheduler.config_commands import ConfigChange, ConfigCommand, describe_change
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import (
@@ -35,7 +36,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.starvation import priority_of, starves_in_s
-from cpumond.scheduler.state import Rules, State, Transaction
+from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit
 
 Amounts = dict[str, float]

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_world import EASY, World, assert_consistent, describe
 
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.state import Rules
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
 EXPLICIT = st.sampled_from(["a", "b", "c", "d"])

@@ -24,7 +24,7 @@ PURE = (
         f"scheduler.{name}"
         for name in (
             "model", "attributes", "validation", "config_commands", "operations", "elements", "state", "admission",
-            "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why",
+            "commands", "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why",
         )
     ),
 )  # fmt: skip

@@ -12,9 +12,9 @@ from cpumond.api.cypress import LISTED_ATTRIBUTES, YtBackend, show_in_pieces
 from cpumond.api.formats import Attributed, Uint, YtError, write_yson
 from cpumond.api.orchid import scheduler_orchid
 from cpumond.api.yt import COMMANDS, YtRequest
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.state import Rules
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
 

@@ -20,9 +20,10 @@ from cpumond.api.orchid import (
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands, operations
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.model import Config
-from cpumond.scheduler.state import Rules, State
+from cpumond.scheduler.state import State
 from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
 
 START_S = 1_000_000.0

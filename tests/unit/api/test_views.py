@@ -13,8 +13,9 @@ from cpumond.fairshare import fair_share_update
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.model import RESOLVE, CommandError, Config, JobRecord, PreemptionRecord
-from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.scheduler.state import State
 from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
 
 TREE = "default"

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler, make_id
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.operations import AbortOperation, StartOperation
-from cpumond.scheduler.state import Rules
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobReport, NodeRegistration, NodeResources

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
+from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
-from cpumond.scheduler.state import Rules
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""

@@ -13,8 +13,9 @@ from cpumond.fairshare.explain import explain
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations, why
 from cpumond.scheduler.attributes import Edit
+from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.model import CommandError, Config
-from cpumond.scheduler.state import Command, Rules, State, Transaction
+from cpumond.scheduler.state import State
 from cpumond.wire import Heartbeat, JobReport, NodeRegistration, NodeResources
 
 TREE = "default"
