@@ -29,6 +29,41 @@ _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 # --- bodies ------------------------------------------------------------------------------------------------------
 
 
+_Spec = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description=(
+            "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
+            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment. Besides them: pool (the "
+            "user's name), pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, title, "
+            "alias, preemption_mode, is_gang, max_failed_job_count, job_cpu_monitor."
+        ),
+        examples=[
+            {
+                "pool": "research",
+                "tasks": {"main": {"job_count": 4, "cpu_limit": 2.0, "command": "sleep 60"}},
+                "job_cpu_monitor": {"enable_cpu_reclaim": True, "min_cpu_limit": 0.1},
+            }
+        ],
+    ),
+]
+_PoolAttributes = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description="Options of a pool by the documents' names; GET .../pools/{pool} shows those that hold.",
+        examples=[
+            {
+                "weight": 2.0,
+                "strong_guarantee_resources": {"cpu": 50},
+                "resource_limits": {"cpu": 200},
+                "max_running_operation_count": 20,
+                "integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}},
+            }
+        ],
+    ),
+]
+
+
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what a request carries."""
 
@@ -46,7 +81,7 @@ class CreatePoolBody(Body, frozen=True):
 
     name: _Name
     parent: _Name = "<Root>"
-    attributes: dict[str, Any] = {}
+    attributes: _PoolAttributes = {}
     ignore_existing: bool = False
 
 
@@ -87,7 +122,7 @@ class TransferBody(Body, frozen=True):
 class StartBody(Body, frozen=True):
     """An operation to start: tasks, pool and all else stand in ``spec``."""
 
-    spec: dict[str, Any]
+    spec: _Spec
     type: _Text = "vanilla"
 
 
