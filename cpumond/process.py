@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import math
@@ -69,6 +70,28 @@ def close_sockets(sockets: list[socket.socket]) -> None:
     """Close all of them."""
     for sock in sockets:
         sock.close()
+
+
+class Deadline:
+    """Ends a connection when a request and its answer take too long together, so that silent peers do not add up.
+
+    ``restart`` at its start and after each answer, ``cancel`` at its end; ``exchange_s`` is longer than a connection
+    may idle between two requests.
+    """
+
+    def __init__(self, exchange_s: float) -> None:
+        self._exchange_s = exchange_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def restart(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        """A new exchange begins."""
+        self.cancel()
+        self._timer = loop.call_later(self._exchange_s, transport.abort)
+
+    def cancel(self) -> None:
+        """The connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object] | None:

@@ -27,7 +27,7 @@ from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.loop import Agent
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
-from cpumond.process import close_sockets
+from cpumond.process import Deadline, close_sockets
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -173,25 +173,18 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 class _Connection(H11Protocol):
     """One connection. It ends when a request and its answer take too long, so that silent peers do not add up."""
 
-    _deadline: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin_exchange()
+        self._deadline = Deadline(EXCHANGE_S)
+        self._deadline.restart(self.loop, self.transport)
 
     def on_response_complete(self) -> None:
-        self._begin_exchange()
+        self._deadline.restart(self.loop, self.transport)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline.cancel()
         super().connection_lost(exc)
-
-    def _begin_exchange(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(EXCHANGE_S, self.transport.abort)
 
 
 class _Server(uvicorn.Server):

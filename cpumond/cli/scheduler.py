@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import click
 
-from cpumond.errors import ConfigError
+from cpumond.errors import ConfigError, UsageError
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
 
 
@@ -24,6 +25,8 @@ def scheduler_command(config_path: str | None, new_store: bool, time_scale: floa
 
     SIGTERM and SIGINT end it; everything acknowledged is in its database.
     """
+    if not math.isfinite(time_scale):
+        raise UsageError(f"--time-scale: must be a finite number, got {time_scale}")
     if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):
         config_path = DEFAULT_SCHEDULER_CONFIG_PATH
     try:

@@ -54,14 +54,14 @@ class Clock:
     def __init__(self, scale: float = 1.0) -> None:
         self._wall_s = time.time()
         self._start_s = time.monotonic()
-        self._scale = scale
+        self.scale = scale
 
     def now(self) -> float:
-        return self._wall_s + (time.monotonic() - self._start_s) * self._scale
+        return self._wall_s + (time.monotonic() - self._start_s) * self.scale
 
     def real_s(self, scheduler_s: float) -> float:
         """How long to really wait for that many seconds of this clock."""
-        return scheduler_s / self._scale
+        return scheduler_s / self.scale
 
 
 def make_id() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cpumond import __version__
 from cpumond.api.server import make_app
@@ -19,6 +20,7 @@ from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.process import (
+    Deadline,
     close_sockets,
     connect_to_manager,
     open_tcp_sockets,
@@ -40,8 +42,10 @@ STORE_FILE = "scheduler.db"
 BACKLOG = 1024
 MAX_CONNECTIONS = 20_000
 KEEP_ALIVE_S = 75
-MAX_HEADER_BYTES = 1024 * 1024
-"""The parameters of `yt` travel in a header."""
+MAX_HEAD_BYTES = 1024 * 1024
+"""Of the request line and the headers, in which the parameters of `yt` travel."""
+EXCHANGE_S = 150.0
+"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
@@ -93,7 +97,11 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
     raise_descriptor_limit()
     sockets = open_tcp_sockets(config.api.listen, "api.listen", BACKLOG)
     try:
+        is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
         store = open_sqlite_store(path)
+        if is_new:
+            # A directory that was used before and has lost its database is not to begin anew without a word.
+            (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
     except CpumondError:
         close_sockets(sockets)
         raise
@@ -106,6 +114,40 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
         close_sockets(sockets)
         store.close()
     return 0
+
+
+class _Connection(HttpToolsProtocol):
+    """One connection, with an end for peers that never finish a request, and a limit to its head."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_bytes: int | None = 0
+        self._deadline = Deadline(EXCHANGE_S)
+        self._deadline.restart(self.loop, self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._deadline.restart(self.loop, self.transport)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
@@ -124,24 +166,32 @@ async def _serve(scheduler: Scheduler, app: Starlette, sockets: list[socket.sock
     server = _Server(
         uvicorn.Config(
             app,
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="error",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=3,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
     )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(scheduler.run(stopping))
         await asyncio.wait([running, asyncio.ensure_future(scheduler.ready.wait())], return_when="FIRST_COMPLETED")
         serving = tasks.create_task(server.serve(sockets))
-        address = "{}:{}".format(*sockets[0].getsockname()[:2])
-        log.info("started", version=__version__, listen=address, config=config.path or None, state=config.state_dir)
+        host, port = sockets[0].getsockname()[:2]
+        log.info(
+            "started",
+            version=__version__,
+            listen=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            config=config.path or None,
+            state=config.state_dir,
+            **({} if scheduler.clock.scale == 1.0 else {"time_scale_for_tests": scheduler.clock.scale}),
+        )
         tasks.create_task(_tell_manager(scheduler, stopping))
         await stopping.wait()
         log.info("stopping")

@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who showed a token; ``admin`` may change what belongs to others."""
+    """Who showed a token. Everybody who has one may do everything; ``admin`` may also act in another user's name."""
 
     name: str
     admin: bool = False

@@ -578,3 +578,23 @@ def test_promtool_has_nothing_to_say(busy):
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_head_of_a_request_has_a_limit(scheduler):
+    scheduler.write_config()
+    scheduler.start()
+    host, _, port = scheduler.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        with pytest.raises(OSError, match="reset|pipe"):
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+            for _ in range(2000):
+                peer.sendall(b"x" * 65536)
+    # What `yt` may send in a header still gets in, again and again on one connection.
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        for _ in range(3):
+            peer.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nX: {'x' * 500_000}\r\n\r\n".encode())
+            answer = b""
+            while b"status" not in answer:
+                answer += peer.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
+    assert scheduler.stop() == 0
