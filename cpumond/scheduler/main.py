@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -195,6 +196,8 @@ async def _serve(scheduler: Scheduler, app: Starlette, sockets: list[socket.sock
         tasks.create_task(_tell_manager(scheduler, stopping))
         await stopping.wait()
         log.info("stopping")
+        # Requests that are never finished are cancelled then, which is no error of anybody.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving
 

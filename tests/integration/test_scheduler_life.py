@@ -584,11 +584,9 @@ def test_the_head_of_a_request_has_a_limit(scheduler):
     scheduler.write_config()
     scheduler.start()
     host, _, port = scheduler.url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as peer:
-        with pytest.raises(OSError, match="reset|pipe"):
-            peer.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
-            for _ in range(2000):
-                peer.sendall(b"x" * 65536)
+    endless = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 100_000_000
+    with socket.create_connection((host, int(port)), timeout=30) as peer, pytest.raises(ConnectionError):
+        peer.sendall(endless)
     # What `yt` may send in a header still gets in, again and again on one connection.
     with socket.create_connection((host, int(port)), timeout=30) as peer:
         for _ in range(3):
