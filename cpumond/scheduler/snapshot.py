@@ -156,7 +156,7 @@ class SnapshotMaker:
 def pool_limits(pool: PoolElement) -> Vector:
     """The limits that hold for a pool: its own, and its share of what its parent may use (2.10)."""
     assert pool.parent is not None
-    own = to_vector(pool.settings.resource_limits, math.inf)
+    own = to_vector(pool.settings.resource_limits, math.inf) if pool.settings.resource_limits else UNLIMITED
     return limits_of_parent(pool.tree.total, own, pool.parent.limits, pool.settings.max_share_ratio)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Final, Literal
 
 from cpumond.fairshare.resources import Vector, least
@@ -20,7 +21,7 @@ from cpumond.scheduler.elements import (
     Tree,
     usage_share,
 )
-from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, TreeSettings, to_vector
+from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, PreemptionSettings, TreeSettings, to_vector
 
 Priority = Literal["none", "normal", "aggressive"]
 
@@ -62,6 +63,8 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
     The tolerance is at most the smallest tolerance limit on the path, each time-out at least the largest limit of its
     kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
     """
+    if not says_something(settings):
+        return parent
     threshold = settings.non_preemptible_resource_usage_threshold
     rules = PreemptionRules(
         tolerance=_given(settings.fair_share_starvation_tolerance, parent.tolerance),
@@ -83,6 +86,15 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
     )
     rules.says_min_share = settings.min_share_preemption_timeout is not None or parent.says_min_share
     return _within_limits(rules)
+
+
+_inherited: Final = attrgetter(*PreemptionSettings.__struct_fields__)
+_NOTHING: Final = (None,) * len(PreemptionSettings.__struct_fields__)
+
+
+def says_something(settings: PoolSettings) -> bool:
+    """Whether a pool sets any of the options that it would otherwise inherit as they are."""
+    return _inherited(settings) != _NOTHING
 
 
 def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> PreemptionRules:

@@ -88,8 +88,9 @@ def find_warnings(tree: TreeConfig) -> list[str]:
             warnings += _burst_warnings(pool)
     rules = {ROOT_POOL: root_rules(tree.settings)}
     for pool in tree.pools.values():
-        rules[pool.name] = pool_rules(rules[pool.parent], pool.settings)
-        warnings += find_cut_settings(named("pool", pool.name), pool.settings, rules[pool.name])
+        rules[pool.name] = own = pool_rules(rules[pool.parent], pool.settings)
+        if own is not rules[pool.parent]:
+            warnings += find_cut_settings(named("pool", pool.name), pool.settings, own)
     return warnings
 
 
