@@ -601,7 +601,18 @@ def _volume_ratio(view: TreeView, pool: PoolElement) -> float:
 
 def _capacity(view: TreeView, pool: PoolElement) -> float:
     period_s = view.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
-    return period_s * view.flow_ratio(pool)
+    flow = to_vector(pool.settings.integral_guarantees.resource_flow, 0.0)
+    return period_s * ratio(flow, view.total)
+
+
+def _if_flowing(read: Reader) -> Reader:
+    """Also of a pool that has a flow and no type yet: what its capacity will be."""
+
+    def find(view: TreeView, pool: PoolElement) -> Any:
+        given = pool.settings.integral_guarantees
+        return read(view, pool) if given.guarantee_type != "none" or given.resource_flow else MISSING
+
+    return find
 
 
 def _burst_duration(view: TreeView, pool: PoolElement) -> Any:
@@ -656,8 +667,8 @@ _POOL: Final[Mapping[str, Reader]] = {
     "integral_guarantee_type": lambda _, pool: pool.settings.integral_guarantees.guarantee_type,
     "accumulated_resource_ratio_volume": _if_integral(_volume_ratio),
     "accumulated_resource_volume": _if_integral(lambda _, pool: amounts(pool.volume)),
-    "integral_pool_capacity": _if_integral(_capacity),
-    "integral_pool_capacity_resources": _if_integral(
+    "integral_pool_capacity": _if_flowing(_capacity),
+    "integral_pool_capacity_resources": _if_flowing(
         lambda view, pool: amounts(scale(view.total, _capacity(view, pool)))
     ),
     "specified_burst_ratio": lambda view, pool: view.burst_ratio(pool),

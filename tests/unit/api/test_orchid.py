@@ -576,6 +576,14 @@ def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
     assert ("estimated_burst_usage_duration_seconds" in found) == ("duration" in present)
 
 
+def test_the_capacity_is_shown_of_a_pool_that_has_a_flow_and_no_type_yet():
+    cluster = Cluster()
+    cluster.node(1000.0)
+    cluster.pool("p", integral_guarantees={"resource_flow": {"cpu": 100}})
+    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
+    assert "accumulated_resource_volume" not in materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
+
+
 def test_resource_distribution_info_sums_what_the_root_has_given_away():
     cluster = Cluster()
     cluster.node(100.0)
