@@ -28,7 +28,7 @@ from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
 from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, RegistrationAnswer
@@ -389,7 +389,10 @@ class Scheduler:
 
 def _describe(command: Command) -> dict[str, Any]:
     """What a log line says about a command: its fields, long ones cut; of an operation's specification its pool."""
-    fields = msgspec.to_builtins(command, str_keys=True)
+    try:
+        fields = msgspec.to_builtins(command, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return {}  # the command is carried out, whatever it looks like
     for name in ("command", "type"):
         fields.pop(name, None)
     spec = fields.pop("spec", None)
@@ -429,9 +432,21 @@ def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> l
         raise StoreError(f"the store holds a {kind} that this version cannot read: {error}") from None
 
 
+def _dump(record: Any) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise CommandError(
+            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+        ) from None
+
+
 def encode(change: Transaction, config: Config) -> list[Change]:
-    """The records of a transaction; ``config`` is the one it replaces."""
-    dump = msgspec.json.encode
+    """The records of a transaction; ``config`` is the one it replaces.
+
+    Raises CommandError for what cannot be stored.
+    """
+    dump = _dump
     changes: list[Change] = []
     if change.config is not None:
         for kind, key, value in config_commands.changed_records(config, change.config):

@@ -164,6 +164,18 @@ def test_a_refused_command_writes_nothing(store):
     run(work())
 
 
+def test_what_cannot_be_stored_is_refused_and_changes_nothing(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        before = len(store.seen)
+        with pytest.raises(CommandError, match="not valid UTF-8"):
+            await scheduler.execute(start(title="caf\udce9"), "ann")
+        assert len(store.seen) == before
+        assert not scheduler.state.operations
+
+    run(work())
+
+
 def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_works(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
