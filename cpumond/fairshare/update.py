@@ -114,6 +114,10 @@ class FairShareUpdater:
         assign(root, 1.0, options)
         assign_promised_shares(root, options)
         total_of_root(root)
+        for node in preorder:
+            # From here on only parents are asked for. Without the way down a result that is dropped goes at once; the
+            # garbage collector would find the cycles late, or stop everything for them.
+            node.pools = []
         return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe, partial(_shares, preorder)))
 
     def _build(self, snapshot: Snapshot) -> list[PoolNode]:

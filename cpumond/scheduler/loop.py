@@ -413,7 +413,7 @@ async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def _manual_garbage_collection() -> Iterator[None]:
-    """Each update leaves a large cycle; the collector would run through everything again and again."""
+    """What is made in masses has no cycles; the collector would run through all of it again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
