@@ -36,13 +36,29 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.preemption import PreemptionPlan
 from cpumond.scheduler.snapshot import SnapshotMaker
-from cpumond.scheduler.starvation import inherit_rules, operation_rules, pool_rules, root_rules, update_starvation
+from cpumond.scheduler.starvation import operation_rules, pool_rules, root_rules, update_starvation
 
 NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def amount(cpu: float = 0.0, memory: float = 0.0) -> Vector:
     return (0.0, cpu, 0.0, memory, 0.0)
+
+
+def inherit_rules(tree: Tree) -> None:
+    """Set ``rules`` of every element of the tree, after a change of the tree's, a pool's or an operation's options."""
+    root = root_rules(tree.config.settings)
+    tree.root.rules = root
+    for pool in tree.pools.values():
+        assert pool.parent is not None
+        above = pool.parent.rules
+        assert above is not None, "a parent comes before its children"
+        pool.rules = pool_rules(above, pool.settings)
+    for operation in tree.operations.values():
+        assert operation.parent is not None
+        above = operation.parent.rules
+        assert above is not None
+        operation.rules = operation_rules(above, operation.options)
 
 
 class World:

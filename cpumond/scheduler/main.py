@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import structlog
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from cpumond.api.server import make_app
 from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
+from cpumond.monitor.model import MonitorSettings
 from cpumond.process import (
     Deadline,
     close_sockets,
@@ -38,6 +40,11 @@ from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import load_tokens
 
 log = structlog.get_logger("cpumond.scheduler")
+
+MONITOR_DURATIONS = frozenset(
+    field.encode_name for field in msgspec.structs.fields(MonitorSettings) if field.name.endswith("_s")
+)
+"""Options of ``job-cpu-monitor`` that are times: seconds once they are read, milliseconds as they are written."""
 
 STORE_FILE = "scheduler.db"
 BACKLOG = 1024
@@ -75,7 +82,7 @@ def read_monitor(raw: object) -> dict[str, object]:
         layer = parse_layer(raw, "spec", "job_cpu_monitor")
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    return {key: value * 1e3 if key in ("check_period", "start_delay") else value for key, value in layer.items()}
+    return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}
 
 
 def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: float = 1.0) -> int:

@@ -163,22 +163,6 @@ def find_cut_options(pool: PreemptionRules, options: OperationTreeOptions) -> li
     ]
 
 
-def inherit_rules(tree: Tree) -> None:
-    """Set ``rules`` of every element of the tree, after a change of the tree's, a pool's or an operation's options."""
-    root = root_rules(tree.config.settings)
-    tree.root.rules = root
-    for pool in tree.pools.values():
-        assert pool.parent is not None
-        above = pool.parent.rules
-        assert above is not None, "a parent comes before its children"
-        pool.rules = pool_rules(above, pool.settings)
-    for operation in tree.operations.values():
-        assert operation.parent is not None
-        above = operation.parent.rules
-        assert above is not None
-        operation.rules = operation_rules(above, operation.options)
-
-
 def _within_limits(rules: PreemptionRules) -> PreemptionRules:
     rules.tolerance = min(rules.tolerance, rules.tolerance_limit)
     rules.fair_share_timeout_s = max(rules.fair_share_timeout_s, rules.fair_share_timeout_limit_s)

@@ -11,6 +11,7 @@ from cpumond.errors import ConfigError
 from cpumond.fairshare.resources import RESOURCES, Vector, add, greatest, sum_vectors
 from cpumond.fairshare.validate import did_you_mean, named, number, quoted
 from cpumond.scheduler.model import (
+    GUARANTEES_OVERCOMMIT,
     ROOT_POOL,
     SUBPOOL_DELIMITER,
     CommandError,
@@ -287,7 +288,8 @@ def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[s
             if total[resource] > bound * (1.0 + TOLERANCE):
                 raise CommandError(
                     f"{where}/{resource}: with {number(amount)} here the children of {quoted(parent.name)} have "
-                    f"{number(total[resource])} together, more than its {number(bound)}; lower theirs, or raise that"
+                    f"{number(total[resource])} together, more than its {number(bound)}; lower theirs, or raise that",
+                    GUARANTEES_OVERCOMMIT,
                 )
 
 

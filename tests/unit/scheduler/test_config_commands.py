@@ -35,7 +35,16 @@ from cpumond.scheduler.config_commands import (
     load_config,
     records_of,
 )
-from cpumond.scheduler.model import ALREADY_EXISTS, GENERIC, RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    GENERIC,
+    GUARANTEES_OVERCOMMIT,
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    Config,
+    PoolConfig,
+)
 from cpumond.scheduler.validation import DEFAULT_NAME_PATTERN
 
 EMPTY = Config(MappingProxyType({}))
@@ -507,7 +516,8 @@ def test_a_transfer_is_validated_as_a_whole() -> None:
     tried = Tried(*FOREST)
     tried.do(ChangePool("t", "other", (put("allow_children_guarantees", False),)))
     assert "does not allow children guarantees" in tried.refuse(TransferPoolResources("t", "l1", "o1", strong(cpu=1)))
-    assert "together, more than its 6" in tried.refuse(TransferPoolResources("t", "l", "r", strong(cpu=4)))
+    too_much = TransferPoolResources("t", "l", "r", strong(cpu=4))
+    assert "together, more than its 6" in tried.refuse(too_much, GUARANTEES_OVERCOMMIT)
 
 
 def test_counts_of_ancestors_change_where_they_are_set() -> None:

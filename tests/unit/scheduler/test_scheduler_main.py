@@ -1,0 +1,28 @@
+"""What the scheduler's process makes of its configuration and of a section ``job-cpu-monitor``."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpumond.config import parse_layer
+from cpumond.scheduler.config import SchedulerConfig
+from cpumond.scheduler.main import make_rules, read_monitor
+from cpumond.scheduler.model import CommandError
+
+
+@pytest.mark.parametrize("name", ["check_period", "start_delay", "restore_hold", "startup_boost"])
+def test_the_agent_reads_the_times_that_the_user_wrote(name):
+    given = {name: "1500ms", "min_cpu_limit": 0.5}
+    assert parse_layer(read_monitor(given), "heartbeat answer") == parse_layer(given, "specification")
+    assert read_monitor(given)[name] == 1500.0
+
+
+def test_a_wrong_section_is_a_refusal_that_names_the_option():
+    with pytest.raises(CommandError, match="smoothing_factor"):
+        read_monitor({"smoothing_factor": 7})
+
+
+def test_decisions_read_what_was_configured():
+    rules = make_rules(SchedulerConfig(max_operation_count=7, waiting_job_timeout_s=3.0))
+    assert (rules.max_operation_count, rules.waiting_job_timeout_s) == (7, 3.0)
+    assert rules.spare == (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
