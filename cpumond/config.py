@@ -95,6 +95,48 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_file: str = ""
 
 
+class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide about its tree."""
+
+    url: str = ""
+    token: str = ""
+    token_file: str = ""
+    heartbeat_period_s: PositiveDuration = msgspec.field(name="heartbeat_period", default=1.0)
+    timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
+    retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
+    tags: list[str] = []
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[resources]``: what this host offers to jobs; None is what it has.
+
+    The rest: how long the sum of the jobs' limits may be above that before jobs are aborted (semantics.md 1.9).
+    """
+
+    cpu: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
+    memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] | None = None
+    user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    cpu_overdraft_timeout_s: Duration = msgspec.field(name="cpu_overdraft_timeout", default=600.0)
+    memory_overdraft_timeout_s: Duration = msgspec.field(name="memory_overdraft_timeout", default=300.0)
+    resource_adjustment_period_s: PositiveDuration = msgspec.field(name="resource_adjustment_period", default=5.0)
+
+
+class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
+
+    ``user`` "" = the user of the operation; ``jobs_dir`` "" = ``state_dir`` with "-jobs" at its end.
+    """
+
+    kind: Literal["none", "cgroup", "systemd"] = "none"
+    cgroup_root: str = ""
+    allow_root: bool = False
+    user: str = ""
+    jobs_dir: str = ""
+    max_log_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**40)] = 16_777_216
+    log_retention_s: Duration = msgspec.field(name="log_retention", default=86_400.0)
+    max_kept_logs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1000
+
+
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[control]``: the unix socket in ``runtime_dir``; ``group`` may open it besides root ("" = the agent's own)."""
 
@@ -129,6 +171,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     discovery: Discovery = Discovery()
     metrics: Metrics = Metrics()
     report: Report = Report()
+    scheduler: SchedulerLink = SchedulerLink()
+    resources: Resources = Resources()
+    executor: ExecutorOptions = ExecutorOptions()
     control: Control = Control()
     log: Log = Log()
     cost: Cost = Cost()
@@ -245,6 +290,8 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
         state_dir=os.path.abspath(config.state_dir),
         runtime_dir=os.path.abspath(config.runtime_dir),
     )
+    config = _finish_executor(config, where)
+    _check_scheduler(config.scheduler, where)
     for number, source in enumerate(config.source, 1):
         _check_source(source, f"{where}: source {number} ({source.pattern!r})")
         for operation_id in ["", *config.operation]:
@@ -261,6 +308,43 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
     return config
 
 
+EXECUTOR_ROOTS = {"none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice"}
+"""``executor.kind`` -> where its jobs are unless ``cgroup_root`` says otherwise."""
+
+
+def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
+    """Where jobs run and are kept; without ``managed_roots`` only their own place is managed."""
+    options = config.executor
+    root = normalise_root(options.cgroup_root, where, "executor.cgroup_root") or EXECUTOR_ROOTS[options.kind]
+    if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:
+        raise ConfigError(
+            f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
+            f"got {root!r}; leave it out"
+        )
+    if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?", options.user):
+        raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
+    roots = config.managed_roots
+    if options.kind != "none":
+        roots = roots or [root]
+        if not any(each == "" or root == each or root.startswith(each + "/") for each in roots):
+            raise ConfigError(
+                f"{where}: executor.cgroup_root: {root!r} is not below managed_roots {roots}; "
+                "limits of its jobs could never move: add it there"
+            )
+    jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
+    options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
+    return msgspec.structs.replace(config, executor=options, managed_roots=roots)
+
+
+def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
+    if scheduler.url and not re.match(r"https?://[^/\s]+", scheduler.url):
+        raise ConfigError(f"{where}: scheduler.url: must be an http:// or https:// address, got {scheduler.url!r}")
+    if scheduler.token and scheduler.token_file:
+        raise ConfigError(f"{where}: scheduler.token: give either it or token_file, not both")
+    if not scheduler.token.isascii() or any(sign.isspace() for sign in scheduler.token):
+        raise ConfigError(f"{where}: scheduler.token: must be visible ASCII characters without spaces")
+
+
 def parse_listen(text: str, where: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[v6]:port``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
@@ -269,11 +353,11 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def normalise_root(root: str, where: str) -> str:
+def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
     """A managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises ConfigError."""
     parts = [part for part in root.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in root:
-        raise ConfigError(f"{where}: managed_roots: {root!r} must not contain '..'")
+        raise ConfigError(f"{where}: {key}: {root!r} must not contain '..'")
     return "/".join(parts)
 
 

@@ -1,27 +1,41 @@
-"""Parts for tests and for trying things out: fake trees and clocks, real cgroups, real load.
+"""Parts for tests and for trying things out: fake trees and clocks, real cgroups, real load, a cluster of processes.
 
-Used by this project's tests, by ``cpumond demo``, and by authors of new parts. Nothing here runs in the agent.
+Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts. Nothing here runs
+in the agent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from cgroupspy.nodes import Node
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, read_mounts
+from cpumond.errors import UnavailableError
 from cpumond.units import DEFAULT_PERIOD_US
 
+CLUSTER_PREFIX = "cpumond-cluster-"
+"""Of the cgroups of a ``Cluster``; its process id follows."""
+
+MAX_RUNTIME_DIR = 80
+"""Bytes of a path; the address of a unix socket below it may have 107."""
+
 Tree = Mapping[str, Any]
+T = TypeVar("T")
+_PAUSE = threading.Event()
+"""Never set: waiting for it is a pause."""
 
 
 def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
@@ -326,3 +340,384 @@ def real_cgroups(hierarchies: Hierarchies, top: str) -> Iterator[CgroupTree]:
         yield tree
     finally:
         tree.close()
+
+
+LAUNCH_PROGRAM = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Asks for SIGTERM at the end of whoever started it (PR_SET_PDEATHSIG), and becomes the program that it is given."""
+
+
+class ClusterProcess:
+    """One process of a ``Cluster``: its configuration, log and life. ``kill`` and ``start`` it as often as you like."""
+
+    def __init__(self, directory: str, name: str, command: Sequence[str], kept_environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.directory = os.path.join(directory, name)
+        self.config_path = os.path.join(self.directory, "config.toml")
+        self.log_path = os.path.join(self.directory, "log.jsonl")
+        self._command = command
+        self._environment = kept_environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_offset = 0
+        os.makedirs(self.directory, exist_ok=True)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process. Raises UnavailableError when none runs."""
+        if self._process is None:
+            raise UnavailableError(f"{self.name} does not run")
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start the process and do not wait for it."""
+        if self._process is not None:
+            raise UnavailableError(f"{self.name} runs already; kill or stop it first")
+        self._log_offset = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", LAUNCH_PROGRAM, str(os.getpid()), sys.executable, "-m", "cpumond",
+                 *self._command, "--config", self.config_path],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self._environment), start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Wait until the present run says that it has started. Raises UnavailableError, with the log's end."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.log_events("started", since=self._log_offset):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > deadline_s:
+                how = "ended at its start" if ended else f"did not start within {timeout_s:g} s"
+                raise UnavailableError(f"{self.name} {how}: {self.log(self._log_offset)[-1500:].strip()}")
+            _PAUSE.wait(0.02)
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.launch()
+        self.wait_ready()
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> int:
+        """Send a signal and wait for the end, which SIGKILL brings after ``timeout_s``; the exit code."""
+        process = self._process
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        self._process = None
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.stop(signal.SIGKILL)
+
+    def log(self, since: int = 0) -> str:
+        """What it wrote in all of its runs, from a byte on."""
+        try:
+            with open(self.log_path, "rb") as file:
+                file.seek(since)
+                return file.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def log_events(self, name: str, since: int = 0) -> list[dict[str, Any]]:
+        """Its log's records of one event, in order."""
+        # A line that is not whole yet is left out.
+        lines = [line for line in self.log(since).splitlines(keepends=True) if line.endswith("}\n")]
+        records = [json.loads(line) for line in lines if line.startswith("{") and f'"{name}"' in line]
+        return [record for record in records if record.get("event") == name]
+
+
+class ClusterScheduler(ClusterProcess):
+    """The scheduler of a ``Cluster``. It keeps its port when it is started again."""
+
+    def __init__(self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float) -> None:
+        super().__init__(directory, "scheduler", ["scheduler", "--time-scale", str(scale)], environment)
+        self.listen = listen
+        _write_extra(os.path.join(self.directory, "config.conf.d"), extra)
+
+    def launch(self) -> None:
+        with open(self.config_path, "w", encoding="utf-8") as file:
+            file.write(
+                f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
+                "[min_spare_job_resources_on_node]\ncpu = 0.01\nmemory = 1048576\n"
+                f'[api]\nlisten = {json.dumps(self.listen)}\n[log]\nformat = "json"\n'
+            )
+        super().launch()
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        super().wait_ready(timeout_s)
+        self.listen = str(self.log_events("started")[-1]["listen"])
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{self.listen}"
+
+
+class ClusterNode(ClusterProcess):
+    """One agent of a ``Cluster`` with the node that it is; jobs outlive it, as everywhere."""
+
+    def __init__(self, cluster: Cluster, node_id: str, tags: Sequence[str]) -> None:
+        super().__init__(cluster.directory, node_id, ["agent"], cluster.environment)
+        self.node_id = node_id
+        self.cgroup_root = f"{cluster.cgroup_prefix}/{node_id}"
+        self.runtime_dir = os.path.join(self.directory, "run")
+        self._short_dir = ""
+        if len(os.fsencode(self.runtime_dir)) > MAX_RUNTIME_DIR:
+            self.runtime_dir = self._short_dir = tempfile.mkdtemp(prefix="cpumond-run-")
+        self.state_dir = os.path.join(self.directory, "state")
+        self.jobs_dir = os.path.join(self.directory, "jobs")
+        self._cluster = cluster
+        self._tags = tags
+        _write_extra(os.path.join(self.directory, "conf.d"), cluster.agent_config)
+
+    @property
+    def control_socket(self) -> str:
+        """The agent's unix socket."""
+        return os.path.join(self.runtime_dir, "control.sock")
+
+    def launch(self) -> None:
+        cluster = self._cluster
+        tables: dict[str, Mapping[str, object]] = {
+            "": {
+                "node_id": self.node_id, "state_dir": self.state_dir, "runtime_dir": self.runtime_dir,
+                "managed_roots": [self.cgroup_root], "mountinfo": cluster.mountinfo,
+            },
+            "monitor": {"mode": "reclaim", "min_cpu_limit": 0.05, **cluster.monitor},
+            "scheduler": {
+                "url": cluster.url, "heartbeat_period": cluster.heartbeat_period, "retry_max": "1s",
+                "tags": list(self._tags),
+            },
+            "resources": {"cpu": cluster.cpu, "memory": cluster.memory, "user_slots": cluster.user_slots},
+            "executor": {
+                "kind": "cgroup", "cgroup_root": self.cgroup_root, "jobs_dir": self.jobs_dir,
+                "allow_root": os.geteuid() == 0,
+            },
+            "metrics": {"listen": ""},
+            "report": {"kind": "none"},
+            "log": {"format": "json"},
+        }  # fmt: skip
+        with open(self.config_path, "w", encoding="utf-8") as file:
+            for table, values in tables.items():
+                file.write(f"[{table}]\n" if table else "")
+                file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        super().launch()
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET over the agent's control socket, for example ``/v1/status``. Raises UnavailableError."""
+        return _request("GET", f"http://agent{path}", uds=self.control_socket)
+
+    def end_keeper(self) -> None:
+        """SIGKILL to the process that keeps the node's jobs; it has outlived the agent."""
+        for pid in _find_keepers(self.runtime_dir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Remove what is not in the cluster's directory."""
+        if self._short_dir:
+            shutil.rmtree(self._short_dir, ignore_errors=True)
+
+
+class Cluster:
+    """One real ``cpumond scheduler`` and real ``cpumond agent``s on this machine, with real jobs in real cgroups.
+
+    Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and ``user_slots``, in
+    cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
+    (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
+    TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
+    as fast. ``mountinfo`` for a simulated kernel. Entering it waits until all nodes are online; leaving it ends
+    every process and job and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], nodes: int = 1, *, cpu: float = 1.0, memory: int = 2 * 2**30,
+        user_slots: int = 20, check_period: str = "1s", monitor: Mapping[str, object] | None = None,
+        scheduler_config: str = "", agent_config: str = "", tags: Sequence[str] | Mapping[str, Sequence[str]] = (),
+        real_time_scale: float = 1.0, heartbeat_period: str = "200ms", listen: str = "127.0.0.1:0",
+        cgroup_prefix: str = "", mountinfo: str = "/proc/self/mountinfo",
+    ) -> None:  # fmt: skip
+        self.directory = os.path.abspath(directory)
+        self.cpu = cpu
+        self.memory = memory
+        self.user_slots = user_slots
+        self.monitor = {"check_period": check_period, **(monitor or {})}
+        self.agent_config = agent_config
+        self.heartbeat_period = heartbeat_period
+        self.cgroup_prefix = cgroup_prefix or f"{CLUSTER_PREFIX}{os.getpid()}"
+        self.mountinfo = mountinfo
+        self.environment = _clean_environment()
+        self.scheduler = ClusterScheduler(self.directory, listen, scheduler_config, self.environment, real_time_scale)
+        names = [f"node-{number}" for number in range(1, nodes + 1)]
+        self.nodes = [
+            ClusterNode(self, name, tags.get(name, ()) if isinstance(tags, Mapping) else tags) for name in names
+        ]
+
+    # --- life
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.scheduler.start()
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.wait_ready()
+            self.wait(self._all_online, "all nodes are online")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all_online(self) -> bool:
+        online = {node["id"] for node in self.get("/api/v1/nodes")["nodes"] if node["is_online"]}
+        return online >= {node.node_id for node in self.nodes}
+
+    def close(self) -> None:
+        """End every process and every job of it, and remove its cgroups. Files stay where they are."""
+        for process in (*self.nodes, self.scheduler):
+            process.kill()
+        for node in self.nodes:
+            node.end_keeper()
+        remove_cgroups(self.cgroup_prefix, self.mountinfo)
+        for node in self.nodes:
+            # One that was just being started when its agent was killed.
+            node.end_keeper()
+            node.close()
+
+    def leftover_cgroups(self) -> list[str]:
+        """Its cgroups that are there, in every hierarchy; after ``close`` none."""
+        return _list_places(self.cgroup_prefix, self.mountinfo)
+
+    # --- requests
+
+    @property
+    def url(self) -> str:
+        """The scheduler's address."""
+        return self.scheduler.url
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""
+        return _request("GET", f"{self.url}{path}")
+
+    def post(self, path: str, body: object = None) -> Any:
+        """The JSON of a POST. Raises UnavailableError with what the scheduler said."""
+        return _request("POST", f"{self.url}{path}", body)
+
+    def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:
+        """Make a pool in the default tree, with the documents' attributes."""
+        self.post("/api/v1/trees/default/pools", {"name": name, "parent": parent, "attributes": attributes})
+
+    def start_operation(
+        self, pool: str, command: str | Sequence[str], job_count: int = 1, cpu_limit: float = 1.0,
+        memory: int = 16 * 2**20, monitor: Mapping[str, object] | None = None, **spec: object,
+    ) -> str:  # fmt: skip
+        """Start an operation of one task, ``main``; its id. ``spec``: whatever else stands in a specification."""
+        task = {
+            "job_count": job_count,
+            "cpu_limit": cpu_limit,
+            "memory_limit": memory,
+            "command": command if isinstance(command, str) else list(command),
+        }
+        whole = {"pool": pool, "tasks": {"main": task}, **({"job_cpu_monitor": monitor} if monitor else {}), **spec}
+        return str(self.post("/api/v1/operations", {"spec": whole})["id"])
+
+    def jobs(self, operation_id: str, state: str | None = None) -> list[dict[str, Any]]:
+        """The jobs of an operation as the scheduler shows them, the last started first."""
+        query = f"?limit=1000&state={state}" if state else "?limit=1000"
+        jobs: list[dict[str, Any]] = self.get(f"/api/v1/operations/{operation_id}/jobs{query}")["jobs"]
+        return jobs
+
+    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+        """Ask ``condition`` until it is true; its value. Raises TimeoutError with the last lines of all logs."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            value = condition()
+            if value:
+                return value
+            if time.monotonic() > deadline_s:
+                logs = [f"{each.name}: {line}" for each in (self.scheduler, *self.nodes)
+                        for line in each.log().splitlines()[-5:]]  # fmt: skip
+                raise TimeoutError(f"not within {timeout_s:g} s: {what}\n" + "\n".join(logs))
+            _PAUSE.wait(0.05)
+
+
+def _write_extra(folder: str, text: str) -> None:
+    """Further configuration as a drop-in, so that it may name any table."""
+    if text:
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "extra.toml"), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _clean_environment() -> dict[str, str]:
+    """The environment without what would lead a process elsewhere."""
+    strange = ("YT_", "CPUMOND_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "INVOCATION_", "JOURNAL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(strange)}
+
+
+def _request(method: str, url: str, body: object = None, uds: str | None = None) -> Any:
+    import httpx2
+
+    try:
+        transport = httpx2.HTTPTransport(uds=uds, verify=False, trust_env=False)
+        with httpx2.Client(transport=transport, timeout=20.0, trust_env=False) as client:
+            answer = client.request(method, url, json=body)
+    except httpx2.TransportError as error:
+        raise UnavailableError(f"{method} {url}: nobody answers: {error or type(error).__name__}") from error
+    if not answer.is_success:
+        raise UnavailableError(f"{method} {url}: answered {answer.status_code}: {answer.text}")
+    return answer.json()
+
+
+def _find_keepers(runtime_dir: str) -> list[int]:
+    """The processes that were started as ``keeper.py RUNTIME_DIR``."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        # It ended just now, or is somebody else's.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").split(b"\0")
+            if words[-1] == os.fsencode(runtime_dir) and any(b"keeper" in word for word in words[1:-1]):
+                found.append(int(name))
+    return found
+
+
+def _list_places(prefix: str, mountinfo: str) -> list[str]:
+    """The directory ``prefix`` in each cgroup mount that has it."""
+    points = {mount.mount_point for mount in read_mounts(mountinfo)}
+    return sorted(place for point in points if os.path.isdir(place := os.path.join(point, prefix)))
+
+
+def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 10.0) -> bool:
+    """Kill all that lives in the cgroup ``prefix`` and below, in every hierarchy, and remove it; whether it is gone."""
+    deadline_s = time.monotonic() + timeout_s
+    while places := _list_places(prefix, mountinfo):
+        for place in places:
+            _kill_and_remove(place)
+        if time.monotonic() > deadline_s:
+            return False
+        _PAUSE.wait(0.01)
+    return True
+
+
+def _kill_and_remove(top: str) -> None:
+    for place, _, _ in os.walk(top, topdown=False):
+        with contextlib.suppress(OSError), open(os.path.join(place, "cgroup.procs"), encoding="ascii") as file:
+            for pid in [int(word) for word in file.read().split() if word.isdigit() and word != "0"]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        # Not while a process is still on its way out: the next round does it.
+        with contextlib.suppress(OSError):
+            os.rmdir(place)

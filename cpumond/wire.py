@@ -1,10 +1,10 @@
 """The messages between agents and a scheduler: registration, heartbeat, and the answers, version 1.
 
-Sent as JSON by HTTP POST: ``NodeRegistration`` to ``/api/v1/nodes``, ``Heartbeat`` to ``/api/v1/heartbeats``. A
-heartbeat is level-triggered: it holds everything the node knows, so losing any number of them loses nothing.
-``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each heartbeat of a run; a receiver
-drops what is older than what it has (same incarnation, sequence not larger), and what is of another incarnation than
-the one that registered last.
+Sent as JSON by HTTP POST: ``NodeRegistration`` to ``/api/v1/nodes``, ``Heartbeat`` to ``/api/v1/heartbeats``,
+``JobLog`` to ``/api/v1/logs``. A heartbeat is level-triggered: it holds everything the node knows, so losing any number
+of them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each
+heartbeat of a run; a receiver drops what is older than what it has (same incarnation, sequence not larger), and what is
+of another incarnation than the one that registered last.
 
 The answer is level-triggered too: jobs to start and to stop are in each answer until the heartbeat shows that the node
 has acted; a node ignores the order to start a job that it has or had, and the order to stop one that it does not have.
@@ -48,18 +48,24 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     start_time: float | None = None
     memory: _Bytes | None = None
     """What it may use now; null for what it ordered."""
+    cgroup: str = ""
+    """Relative to the root of the hierarchy of the cpu controller."""
+    cpu_seconds: _Cores | None = None
+    """CPU time used since its start; null when it is not known."""
+    reclaimed_cpu_seconds: _Cores | None = None
+    """What of its order was lowered so far, in core-seconds (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
 
 
 class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A job of the scheduler that has ended on this node; repeated until an answer acknowledges it.
 
-    ``state``: completed (exit code 0), failed (its own fault) or aborted (stopped, or the node's fault). Times are
-    seconds since 1970.
+    ``state``: completed (exit code 0), failed (its own fault), aborted (stopped, or the node's fault) or lost (it is
+    not known what became of it: the host was started anew). Times are seconds since 1970.
     """
 
     job_id: _Name
     operation_id: _Name
-    state: Literal["completed", "failed", "aborted"]
+    state: Literal["completed", "failed", "aborted", "lost"]
     task: str = ""
     exit_code: int | None = None
     reason: str = ""
@@ -67,6 +73,8 @@ class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_time: float | None = None
     cpu_seconds: _Cores | None = None
     max_memory: _Bytes | None = None
+    cgroup: str = ""
+    reclaimed_cpu_seconds: _Cores | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,7 +131,8 @@ class RegistrationAnswer(msgspec.Struct, frozen=True):
 class JobOrder(msgspec.Struct, frozen=True):
     """A job to start. ``command`` is a shell command or an argument list; ``job_cpu_monitor`` the operation's section.
 
-    ``wait_s``: how long the job may wait on the node for resources that a stopping job still holds.
+    ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
+    "" is a fresh directory of the job's own, removed with it.
     """
 
     job_id: str
@@ -139,6 +148,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_cpu_monitor: dict[str, Any]
     wait_s: float
     interruptible: bool = False
+    working_directory: str = ""
 
 
 class StopOrder(msgspec.Struct, frozen=True):
@@ -150,10 +160,38 @@ class StopOrder(msgspec.Struct, frozen=True):
     why: str
 
 
+LogStream = Literal["stdout", "stderr"]
+MAX_LOG_BYTES = 1_048_576
+"""The most of a log that is asked for at once."""
+
+
+class LogRequest(msgspec.Struct, frozen=True):
+    """The end of what a job wrote is wanted, at most ``tail_bytes``; repeated until the ``JobLog`` is there."""
+
+    request_id: str
+    job_id: str
+    stream: LogStream
+    tail_bytes: int
+
+
+class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a ``LogRequest``: ``content`` (base64 in JSON) is the end of ``total_bytes`` bytes.
+
+    ``error`` "" or why there is none: the job is not known here, its log was removed.
+    """
+
+    node_id: _Name
+    request_id: _Name
+    content: Annotated[bytes, msgspec.Meta(max_length=MAX_LOG_BYTES)] = b""
+    total_bytes: _Bytes = 0
+    error: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+
+
 class HeartbeatAnswer(msgspec.Struct, frozen=True):
     """What the node shall do. ``accepted`` false: the heartbeat was dropped, ``reason`` says why.
 
     ``register``: the node must register again. ``acknowledged``: the finished jobs that need not be repeated.
+    ``logs``: what somebody waits to read.
     """
 
     accepted: bool
@@ -162,6 +200,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     start: list[JobOrder] = []
     stop: list[StopOrder] = []
     acknowledged: list[str] = []
+    logs: list[LogRequest] = []
 
 
 def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:
@@ -175,5 +214,6 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "heartbeat-answer": lambda: schema_of(HeartbeatAnswer, "cpumond heartbeat answer"),
     "registration": lambda: schema_of(NodeRegistration, "cpumond node registration"),
     "registration-answer": lambda: schema_of(RegistrationAnswer, "cpumond registration answer"),
+    "job-log": lambda: schema_of(JobLog, "cpumond job log"),
 }
 """Name of a message -> function that gives its JSON Schema (``cpumond schema NAME``)."""

@@ -63,6 +63,8 @@ def describe_agent(snapshot: TickSnapshot) -> dict[str, Any]:
         "totals": {"cpu_limit": ordered, "current_cpu_limit": current, "reclaimed": max(ordered - current, 0.0)},
         "counters": {**snapshot.counters, "foreign_writes": snapshot.foreign_writes, "decisions": snapshot.decisions},
         "problems": list(snapshot.problems),
+        "scheduler": None if snapshot.link is None else msgspec.to_builtins(snapshot.link),
+        "executor": None if snapshot.assigned is None else msgspec.to_builtins(snapshot.assigned),
         "jobs": jobs,
     }
 

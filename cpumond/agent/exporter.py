@@ -26,6 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
+from cpumond.agent.assigned import START_BUCKETS_S
 from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
 from cpumond.config import Metrics
@@ -147,6 +148,7 @@ class AgentCollector:
         if self.snapshot is None:
             return
         yield from _tick_metrics(self.snapshot)
+        yield from _scheduler_metrics(self.snapshot)
         for name, (text, value_of) in SUMS.items():
             total = sum(map(value_of, self.snapshot.jobs))
             yield GaugeMetricFamily(f"cpumond_node_{name}", text.format(jobs="the node's jobs"), total)
@@ -192,6 +194,42 @@ def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("cpumond_writes_paused", "1 while the pause file is there.", float(snapshot.paused))
     yield GaugeMetricFamily("cpumond_empty_rescans", "Rescans in a row that found no job.", snapshot.empty_rescans)
     yield GaugeMetricFamily("cpumond_check_stride", "Every so many ticks a job is looked at.", snapshot.stride)
+
+
+def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
+    """The link to the scheduler and the jobs that it ordered, where there are such."""
+    link, assigned = snapshot.link, snapshot.assigned
+    if link is not None:
+        yield GaugeMetricFamily(
+            "cpumond_scheduler_registered", "1 while the node is registered.", float(link.registered)
+        )
+        yield CounterMetricFamily(
+            "cpumond_scheduler_heartbeats", "Heartbeats the scheduler took.", value=link.stats.sent_total
+        )
+        yield CounterMetricFamily(
+            "cpumond_scheduler_heartbeats_failed", "Attempts that failed.", value=link.stats.failed_total
+        )
+    if assigned is None:
+        return
+    states = GaugeMetricFamily("cpumond_assigned_jobs", "Jobs of the scheduler on this node.", labels=["state"])
+    for state, count in assigned.states.items():
+        states.add_metric([state], count)
+    yield states
+    ended = CounterMetricFamily("cpumond_assigned_jobs_ended", "Jobs that ended, by how.", labels=["state"])
+    for state in ("completed", "failed", "aborted", "lost"):
+        ended.add_metric([state], assigned.counters[state])
+    yield ended
+    yield CounterMetricFamily(
+        "cpumond_overdraft_aborts", "Jobs aborted because the node was overdrawn.", value=assigned.counters["overdraft"]
+    )
+    started = HistogramMetricFamily(
+        "cpumond_job_start_seconds", "From the heartbeat whose answer ordered a job to its process."
+    )
+    sums = list(itertools.accumulate(assigned.start_buckets))
+    buckets = [(f"{bound:g}", float(count)) for bound, count in zip(START_BUCKETS_S, sums, strict=False)]
+    started.add_metric([], [*buckets, ("+Inf", float(sums[-1]))], assigned.start_seconds)
+    yield started
+    yield GaugeMetricFamily("cpumond_executor_broken", "1 while no job can be started.", float(bool(assigned.problem)))
 
 
 def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from cpumond.agent.assigned import Usage
 from cpumond.agent.ring import DecisionRecord, DecisionRing
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import is_leaf, read_cpus, read_mode_xattr
@@ -74,6 +75,17 @@ class Tracked:
     def ordered_cores(self) -> float:
         """What the job ordered: its ``cpu_limit``, or the CPU that was found."""
         return self.state.hard_cores if self.found.cpu_limit_cores is None else self.found.cpu_limit_cores
+
+    def usage(self) -> Usage:
+        """What the scheduler is told of it."""
+        state = self.state
+        return Usage(
+            self.current_cores,
+            state.smoothed_cores,
+            self.mode,
+            None if state.base is None else state.base.total_cpu_s,
+            state.preemptible_cpu_s if self.writes else 0.0,
+        )
 
     @property
     def current_cores(self) -> float:

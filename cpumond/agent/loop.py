@@ -16,17 +16,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import structlog
 
+from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.ring import Result
-from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
+from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
 from cpumond.agent.table import JobTable
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
@@ -39,7 +40,10 @@ from cpumond.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
 from cpumond.reporters import REPORTERS, Reporter
-from cpumond.wire import Heartbeat, JobReport
+from cpumond.wire import Heartbeat, HeartbeatAnswer, JobReport
+
+if TYPE_CHECKING:
+    from cpumond.reporters.scheduler import SchedulerLink
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -66,10 +70,14 @@ class Agent:
         reporter: Reporter,
         notifier: Notifier | None = None,
         clock: type[Clock] = Clock,
+        assigned: AssignedJobs | None = None,
     ) -> None:
         self.config = config
         self.hierarchies = hierarchies
         self.reporter = reporter
+        self.link: SchedulerLink | None = None
+        """Where the scheduler's heartbeats go; its answers come back through ``take_answer``."""
+        self.assigned = assigned
         self.notifier = notifier or Notifier({})
         self.clock = clock
         self.watcher = Watcher()
@@ -78,7 +86,7 @@ class Agent:
         self.registered = RegisteredJobs(config.state_dir)
         self.totals = Totals()
         self.incarnation = uuid.uuid4().hex
-        self.capacity_cores = float(os.cpu_count() or 1)
+        self.capacity_cores = config.resources.cpu or float(os.cpu_count() or 1)
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self._snapshot: TickSnapshot | None = None
@@ -89,12 +97,15 @@ class Agent:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
+        if assigned is not None:
+            self._poll.register(assigned.fileno(), select.POLLIN)
+        self._answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
         )
         self._closed = False
         self._sequence = 0
-        self._report_at_s = 0.0
+        self._report_at_s = self._beat_at_s = 0.0
         self._report_due = True
         self._rescan_at_s = 0.0
         self._rescan_due = True
@@ -106,6 +117,8 @@ class Agent:
         self._changed_limits: set[str] = set()
         self._last_complaint = ""
         self._pinned = False
+        self._followed: set[str] = set()
+        """Cgroups of the scheduler's jobs that the monitor was given."""
         self._cost_mark = (clock.monotonic_s(), time.process_time())
 
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
@@ -115,6 +128,7 @@ class Agent:
         self._take_foreign_changes(now_s)
         if self._lost_time(late_s):
             self._rebaseline()
+        self._look_after_assigned(now_s)
         decided = self._sample_and_step(now_s)  # 2. + 3. counters in, decisions out
         self._apply(decided, now_s)  # 4. decisions to cgroups
         self._report(now_s)  # 5. newest state to the scheduler
@@ -134,7 +148,8 @@ class Agent:
         self._rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
         self._read_all_limits |= self.watcher.short
-        scan = list_jobs(self.config.source, self.registered.found_jobs(), self.hierarchies.cpu_root)
+        known = self.registered.found_jobs() + (self.assigned.found_jobs() if self.assigned is not None else [])
+        scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root)
         self._rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
         if self.table.refresh(scan.jobs, now_s):
             self._report_due = True
@@ -403,33 +418,84 @@ class Agent:
         job.override_until_s, job.contested, job.losses, job.pinned_cores = None, False, 0, None
         job.state = restart_at(job.state, limit, now_s)
 
+    # ---- the scheduler's jobs
+
+    def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
+        """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
+        self._answers.append((answer, sent_at_s))
+        self.wake()
+
+    def _look_after_assigned(self, now_s: float) -> None:
+        """Obey the scheduler and take in what became of its jobs; also between ticks, so that starts do not wait."""
+        if self.assigned is None:
+            return
+        while self._answers:
+            answer, sent_at_s = self._answers.popleft()
+            self.assigned.obey(answer, sent_at_s, now_s)
+        self._report_due |= self.assigned.advance(now_s, self._count_cores)
+        self._report_due |= self.assigned.adjust(now_s, self._count_cores)
+        followed = {job.path for job in self.assigned.found_jobs()}
+        for path in self._followed - followed:
+            # Its cgroup is removed already, or will be at once.
+            if path in self.table.jobs:
+                self.table.drop(self.table.jobs[path])
+        for found in self.assigned.found_jobs():
+            if found.path not in self._followed:
+                self.table.add(found, now_s)
+        self._followed = followed
+
+    def _read_usage(self) -> dict[str, Usage]:
+        """What the monitor knows of the scheduler's jobs, by cgroup."""
+        return {path: job.usage() for path in self._followed if (job := self.table.jobs.get(path)) is not None}
+
+    def _count_cores(self) -> tuple[dict[str, Usage], float]:
+        """``_read_usage``, and the cores that all other jobs may use now."""
+        others = [job.current_cores for path, job in self.table.jobs.items() if path not in self._followed]
+        return self._read_usage(), math.fsum(others)
+
     # ---- 5. report
 
     def _report(self, now_s: float) -> None:
-        if not self._report_due and now_s < self._report_at_s:
+        """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
+        report = self._report_due or now_s >= self._report_at_s
+        beat = self.link is not None and (self._report_due or now_s >= self._beat_at_s)
+        if not (report or beat):
             return
         self._report_due = False
-        self._report_at_s = now_s + self.config.report.report_period_s
         self._sequence += 1
-        self.reporter.submit(
-            Heartbeat(
-                self.config.node_id,
-                self.incarnation,
-                self._sequence,
-                self.clock.wall_s(),
-                self.capacity_cores,
-                [
-                    JobReport(
-                        job.found.job_id,
-                        job.found.operation_id,
-                        job.ordered_cores,
-                        job.current_cores,
-                        job.state.smoothed_cores,
-                        job.mode,
-                    )
-                    for job in self.table
-                ],
+        heartbeat = self._make_heartbeat()
+        if report:
+            self._report_at_s = now_s + self.config.report.report_period_s
+            self.reporter.submit(heartbeat)
+        if self.link is not None:
+            self._beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
+            self.link.submit(heartbeat)
+
+    def _make_heartbeat(self) -> Heartbeat:
+        assigned: list[JobReport] = []
+        if self.assigned is not None:
+            self.assigned.note_usage(self._read_usage())
+            assigned = self.assigned.reports()
+        others = [
+            JobReport(
+                job.found.job_id,
+                job.found.operation_id,
+                job.ordered_cores,
+                job.current_cores,
+                job.state.smoothed_cores,
+                job.mode,
             )
+            for path, job in self.table.jobs.items()
+            if path not in self._followed
+        ]
+        return Heartbeat(
+            self.config.node_id,
+            self.incarnation,
+            self._sequence,
+            self.clock.wall_s(),
+            self.capacity_cores,
+            others + assigned,
+            finished_jobs=self.assigned.finished_jobs() if self.assigned is not None else [],
         )
 
     # ---- 6. export
@@ -459,6 +525,11 @@ class Agent:
         assert last is not None
         problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
         problems += [text for text in (self.writer.damaged, self._last_complaint) if text]
+        if self.assigned is not None and self.assigned.problem:
+            problems.append(self.assigned.problem)
+        link = self._view_link()
+        if link is not None and (link.stats.last_error or link.warning):
+            problems.append(f"scheduler {link.url}: {link.stats.last_error or link.warning}")
         if self._empty_rescans >= self.config.discovery.empty_rescans:
             patterns = ", ".join(source.pattern for source in self.config.source)
             problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
@@ -489,8 +560,18 @@ class Agent:
             self.is_paused(),
             self._stride,
             self._empty_rescans,
+            None if self.assigned is None else self.assigned.view(),
+            link,
         )
         return self._snapshot
+
+    def _view_link(self) -> LinkView | None:
+        if self.link is None:
+            return None
+        answer, stats = self.link.registered, self.link.stats()
+        if answer is None:
+            return LinkView(self.config.scheduler.url, False, None, "", stats)
+        return LinkView(self.config.scheduler.url, True, answer.tree, answer.warning, stats)
 
     def _mind_the_cost(self) -> None:
         """Over the budget of ``[cost]``, look at each job less often; back when there is room (pain 24)."""
@@ -531,6 +612,8 @@ class Agent:
         if self.writer.damaged:
             log.error("state_damaged", error=self.writer.damaged)
         self.registered.load()
+        if self.assigned is not None:
+            self.assigned.load(self.clock.monotonic_s())
         self.tick(self.clock.monotonic_s())
         self._restore_leftovers()
 
@@ -578,11 +661,28 @@ class Agent:
     def _wait(self, timeout_s: float) -> None:
         """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
         timeout_s = min(timeout_s, self.notifier.ping_period_s)
-        self._poll.poll(max(timeout_s, 0.0) * 1000.0)
+        if self.assigned is not None:
+            timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
+        self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         self.run_requests()
+        self._serve_scheduler()
         self.notifier.ping()
+
+    def _serve_scheduler(self) -> None:
+        """Between two ticks: the scheduler's jobs, and a heartbeat at once when one of them has changed."""
+        if self.assigned is None:
+            return
+        now_s = self.clock.monotonic_s()
+        try:
+            self._look_after_assigned(now_s)
+            if self._report_due:
+                self._report(now_s)
+        except Exception:
+            # As a bad tick: counted, and the monitor goes on.
+            self.totals.errors += 1
+            log.exception("assigned_jobs_failed")
 
     def run_requests(self) -> None:
         """Carry out what ``call`` queued; what nobody waits for any more is left out."""
@@ -649,7 +749,7 @@ class Agent:
                     f"{config.path}: {key}: cannot change from {getattr(self.config, key)!r} while the agent runs; "
                     "put it back, or restart the agent"
                 )
-        kept = {key: getattr(self.config, key) for key in ("control", "node_id")}
+        kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
         kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
         for key, value in kept.items():
             if getattr(config, key) != value:
@@ -690,6 +790,10 @@ class Agent:
             self._report(self.clock.monotonic_s())
             log.info("stopped", restore_failures=failed)
         self.reporter.close(2.0)
+        if self.link is not None:
+            self.link.close(2.0)
+        if self.assigned is not None:
+            self.assigned.close()
         self.table.close()
         self.watcher.close()
         return failed

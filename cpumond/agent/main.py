@@ -14,20 +14,25 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import structlog
 
 from cpumond import __version__
+from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.listen import open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier
 from cpumond.agent.state_file import STATE_FILE, Originals, load_first, make_directory, read_boot_id, save
 from cpumond.agent.writer import RestoreReport, restore_all
-from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.cgroup.jobs import JobCgroupTree
+from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.config import AgentConfig, finish_config, load_config
 from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, StateFileError, UnavailableError, from_os_error
+from cpumond.executor import EXECUTORS
 from cpumond.log import configure_logging
 from cpumond.process import raise_descriptor_limit
 from cpumond.reporters import REPORTERS
+from cpumond.wire import JobLog, LogRequest, NodeRegistration, NodeResources
 
 if TYPE_CHECKING:
     from cpumond.agent.api import ApiServer
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("cpumond.agent")
 
 LOCK_FILE = "agent.lock"
+DEFAULT_USER_SLOTS = 1000
 
 
 class LockHolder(msgspec.Struct):
@@ -87,7 +93,10 @@ def run_agent(config_path: str | None) -> int:
         hierarchies = open_hierarchies(config.mountinfo)
         raise_descriptor_limit()
         notifier = Notifier(os.environ)
-        agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier)
+        config = resolve_resources(config)
+        assigned = _make_assigned(config, hierarchies)
+        agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier, assigned=assigned)
+        _connect(agent)
         agent.reload = lambda: _reload(config_path)
         _handle_signals(agent)
         sockets = open_sockets(config)
@@ -119,6 +128,61 @@ def run_agent(config_path: str | None) -> int:
     return EXIT_UNAVAILABLE if failures else 0
 
 
+def resolve_resources(config: AgentConfig) -> AgentConfig:
+    """The configuration with what this host offers: what is not said is what it has; no slots without an executor."""
+    resources = config.resources
+    slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
+    resources = msgspec.structs.replace(
+        resources,
+        cpu=float(os.cpu_count() or 1) if resources.cpu is None else resources.cpu,
+        memory=psutil.virtual_memory().total if resources.memory is None else resources.memory,
+        user_slots=slots if resources.user_slots is None else resources.user_slots,
+    )
+    return msgspec.structs.replace(config, resources=resources)
+
+
+def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
+    kind = config.executor.kind
+    if kind == "none":
+        return None
+    cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
+    return AssignedJobs(config, EXECUTORS[kind](config.runtime_dir, cgroups))
+
+
+def _connect(agent: Agent) -> None:
+    """Make the agent's host a node of its scheduler, if it has one. Raises ConfigError."""
+    config, assigned = agent.config, agent.assigned
+    if not config.scheduler.url:
+        return
+    from cpumond.reporters.scheduler import SchedulerLink  # the HTTP client costs several MiB
+
+    def read_log(request: LogRequest) -> JobLog:
+        if assigned is None:
+            return JobLog(config.node_id, request.request_id, error=f"node {config.node_id} runs no jobs")
+        return assigned.read_log(request)
+
+    link = SchedulerLink(config.scheduler, make_registration(agent), agent.take_answer, read_log)
+    agent.link = link
+    if assigned is not None:
+        assigned.on_offer = lambda: link.register(make_registration(agent))
+
+
+def make_registration(agent: Agent) -> NodeRegistration:
+    """What this host offers just now."""
+    config, assigned = agent.config, agent.assigned
+    offers = assigned is not None and assigned.offers_slots
+    return NodeRegistration(
+        config.node_id,
+        agent.incarnation,
+        NodeResources(
+            cpu=config.resources.cpu or 0.0,
+            memory=config.resources.memory or 0,
+            user_slots=(config.resources.user_slots or 0) if offers else 0,
+        ),
+        tags=list(config.scheduler.tags),
+    )
+
+
 def _serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
     """The server's libraries are imported after the first tick: limits first, answers a moment later."""
     from cpumond.agent.api import serve
@@ -129,7 +193,7 @@ def _serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
 def _reload(config_path: str | None) -> AgentConfig:
     config = load_config(config_path)
     configure_logging(config.log.level, config.log.format)
-    return config
+    return resolve_resources(config)
 
 
 def _handle_signals(agent: Agent) -> None:

@@ -6,7 +6,9 @@ import bisect
 
 import msgspec
 
+from cpumond.agent.assigned import AssignedView
 from cpumond.agent.jobs import JobView
+from cpumond.reporters import ReporterStats
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -44,6 +46,16 @@ class TickEnd(msgspec.Struct, frozen=True, gc=False):
     check_period_s: float
 
 
+class LinkView(msgspec.Struct, frozen=True):
+    """The node at its scheduler: ``tree`` None when it is not registered, or fits no tree (``warning`` says so)."""
+
+    url: str
+    registered: bool
+    tree: str | None
+    warning: str
+    stats: ReporterStats
+
+
 class TickSnapshot(msgspec.Struct, frozen=True):
     """The agent after one tick.
 
@@ -69,3 +81,6 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     paused: bool
     stride: int
     empty_rescans: int
+    assigned: AssignedView | None = None
+    """The jobs of the scheduler; None where no executor runs any."""
+    link: LinkView | None = None

@@ -102,6 +102,15 @@ class JobTable:
             log.info("jobs_found", count=len(self.jobs) - before)
         return changed
 
+    def add(self, found: FoundJob, now_s: float) -> None:
+        """Follow one more job at once, without a look at the others; what fails is tried again at the next look."""
+        if found.path in self.jobs:
+            return
+        try:
+            self._open(found, now_s, {})
+        except CpumondError as error:
+            self._complain(found.path, str(error))
+
     def waits_for_half(self) -> bool:
         """Whether a cgroup was found in one hierarchy and not yet in the other; asked for a few looks only."""
         return any(looks < HALF_LOOKS for looks in self._half_made.values())

@@ -44,8 +44,10 @@ from cpumond.scheduler.loop import MUTATION, Reply, Scheduler
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     NO_SUCH_JOB,
+    NODE_OFFLINE,
     RESOLVE,
     ROOT_POOL,
+    TIMEOUT,
     CommandError,
     Config,
     JobRecord,
@@ -54,6 +56,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
 )
 from cpumond.scheduler.store import Change
+from cpumond.wire import MAX_LOG_BYTES
 
 Edits = tuple[Edit, ...]
 
@@ -1148,11 +1151,25 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 
 
 @_command("get_job_stderr")
-async def _get_job_stderr(_: YtBackend, request: YtRequest) -> Any:
-    """What jobs write is not collected; the client goes on when it is told that there is no such job."""
-    raise YtError(
-        f"No such job {_text(request, 'job_id')}: what jobs write to stderr stays on their nodes", NO_SUCH_JOB
-    )
+async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
+    """The end of what a job wrote, fetched from its node.
+
+    Who tracks an operation asks for the last words of its failed jobs, and goes on without them when it is told that
+    there is no such job; any other error would hide why the operation failed.
+    """
+    job_id = _text(request, "job_id")
+    kind = _text(request, "type", "user_job_stderr")
+    if kind != "user_job_stderr":
+        raise YtError(f"No such job {job_id} with a stderr of type {quote_text(kind)}", NO_SUCH_JOB)
+    live = backend.scheduler.state.jobs.get(job_id)
+    named = any(request.parameters.get(name) is not None for name in ("operation_id", "operation_alias"))
+    operation = live.element.operation.id if live is not None and not named else _operation_id(request)
+    try:
+        return (await backend.scheduler.read_log(operation, job_id, "stderr", MAX_LOG_BYTES)).content
+    except CommandError as error:
+        if error.code not in (NODE_OFFLINE, TIMEOUT):
+            raise
+        raise YtError(f"No such job {job_id} at the moment: {error}", NO_SUCH_JOB) from None
 
 
 # --- the rest ----------------------------------------------------------------------------------------------------

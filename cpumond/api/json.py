@@ -41,7 +41,9 @@ from cpumond.scheduler.model import (
     GENERIC,
     NO_SUCH_JOB,
     NO_SUCH_OPERATION,
+    NODE_OFFLINE,
     RESOLVE,
+    TIMEOUT,
     TOO_MANY_OPERATIONS,
     TOO_MANY_REQUESTS,
     CommandError,
@@ -49,7 +51,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.store import StoreError
-from cpumond.wire import Heartbeat, NodeRegistration
+from cpumond.wire import MAX_LOG_BYTES, JobLog
 
 log = structlog.get_logger("cpumond.api")
 
@@ -57,6 +59,9 @@ READY_PERIODS: Final = 5
 """Updates that may be missing before the scheduler is called stuck."""
 
 READY_S: Final = 2.0
+
+MIN_LOG_BODY: Final = 4 * MAX_LOG_BYTES // 3 + 65_536
+"""The longest log in base64, whatever [api] max_body allows others."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -67,6 +72,8 @@ STATUS_OF_CODE: Final = {
     AUTHENTICATION: 401,
     ACCESS_DENIED: 403,
     TOO_MANY_REQUESTS: 429,
+    NODE_OFFLINE: 503,
+    TIMEOUT: 504,
 }
 """Codes of refusals -> HTTP status; others are 422."""
 
@@ -153,10 +160,9 @@ class _Served:
         self.endpoint = endpoint
         self.handler = handler
         self.authenticate = authenticate
-        self.max_body = max_body
         self.max_depth = max_depth
         self.count_request = count
-        self.is_of_nodes = endpoint.body in (Heartbeat, NodeRegistration)
+        self.max_body = max(max_body, MIN_LOG_BODY) if endpoint.body is JobLog else max_body
         self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
         self.count = 0
         self.total_s = self.longest_s = 0.0
@@ -183,15 +189,17 @@ class _Served:
             if endpoint.is_change:
                 _check_origin(request)
             user = self.authenticate(request)
-            if not self.is_of_nodes:
+            if not endpoint.is_of_nodes:
                 self.count_request(user)
         query = _read_query(request, endpoint)
         body = None
         if self.decoder is not None:
             body = _decode(await _read_body(request, self.max_body), self.decoder, endpoint)
-            if not self.is_of_nodes:
+            if not endpoint.is_of_nodes:
                 _check_depth(body, self.max_depth)
         value = await self.handler(Call(request.path_params, user, body, query))
+        if isinstance(value, Response):
+            return value
         status = endpoint.status
         if isinstance(value, Answer):
             value, status = value.value, value.status
@@ -511,6 +519,16 @@ class JsonApi:
             self.scheduler.state, self._find(call), limit=query.limit, offset=query.offset, job_state=query.state,
             node_id=query.node,
         )  # fmt: skip
+
+    async def get_job_log(self, call: Call) -> Response:
+        query: openapi.LogQuery = call.query
+        found = await self.scheduler.read_log(call.path["operation"], call.path["job"], query.stream, query.tail)
+        # Whatever a job wrote, no browser may take it for a page.
+        headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
+        return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
+
+    async def take_job_log(self, call: Call) -> views.Taken:
+        return views.Taken(self.scheduler.logs.take(call.body))
 
     async def explain_operation(self, call: Call) -> why.OperationAnswer:
         record = self._find(call)

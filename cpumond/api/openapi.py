@@ -14,10 +14,22 @@ import msgspec
 from cpumond.api import views
 from cpumond.scheduler.config_commands import ConfigCommand
 from cpumond.scheduler.why import OperationAnswer, Plan
-from cpumond.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, RegistrationAnswer
+from cpumond.wire import (
+    MAX_LOG_BYTES,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+)
 
 PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 1000
+DEFAULT_TAIL_BYTES: Final = 65_536
+TEXT: Final = "text/plain; charset=utf-8"
+TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
+"""Header: how much a job wrote in all."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -34,9 +46,10 @@ _Spec = Annotated[
     msgspec.Meta(
         description=(
             "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
-            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment. Besides them: pool (the "
-            "user's name), pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, "
-            "title, alias, preemption_mode, is_gang, max_failed_job_count, job_cpu_monitor."
+            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment, interruptible, "
+            "working_directory (absolute; a fresh one of each job's own). Besides them: pool (the user's name), "
+            "pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, title, alias, "
+            "preemption_mode, is_gang, max_failed_job_count, job_cpu_monitor."
         ),
         examples=[
             {
@@ -183,6 +196,13 @@ class JobsQuery(Query, frozen=True):
     node: _Text = ""
 
 
+class LogQuery(Query, frozen=True):
+    """Which of a job's two logs, and how many bytes of its end."""
+
+    stream: LogStream = "stdout"
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LOG_BYTES)] = DEFAULT_TAIL_BYTES
+
+
 class NodesQuery(Query, frozen=True):
     """Filters; those not given let everything through."""
 
@@ -209,7 +229,8 @@ class Endpoint:
     """One request that is answered. ``name`` is that of the function in ``json`` and the document's operationId.
 
     ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body must be there. ``is_public``: no authentication.
+    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` is not counted as
+    anybody's requests.
     """
 
     method: str
@@ -224,11 +245,18 @@ class Endpoint:
     others: dict[int, Any] = field(default_factory=dict)
     needs_body: bool = True
     is_public: bool = False
+    content_type: str = "application/json"
+    """Of a good answer; all others are JSON."""
 
     @property
     def is_change(self) -> bool:
         """Whether it may change something."""
         return self.method != "GET"
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether it is for agents."""
+        return self.body in (Heartbeat, NodeRegistration, JobLog)
 
     @property
     def statuses(self) -> dict[int, Any]:
@@ -312,6 +340,11 @@ ENDPOINTS: Final = (
         refusals=(404,),
     ),
     Endpoint(
+        "GET", _OPERATION + "/jobs/{job}/log", "get_job_log",
+        f"The end of what a job wrote, byte by byte; header {TOTAL_BYTES}: how much it wrote in all",
+        str, query=LogQuery, refusals=(404, 429, 503, 504), content_type=TEXT,
+    ),
+    Endpoint(
         "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs", views.Done, AbortBody,
         refusals=_CHANGE, needs_body=False,
     ),
@@ -332,6 +365,9 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
         HeartbeatAnswer, Heartbeat, others={409: HeartbeatAnswer},
+    ),
+    Endpoint(
+        "POST", PREFIX + "/logs", "take_job_log", "A log that the answer to a heartbeat asked for", views.Taken, JobLog,
     ),
     Endpoint(
         "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", views.PreemptionList,
@@ -357,8 +393,10 @@ MEANING: Final = {
     409: "It is there already, or a limit is reached; a heartbeat: register again",
     413: "The body is too large",
     422: "A value is wrong or the change is refused; the sentence says what and where",
+    429: "Too many such requests are waiting",
     500: "A mistake of the scheduler; see its log",
-    503: "Nothing can be stored at the moment, or the scheduler is not ready",
+    503: "Nothing can be stored at the moment, the scheduler is not ready, or a node is away",
+    504: "The node did not answer in time",
 }
 
 REF: Final = "#/components/schemas/{name}"
@@ -418,7 +456,11 @@ def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[
         "responses": {
             str(status): {
                 "description": MEANING[status],
-                "content": {"application/json": {"schema": schema_of[repr(kind)]}},
+                "content": {
+                    endpoint.content_type if status == endpoint.status else "application/json": {
+                        "schema": schema_of[repr(kind)]
+                    }
+                },
             }
             for status, kind in endpoint.statuses.items()
         },

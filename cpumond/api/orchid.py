@@ -531,6 +531,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "limited_resource_demand": lambda view, e: amounts(view.limited_demand(e)),
     "resource_limits": lambda view, e: amounts(least(view.limits(e), view.total)),
     "specified_resource_limits": _specified_limits,
+    "aggregated_preempted_cpu_x100": lambda _, e: int(100.0 * e.reclaimed_cpu_seconds),
     # Satisfaction and starvation.
     "satisfaction_ratio": lambda view, e: _finite(view.satisfaction(e)),
     "local_satisfaction_ratio": lambda _, e: _finite(placement.satisfaction(e)),
@@ -1009,8 +1010,12 @@ def job_info(job: Job) -> dict[str, Any]:
         "cpu_monitor_mode": job.cpu_monitor_mode,
         "is_stale": False,
     }
-    if job.smoothed_cpu_usage is not None:
-        info["smoothed_cpu_usage"] = job.smoothed_cpu_usage
+    for name in ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds"):
+        value = getattr(job, name)
+        if value is not None:
+            info[name] = value
+    if job.cgroup:
+        info["cgroup"] = job.cgroup
     if job.stop is not None:
         info["why_preempted"] = _preemption(job.stop.record)
     return info
@@ -1032,10 +1037,12 @@ def finished_job_info(record: JobRecord, address: str) -> dict[str, Any]:
         "current_cpu_limit": record.current_cpu_limit,
         "is_stale": False,
     }
-    for name in ("exit_code", "cpu_seconds", "max_memory"):
+    for name in ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory"):
         value = getattr(record, name)
         if value is not None:
             info[name] = value
+    if record.cgroup:
+        info["cgroup"] = record.cgroup
     if record.state != "completed":
         info["error"] = {"code": 1, "message": record.reason, "attributes": {}, "inner_errors": []}
     if record.preemption is not None:

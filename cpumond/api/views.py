@@ -92,6 +92,8 @@ class PoolView(View, frozen=True):
     ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
     dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
     integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
+    ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
+    ordered and could not use meanwhile (semantics.md 1.7).
     """
 
     name: str
@@ -119,6 +121,8 @@ class PoolView(View, frozen=True):
     starvation_status: StarvationStatus
     starves_in_s: float | None
     owner: str
+    cpu_seconds: float
+    reclaimed_cpu_seconds: float
 
 
 class PoolList(View, frozen=True):
@@ -196,6 +200,8 @@ def show_pool(pool: PoolElement, now: float) -> PoolView:
         starvation_status=pool.starvation_status,
         starves_in_s=_starves_in_s(pool, now),
         owner=pool.owner,
+        cpu_seconds=pool.cpu_seconds,
+        reclaimed_cpu_seconds=pool.reclaimed_cpu_seconds,
     )
 
 
@@ -256,6 +262,8 @@ class OperationInTree(View, frozen=True):
     starves_in_s: float | None
     deactivations: dict[str, int]
     """Reason -> how often it was passed over since the last update."""
+    cpu_seconds: float
+    reclaimed_cpu_seconds: float
 
 
 class JobTotals(View, frozen=True):
@@ -289,7 +297,11 @@ class OperationView(View, frozen=True):
 
 
 class OperationDetails(OperationView, frozen=True):
-    """An operation with what its user asked for. ``spec`` as given."""
+    """An operation with what its user asked for. ``spec`` as given.
+
+    ``cpu_seconds`` and ``reclaimed_cpu_seconds`` are of all its jobs that are known, of earlier runs of the scheduler,
+    too; those in ``trees`` count from the start of this one.
+    """
 
     tasks: list[Task]
     counts: dict[str, JobCounts]
@@ -298,6 +310,8 @@ class OperationDetails(OperationView, frozen=True):
     max_failed_job_count: int
     job_cpu_monitor: dict[str, Any]
     spec: dict[str, Any]
+    cpu_seconds: float
+    reclaimed_cpu_seconds: float
 
 
 class OperationList(View, frozen=True):
@@ -308,7 +322,11 @@ class OperationList(View, frozen=True):
 
 
 class JobView(View, frozen=True):
-    """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped."""
+    """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
+
+    ``node`` is ``node_id`` by its short name. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
+    the node has told it. CPU times are as of the node's last word.
+    """
 
     id: str
     operation_id: str
@@ -328,6 +346,9 @@ class JobView(View, frozen=True):
     cpu_seconds: float | None = None
     max_memory: int | None = None
     preemption: PreemptionRecord | None = None
+    node: str = ""
+    cgroup: str = ""
+    reclaimed_cpu_seconds: float | None = None
 
 
 class JobList(View, frozen=True):
@@ -352,6 +373,7 @@ def show_operation(state: State, record: OperationRecord, now: float) -> Operati
 
 def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification."""
+    jobs: list[Job | JobRecord] = [*living_jobs(state, record.id), *state.finished_jobs.get(record.id, {}).values()]
     return OperationDetails(
         **_operation_fields(state, record, now),
         tasks=list(record.tasks),
@@ -361,7 +383,19 @@ def show_operation_details(state: State, record: OperationRecord, now: float) ->
         max_failed_job_count=record.max_failed_job_count,
         job_cpu_monitor=record.job_cpu_monitor,
         spec=record.spec,
+        cpu_seconds=sum(job.cpu_seconds or 0.0 for job in jobs),
+        reclaimed_cpu_seconds=sum(job.reclaimed_cpu_seconds or 0.0 for job in jobs),
     )
+
+
+def living_jobs(state: State, operation_id: str) -> list[Job]:
+    """The active jobs of an operation, and those that were told to stop and may not have ended yet."""
+    live = state.operations.get(operation_id)
+    active = () if live is None else live.elements.values()
+    jobs = [job for element in active for job in element.jobs.values()]
+    # The others are in no operation's list any more.
+    stopping = (job for node in state.nodes.values() for job in node.stopping.values())
+    return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
 def _operation_fields(state: State, record: OperationRecord, now: float) -> dict[str, Any]:
@@ -418,6 +452,8 @@ def _in_tree(element: OperationElement, now: float) -> OperationInTree:
         starvation_status=element.starvation_status,
         starves_in_s=_starves_in_s(element, now),
         deactivations=dict(element.deactivations),
+        cpu_seconds=element.cpu_seconds,
+        reclaimed_cpu_seconds=element.reclaimed_cpu_seconds,
     )
 
 
@@ -451,13 +487,7 @@ def show_jobs(
     state: State, record: OperationRecord, *, limit: int, offset: int = 0, job_state: str = "", node_id: str = ""
 ) -> JobList:
     """The jobs of an operation, living and ended, the last started first."""
-    live = state.operations.get(record.id)
-    jobs: list[Job] = []
-    if live is not None:
-        jobs += [job for element in live.elements.values() for job in element.jobs.values()]
-    # Those that were told to stop are in no operation's list any more.
-    jobs += [job for job in state.jobs.values() if not job.is_active and job.element.operation.id == record.id]
-    views = [show_job(job) for job in jobs]
+    views = [show_job(job) for job in living_jobs(state, record.id)]
     living = {view.id for view in views}
     ended = state.finished_jobs.get(record.id, {})
     views += [show_ended_job(job) for job in ended.values() if job.id not in living]
@@ -487,6 +517,10 @@ def show_job(job: Job) -> JobView:
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
         reason="" if job.stop is None else job.stop.record.why,
         preemption=None if job.stop is None else job.stop.record,
+        node=job.node.id,
+        cgroup=job.cgroup,
+        cpu_seconds=job.cpu_seconds,
+        reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
     )
 
 
@@ -508,6 +542,9 @@ def show_ended_job(record: JobRecord) -> JobView:
         cpu_seconds=record.cpu_seconds,
         max_memory=record.max_memory,
         preemption=record.preemption,
+        node=record.node_id,
+        cgroup=record.cgroup,
+        reclaimed_cpu_seconds=record.reclaimed_cpu_seconds,
     )
 
 
@@ -707,6 +744,12 @@ class Done(View, frozen=True):
 
     id: str
     warnings: list[str]
+
+
+class Taken(View, frozen=True):
+    """What a node sent has arrived; ``is_wanted`` false: nobody waits for it any more."""
+
+    is_wanted: bool
 
 
 class Failure(View, frozen=True):

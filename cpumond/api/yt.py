@@ -85,7 +85,7 @@ class YtRequest:
 
 
 Backend = Callable[[YtRequest], Awaitable[Any]]
-"""Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists.
+"""Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
 
 The answer must not change after it is given: large ones are written in another thread. It raises YtError or
 CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``inner`` are taken over when it has them.
@@ -116,13 +116,15 @@ class Command:
     name: str
     volatile: bool = False
     has_input: bool = False
+    is_binary: bool = False
+    """The answer is bytes as they are, in no format."""
 
     def describe(self) -> dict[str, Any]:
         """The descriptor, of exactly five keys: the client fails at a sixth."""
         return {
             "name": self.name,
             "input_type": "structured" if self.has_input else "null",
-            "output_type": "structured",
+            "output_type": "binary" if self.is_binary else "structured",
             "is_volatile": self.volatile,
             "is_heavy": False,
         }
@@ -130,7 +132,7 @@ class Command:
 
 _READING = (
     "get", "list", "exists", "list_operations", "get_operation", "list_jobs", "get_version", "get_supported_features",
-    "check_permission", "get_job", "get_job_stderr",
+    "check_permission", "get_job",
 )  # fmt: skip
 _WRITING = (
     "create", "remove", "move", "start_operation", "abort_operation", "update_operation_parameters",
@@ -142,6 +144,7 @@ COMMANDS = {
     **{name: Command(name) for name in _READING},
     **{name: Command(name, volatile=True) for name in _WRITING},
     **{name: Command(name, volatile=True, has_input=True) for name in _TAKING_A_VALUE},
+    "get_job_stderr": Command("get_job_stderr", is_binary=True),
 }
 
 
@@ -448,10 +451,12 @@ class _Transport:
         _check_method(request, command)
         body = await _read_body(request, self._limits.max_body_bytes)
         parameters, value = self._read_request(request, command, body)
-        form = _find_output_format(request, parameters)
+        form = None if command.is_binary else _find_output_format(request, parameters)
         wanted = YtRequest(name, parameters, value, user, ids.correlation_id)
         log.debug("yt_command", command=name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id)
         result = await self._execute(wanted)
+        if form is None:
+            return Response(result, headers={"Content-Type": "application/octet-stream"})
         if name in ("get", "list", "list_operations", "execute_batch"):
             # These may be large.
             data = await run_in_threadpool(write_value, result, form)
@@ -544,6 +549,8 @@ def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
         raise YtError(f"execute_batch: request {index}: {_describe_unknown(str(name))}")
     if not isinstance(parameters, dict):
         raise YtError(f'execute_batch: request {index}: "parameters" is a map')
+    if COMMANDS[name].is_binary:
+        raise YtError(f"execute_batch: request {index}: {name} answers with bytes; send it by itself")
     command, mutation_id = COMMANDS[name], strip_attributes(batch.parameters.get("mutation_id"))
     if command.volatile and isinstance(mutation_id, str):
         parameters = {"mutation_id": f"{mutation_id}/{index}", **parameters}

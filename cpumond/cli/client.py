@@ -92,6 +92,21 @@ class Counters(msgspec.Struct, frozen=True):
     shed_checks: int = 0
 
 
+class SchedulerAnswer(msgspec.Struct, frozen=True):
+    """The node at its scheduler; ``tree`` None: in no pool tree."""
+
+    url: str
+    registered: bool
+    tree: str | None = None
+
+
+class ExecutorAnswer(msgspec.Struct, frozen=True):
+    """The scheduler's jobs on this node, by state."""
+
+    kind: str
+    states: dict[str, int]
+
+
 class StatusAnswer(msgspec.Struct, frozen=True):
     """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that."""
 
@@ -105,6 +120,8 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     jobs: list[JobAnswer]
     problems: list[str] = []
     last_tick_age_s: float | None = None
+    scheduler: SchedulerAnswer | None = None
+    executor: ExecutorAnswer | None = None
 
     @property
     def is_stuck(self) -> bool:

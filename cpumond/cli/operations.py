@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from typing import Any, Final
 
 import click
 import msgspec
 
+from cpumond.api.formats import YtError, read_yson, to_json_tree
+from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
 from cpumond.cli.options import check_cores, print_json
 from cpumond.cli.pools import show_amounts, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
+    SchedulerRefusedError,
     given,
     json_option,
     print_fields,
@@ -29,6 +33,7 @@ from cpumond.cli.tables import count, show_cores, show_name, show_number, show_t
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.why import OperationAnswer, show_span
+from cpumond.wire import MAX_LOG_BYTES
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -72,7 +77,17 @@ def operation_path(operation: str, action: str = "") -> str:
 @click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1.")
 @click.option("--title", metavar="TEXT")
 @click.option("--gang", "is_gang", is_flag=True, help="Its fair share is its whole demand or nothing.")
-@click.option("--job-cpu-monitor", "monitor", metavar="JSON", help='Such as \'{"mode": "shadow"}\'.')
+@click.option(
+    "--job-cpu-monitor",
+    "monitor",
+    metavar="YSON|JSON",
+    help="Such as '{min_cpu_limit=0.1;enable_cpu_reclaim=%true}' or '{\"mode\": \"shadow\"}'.",
+)
+@click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For the jobs; may be repeated.")
+@click.option(
+    "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
+)
+@click.option("--interruptible", is_flag=True, help="A job that ends well when it is interrupted has done its work.")
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification.")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
 @scheduler_options
@@ -88,6 +103,9 @@ def operation_start_command(
     title: str | None,
     is_gang: bool,
     monitor: str | None,
+    variables: tuple[str, ...],
+    working_directory: str | None,
+    interruptible: bool,
     assignments: tuple[str, ...],
     command: tuple[str, ...],
     as_json: bool,
@@ -96,7 +114,15 @@ def operation_start_command(
 
     Each job orders --cpu-limit cores and --memory bytes of one node.
     """
-    task = {"job_count": job_count, "cpu_limit": cpu_limit, "memory_limit": memory, "command": list(command)}
+    task = {
+        "job_count": job_count,
+        "cpu_limit": cpu_limit,
+        "memory_limit": memory,
+        "command": list(command),
+        "environment": _read_variables(variables) or None,
+        "working_directory": working_directory,
+        "interruptible": interruptible or None,
+    }
     options = {
         "pool": pool,
         "pool_trees": list(trees) or None,
@@ -110,13 +136,33 @@ def operation_start_command(
     tell_done(content, as_json, show_name(client.decode(content, Done).id))
 
 
+def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--env: expected NAME=VALUE, for example THREADS=4, got {assignment!r}")
+        variables[name] = value
+    return variables
+
+
 def _read_monitor(text: str) -> dict[str, Any]:
+    """The section ``job_cpu_monitor``: JSON, or YSON as the documents write it. Raises UsageError."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UsageError(
-            f'--job-cpu-monitor: expected a JSON object, for example {{"mode": "shadow"}}: {error}'
-        ) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass
+    expected = (
+        "--job-cpu-monitor: expected a map in YSON or JSON, for example "
+        '{min_cpu_limit=0.1;enable_cpu_reclaim=%true} or {"mode": "shadow"}'
+    )
+    try:
+        value = to_json_tree(read_yson(text.encode("utf-8", "surrogateescape")), encode_utf8=False)
+    except YtError as error:
+        raise UsageError(f"{expected}: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(expected)
+    return value
 
 
 @operation_command.command("list", epilog="Example: cpumond operation list --state running --pool research")
@@ -289,6 +335,53 @@ def _job_row(job: JobView, now: float) -> list[Cell]:
         "" if job.exit_code is None else str(job.exit_code),
         show_name(job.reason),
     ]
+
+
+@operation_command.command("log", epilog="Example: cpumond operation log 1a-2b-3c-4d --stderr")
+@click.argument("operation")
+@click.argument("job", required=False)
+@click.option("--stderr", is_flag=True, help="What it wrote to standard error; default: to standard output.")
+@click.option(
+    "--tail", "tail_bytes", type=BytesType(), metavar="BYTES", default=DEFAULT_TAIL_BYTES, show_default=True,
+    help=f"How much of the end, such as 1K; at most {MAX_LOG_BYTES}.",
+)  # fmt: skip
+@scheduler_options
+def operation_log_command(
+    client: SchedulerClient, operation: str, job: str | None, stderr: bool, tail_bytes: int
+) -> None:
+    """The end of what a job wrote, as it is.
+
+    JOB is the id of a living or ended job; default: the one that started last. A node keeps logs for a day unless it
+    is configured otherwise. On a terminal control characters are made visible.
+    """
+    if not 1 <= tail_bytes <= MAX_LOG_BYTES:
+        raise UsageError(f"--tail: expected 1 to {MAX_LOG_BYTES} bytes, got {tail_bytes}")
+    path = operation_path(operation, f"jobs/{quote_step(job or _find_last_job(client, operation))}/log")
+    query = {"stream": "stderr" if stderr else "stdout", "tail": tail_bytes}
+    content, headers = client.exchange("GET", path, query=query)
+    if sys.stdout.isatty():
+        click.echo(make_visible(content), nl=False)
+    else:
+        sys.stdout.buffer.write(content)
+    total = headers.get(TOTAL_BYTES, "")
+    if total.isdecimal() and int(total) > len(content):
+        warn(f"{int(total) - len(content)} bytes before these are not shown; raise --tail")
+
+
+def _find_last_job(client: SchedulerClient, operation: str) -> str:
+    jobs = client.get(operation_path(operation, "jobs"), JobList, limit=1000).jobs
+    started = [job.id for job in jobs if job.state != "starting"]
+    if not started:
+        raise SchedulerRefusedError(
+            f"operation {operation} has no job that has started; see `cpumond operation why {operation}`", 404
+        )
+    return started[0]
+
+
+def make_visible(content: bytes) -> str:
+    """Bytes as text in which nothing moves a cursor: all but newlines, tabs and what can be printed is escaped."""
+    text = content.decode("utf-8", "backslashreplace")
+    return "".join(sign if sign in "\n\t" else show_name(sign) for sign in text)
 
 
 @operation_command.command("why", epilog="Example: cpumond operation why 1a-2b-3c-4d")

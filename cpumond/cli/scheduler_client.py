@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -69,10 +69,16 @@ class SchedulerClient:
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
-        """The JSON of a good answer to ``/api/v1`` + ``path``.
+        """The content of a good answer to ``/api/v1`` + ``path``, JSON but for logs.
 
         Raises UnavailableError when no scheduler answers, SchedulerRefusedError for an error that it answered.
         """
+        return self.exchange(method, path, body, query)[0]
+
+    def exchange(
+        self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """The same with the headers of the answer, whose names are in any case."""
         import httpx2
 
         content = None if body is None else _encode(body)
@@ -96,7 +102,7 @@ class SchedulerClient:
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
         if answer.is_success:
-            return answer.content
+            return answer.content, answer.headers
         raise _read_refusal(self.url, answer.status_code, answer.content)
 
     def get(self, path: str, kind: type[Kind], **query: Any) -> Kind:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
-from cpumond.cli.client import JobAnswer, RegisteredAnswer, StatusAnswer
+from cpumond.cli.client import ExecutorAnswer, JobAnswer, RegisteredAnswer, SchedulerAnswer, StatusAnswer
 from cpumond.units import format_duration
 
 if TYPE_CHECKING:
@@ -245,6 +245,16 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     return notices
 
 
+def _describe_node(scheduler: SchedulerAnswer, executor: ExecutorAnswer | None) -> str:
+    """The node's part in the cluster, in a sentence."""
+    where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
+    text = f"node of {show_name(scheduler.url)}: {where}"
+    if executor is None:
+        return f"{text}, runs no jobs of it ([executor] kind)"
+    states = ", ".join(f"{number} {state}" for state, number in executor.states.items() if number) or "none now"
+    return f"{text}, its jobs here: {states}"
+
+
 def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
     """``cpumond status``."""
     from rich.text import Text
@@ -262,6 +272,8 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
     else:
         parts.append(Text("no jobs; see `cpumond doctor`, or add one with `cpumond job add`"))
     parts.append(Text(f"total: {describe_totals(answer)}", "bold"))
+    if answer.scheduler is not None:
+        parts.append(Text(_describe_node(answer.scheduler, answer.executor)))
     parts += [Text(sentence, style) for style, sentence in list_notices(answer)]
     return draw(parts, width, colour)
 

@@ -1,4 +1,4 @@
-"""Where heartbeats go: nowhere, into the log, or to a scheduler over HTTP.
+"""Where heartbeats go: nowhere, into the log, to a receiver over HTTP, or to the scheduler that orders jobs.
 
 A reporter takes the node's full state and sees to it by itself that the newest state arrives; what was superseded
 before it was sent is dropped, so its memory does not grow. A new kind is one module and one line in ``REPORTERS``.
@@ -22,9 +22,9 @@ class ReporterStats(msgspec.Struct, frozen=True):
     """What became of the heartbeats given to a reporter.
 
     ``sent_total`` heartbeats the receiver took, ``failed_total`` attempts that failed (one heartbeat may count several
-    times), ``dropped_total`` heartbeats never sent: superseded by a newer one, or still waiting at the end.
-    ``last_success_at_s`` seconds of the monotonic clock, None before the first success. ``last_error`` one sentence on
-    why the newest attempt failed, "" when it succeeded.
+    times), ``dropped_total`` heartbeats nobody took: superseded by a newer one, too old for the receiver, or still
+    waiting at the end. ``last_success_at_s`` seconds of the monotonic clock, None before the first success.
+    ``last_error`` one sentence on why the newest attempt failed, "" when it succeeded.
     """
 
     sent_total: int = 0
@@ -86,12 +86,16 @@ def read_token(path: str) -> str:
         raise AccessError(f"token file {path}: {describe(error)}; make it readable for this user") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"token file {path}: {describe(error)}") from None
+    return check_token(raw, f"token file {path}")
+
+
+def check_token(raw: bytes, where: str) -> str:
+    """The token in ``raw``, as ``read_token`` takes it. Raises ConfigError, which names ``where``, not the token."""
     token = raw.strip()
     if not token:
-        raise ConfigError(f"token file {path}: is empty; it must hold the token on one line")
+        raise ConfigError(f"{where}: is empty; it must hold the token on one line")
     if len(raw) > MAX_TOKEN_BYTES or not all(0x21 <= byte <= 0x7E for byte in token):
         raise ConfigError(
-            f"token file {path}: must hold one line of visible ASCII characters without spaces, "
-            f"at most {MAX_TOKEN_BYTES} bytes"
+            f"{where}: must hold one line of visible ASCII characters without spaces, at most {MAX_TOKEN_BYTES} bytes"
         )
     return token.decode("ascii")

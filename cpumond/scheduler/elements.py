@@ -78,7 +78,8 @@ class Element:
 
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", "cpu_seconds",
+        "reclaimed_cpu_seconds",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -101,6 +102,10 @@ class Element:
         """Scheduler time of the first update that found it not normal."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
+        self.cpu_seconds = 0.0
+        """CPU time that its jobs used since the start of this scheduler, as far as their nodes have said."""
+        self.reclaimed_cpu_seconds = 0.0
+        """What they had ordered and could not use meanwhile, in core-seconds (1.7, aggregated_preempted_cpu)."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -217,7 +222,8 @@ class Job:
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
-        "is_active", "stop", "ordered_at", "cpu_monitor_mode", "smoothed_cpu_usage",
+        "is_active", "stop", "ordered_at", "cpu_monitor_mode", "smoothed_cpu_usage", "cgroup", "cpu_seconds",
+        "reclaimed_cpu_seconds", "counted_cpu_seconds", "counted_reclaimed_cpu_seconds", "was_reported",
     )  # fmt: skip
 
     def __init__(
@@ -240,8 +246,17 @@ class Job:
         self.stop: Stop | None = None
         """Set once it is told to stop; it is not active any more then."""
         self.ordered_at = start_time
+        self.was_reported = False
+        """Whether a heartbeat has shown it; a node does not report a job that it has but that waits for room."""
         self.cpu_monitor_mode = ""
         self.smoothed_cpu_usage: float | None = None
+        self.cgroup = ""
+        self.cpu_seconds: float | None = None
+        self.reclaimed_cpu_seconds: float | None = None
+        """As the node said last."""
+        self.counted_cpu_seconds: float | None = 0.0
+        self.counted_reclaimed_cpu_seconds: float | None = 0.0
+        """What of them is in the counters above, or was before this scheduler had the job; None: not known yet."""
 
     @property
     def has_cpu_gap(self) -> bool:
@@ -267,7 +282,7 @@ class Node:
     __slots__ = (
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
-        "overcommit_count", "unwanted",
+        "overcommit_count", "unwanted", "replaced",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -294,6 +309,8 @@ class Node:
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
         """Jobs of its last heartbeat that nobody needs."""
+        self.replaced: dict[str, str] = {}
+        """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
 
     @property
     def free(self) -> Vector:
@@ -383,6 +400,33 @@ def _change(element: OperationElement, delta: Vector) -> None:
     while pool is not None:
         pool.usage = add(pool.usage, delta)
         pool = pool.parent
+
+
+def count_cpu_time(job: Job, cpu_seconds: float | None, reclaimed_cpu_seconds: float | None) -> None:
+    """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
+
+    A value that is lower than one before counts nothing until it has grown above that. A job keeps its pool's path
+    of the moment: what was counted stays where it was when the operation moves.
+    """
+    used = reclaimed = 0.0
+    if cpu_seconds is not None:
+        job.cpu_seconds = cpu_seconds
+        counted = job.counted_cpu_seconds
+        if counted is None or cpu_seconds > counted:
+            job.counted_cpu_seconds = cpu_seconds
+            used = 0.0 if counted is None else cpu_seconds - counted
+    if reclaimed_cpu_seconds is not None:
+        job.reclaimed_cpu_seconds = reclaimed_cpu_seconds
+        counted = job.counted_reclaimed_cpu_seconds
+        if counted is None or reclaimed_cpu_seconds > counted:
+            job.counted_reclaimed_cpu_seconds = reclaimed_cpu_seconds
+            reclaimed = 0.0 if counted is None else reclaimed_cpu_seconds - counted
+    if used or reclaimed:
+        element: Element | None = job.element
+        while element is not None:
+            element.cpu_seconds += used
+            element.reclaimed_cpu_seconds += reclaimed
+            element = element.parent
 
 
 def usage_share(element: Element) -> Vector:

@@ -85,6 +85,16 @@ POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
     "max_operations": ("Limit of operations.", lambda p: float(p.max_operation_count)),
     "max_running_operations": ("Limit of running operations.", lambda p: float(p.max_running_operation_count)),
 }
+POOL_COUNTERS: dict[str, tuple[str, Callable[[PoolElement], float]]] = {
+    "cpu_usage_seconds_total": (
+        "CPU time that the jobs of the subtree used, since the start of this scheduler.",
+        lambda p: p.cpu_seconds,
+    ),
+    "reclaimed_cpu_seconds_total": (
+        "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler.",
+        lambda p: p.reclaimed_cpu_seconds,
+    ),
+}
 
 
 class MetricsText:
@@ -125,6 +135,10 @@ class MetricsText:
                 value = read(pool)
                 if value is not None:
                     lines.append(f"{full}{label} {value!r}\n")
+        for name, (text, count) in POOL_COUNTERS.items():
+            full = f"cpumond_pool_{name}"
+            lines.append(f"# HELP {full} {text}\n# TYPE {full} counter\n")
+            lines += [f"{full}{label} {count(pool)!r}\n" for label, pool in chosen]
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
         lines += self._preemptions({label for label, _ in chosen})

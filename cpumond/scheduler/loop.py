@@ -28,10 +28,20 @@ from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
 from cpumond.scheduler.commands import Command, Rules, Transaction
 from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.logs import LogDesk
+from cpumond.scheduler.model import (
+    NO_SUCH_JOB,
+    NODE_OFFLINE,
+    TIMEOUT,
+    CommandError,
+    Config,
+    JobRecord,
+    NodeRecord,
+    OperationRecord,
+)
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Store, StoreError
-from cpumond.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, RegistrationAnswer
+from cpumond.wire import Heartbeat, HeartbeatAnswer, JobLog, LogStream, NodeRegistration, RegistrationAnswer
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -135,6 +145,7 @@ class Scheduler:
         self.started_at = clock.now()
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
+        self.logs = LogDesk(make_id)
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
@@ -300,9 +311,45 @@ class Scheduler:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
         answer = state.answer(heartbeat.node_id, receipt)
+        wanted = self.logs.requests_of(heartbeat.node_id)
+        if wanted:
+            answer = msgspec.structs.replace(answer, logs=wanted)
         self.timings.heartbeats += 1
         self.timings.heartbeats_s += time.perf_counter() - begun
         return answer
+
+    async def read_log(self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int) -> JobLog:
+        """The last bytes of what a job wrote, from its node; at most ``wire.MAX_LOG_BYTES``.
+
+        Raises CommandError: the operation or job is not known, has not started, its node is away or does not answer.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        node = self.state.nodes.get(node_id)
+        if node is None:
+            raise CommandError(
+                f"job {job_id} ran on node {node_id}, which is not known any more; its log is there as long as the "
+                "node's agent keeps it",
+                NODE_OFFLINE,
+            )
+        silent_s = self.clock.now() - node.last_seen
+        if not node.is_online:
+            raise CommandError(
+                f"job {job_id} is on node {node_id}, which was last heard of {silent_s:.0f} s ago; its log can be read "
+                "when the node's agent is back",
+                NODE_OFFLINE,
+            )
+        try:
+            log = await self.logs.read(node_id, job_id, stream, tail_bytes)
+        except CommandError as error:
+            if error.code != TIMEOUT:
+                raise
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"{error}: is its agent running? It was last heard of {silent_s:.0f} s ago", TIMEOUT
+            ) from None
+        if log.error:
+            raise CommandError(f"job {job_id}: {log.error}", NO_SUCH_JOB)
+        return log
 
     async def _end_jobs(self, change: Transaction) -> None:
         """Store and count ended jobs; what comes in while the store is busy goes with the next write, together."""

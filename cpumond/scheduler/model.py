@@ -24,6 +24,7 @@ ROOT_POOL: Final = "<Root>"
 SUBPOOL_DELIMITER: Final = "$"
 
 GENERIC: Final = 1
+TIMEOUT: Final = 3
 RESOLVE: Final = 500
 ALREADY_EXISTS: Final = 501
 AUTHENTICATION: Final = 900
@@ -31,6 +32,7 @@ ACCESS_DENIED: Final = 901
 TOO_MANY_OPERATIONS: Final = 202
 NO_SUCH_JOB: Final = 203
 TOO_MANY_REQUESTS: Final = 904
+NODE_OFFLINE: Final = 1601
 NO_SUCH_OPERATION: Final = 1915
 GUARANTEES_OVERCOMMIT: Final = 29000
 """Codes of errors, the ones that `yt` knows (yt_protocol.md 7)."""
@@ -250,6 +252,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     command: str | tuple[str, ...] = ""
     environment: dict[str, str] = {}
     interruptible: bool = False
+    working_directory: str = ""
+    """Absolute; "" for a fresh directory of each job's own."""
     spec: dict[str, Any] = {}
 
     @property
@@ -348,7 +352,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A finished job as it is stored."""
+    """A finished job as it is stored. CPU times are those that its node said last, None where it never said."""
 
     id: str
     operation_id: str
@@ -365,6 +369,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     cpu_seconds: float | None = None
     max_memory: int | None = None
     preemption: PreemptionRecord | None = None
+    cgroup: str = ""
+    reclaimed_cpu_seconds: float | None = None
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

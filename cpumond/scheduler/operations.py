@@ -25,6 +25,7 @@ DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 1000
 MAX_TEXT: Final = 65_536
+MAX_PATH: Final = 4095
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """What an operation may say for all of its trees and, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
@@ -219,15 +220,15 @@ def _read_task(name: str, given: object) -> Task:
     task = _normalise(_table(given, where), where)
     command = task.get("command", "")
     if isinstance(command, list):
-        arguments: str | tuple[str, ...] = tuple(_text(part, f"{where}/command", MAX_TEXT) for part in command)
+        arguments: str | tuple[str, ...] = tuple(_word(part, f"{where}/command", MAX_TEXT) for part in command)
     else:
-        arguments = _text(command, f"{where}/command", MAX_TEXT)
+        arguments = _word(command, f"{where}/command", MAX_TEXT)
     environment = _table(task.get("environment", {}), f"{where}/environment")
     if "job_count" not in task:
         raise CommandError(f"{where}/job_count: is missing; how many jobs shall run?")
     rest = set(task) - {
         "job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit", "network", "command", "environment",
-        "interruptible",
+        "interruptible", "working_directory",
     }  # fmt: skip
     return Task(
         name=name,
@@ -239,12 +240,36 @@ def _read_task(name: str, given: object) -> Task:
         network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
         command=arguments,
         environment={
-            _text(key, f"{where}/environment", 1000): _text(value, f"{where}/environment/{key}", MAX_TEXT)
+            _read_variable(key, f"{where}/environment"): _word(value, f"{where}/environment/{key}", MAX_TEXT)
             for key, value in environment.items()
         },
         interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
+        working_directory=_read_directory(task.get("working_directory", ""), f"{where}/working_directory"),
         spec={key: task[key] for key in sorted(rest)},
     )
+
+
+def _word(value: object, where: str, most: int) -> str:
+    """Text that a process can be given. Raises CommandError."""
+    text = _text(value, where, most)
+    if "\0" in text:
+        raise CommandError(f"{where}: a character with the code 0 cannot be given to a process")
+    return text
+
+
+def _read_variable(value: object, where: str) -> str:
+    name = _word(value, where, 1000)
+    if not name or "=" in name:
+        raise CommandError(f"{where}: expected the name of a variable without an equals sign, got {name!r}")
+    return name
+
+
+def _read_directory(value: object, where: str) -> str:
+    """A directory on the nodes, "" for none. Raises CommandError."""
+    path = _word(value, where, MAX_PATH)
+    if path and not path.startswith("/"):
+        raise CommandError(f"{where}: expected an absolute path such as /srv/data, got {path!r}")
+    return path
 
 
 def _table(value: object, where: str, expected: str = "a map") -> dict[str, Any]:

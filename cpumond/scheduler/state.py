@@ -29,10 +29,12 @@ from cpumond.scheduler.elements import (
     Stop,
     Tree,
     change_usage,
+    count_cpu_time,
     end_job,
     start_job,
 )
 from cpumond.scheduler.model import (
+    NO_SUCH_JOB,
     NO_SUCH_OPERATION,
     RESOLVE,
     SUBPOOL_DELIMITER,
@@ -63,6 +65,11 @@ from cpumond.wire import (
 
 KEPT_PREEMPTIONS = 10_000
 MAX_NODE_FAILURE_REASON = 1000
+KEPT_INCARNATIONS = 8
+START_GRACE_PERIODS = 2.0
+"""Heartbeat periods after which a node's own word on a job that had no room there should have come."""
+GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
+"""How a job ends that its node may still have: what the node says of it later is heard."""
 
 
 @dataclass(slots=True)
@@ -131,6 +138,19 @@ class State:
         if record is None:
             raise CommandError(f"No such operation {operation_id}", NO_SUCH_OPERATION)
         return record
+
+    def find_job_node(self, operation_id: str, job_id: str) -> str:
+        """The node that a job of an operation (id or ``*alias``) runs or ran on. Raises CommandError."""
+        record = self.find_record(operation_id)
+        job = self.jobs.get(job_id)
+        if job is not None and job.element.operation.id == record.id:
+            if not job.was_reported:
+                raise CommandError(f"job {job_id} has not started yet on node {job.node.id}; try again", NO_SUCH_JOB)
+            return job.node.id
+        ended = self.finished_jobs.get(record.id, {}).get(job_id)
+        if ended is None:
+            raise CommandError(f"No such job {job_id} in operation {record.id}", NO_SUCH_JOB)
+        return ended.node_id
 
     def find_tree(self, name: str) -> Tree:
         """A tree by name. Raises CommandError."""
@@ -218,14 +238,14 @@ class State:
         came back before they were removed; operations anew."""
         gone = [self.nodes[node_id] for node_id in change.removed_nodes if node_id in self.nodes]
         back = {node.id for node in gone if node.lost_since is None}
-        fresh = {
-            job.id: job
-            for job in change.jobs
-            if job.id not in self.finished_jobs.get(job.operation_id, {}) and job.node_id not in back
-        }
+        fresh = {job.id: job for job in change.jobs if self._is_news(job) and job.node_id not in back}
         jobs = tuple(fresh.values())
         removed = tuple(node.id for node in gone if node.id not in back)
         return replace(change, jobs=jobs, operations=self._count(jobs, now), removed_nodes=removed)
+
+    def _is_news(self, ended: JobRecord) -> bool:
+        counted = self.finished_jobs.get(ended.operation_id, {}).get(ended.id)
+        return counted is None or _overrules(ended.state, counted)
 
     # --- applying ------------------------------------------------------------------------------------------------
 
@@ -514,6 +534,7 @@ class State:
         job = self.jobs.pop(record.id, None)
         if job is None:
             return
+        count_cpu_time(job, record.cpu_seconds, record.reclaimed_cpu_seconds)
         if job.is_active:
             end_job(job)
             _renew_needed(job)
@@ -523,8 +544,20 @@ class State:
     # --- nodes ---------------------------------------------------------------------------------------------------
 
     def register(self, registration: NodeRegistration) -> Transaction:
-        """A node makes itself known or changes (2.2). Raises CommandError if its tags fit more than one tree."""
+        """A node makes itself known or changes (2.2).
+
+        Raises CommandError if its tags fit more than one tree, and for a run of its agent that was replaced by a later
+        one: two agents with one node id would push each other out for ever.
+        """
         address = registration.address or registration.node_id
+        known = self.nodes.get(registration.node_id)
+        if known is not None and registration.incarnation in known.replaced:
+            raise CommandError(
+                f"node {known.id}: the run {registration.incarnation} of its agent (address "
+                f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.incarnation} "
+                f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
+                "agent that is left over"
+            )
         tags = frozenset([*registration.tags, address])
         matched = self.match_trees(tags)
         if len(matched) > 1:
@@ -549,6 +582,10 @@ class State:
             node = self.nodes[record.id] = Node(record.id)
         if node.incarnation != record.incarnation:
             node.sequence = -1
+            if node.incarnation:
+                node.replaced[node.incarnation] = node.address
+                while len(node.replaced) > KEPT_INCARNATIONS:
+                    del node.replaced[next(iter(node.replaced))]
         node.incarnation, node.address = record.incarnation, record.address
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
@@ -605,14 +642,10 @@ class State:
         reported: set[str] = set()
         foreign_cores = foreign_bytes = 0.0
         for report in heartbeat.jobs:
-            job = node.jobs.get(report.job_id)
+            job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
                 reported.add(job.id)
-                job.state = "running"
-                job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
-                change_usage(job, _reported_usage(job, report))
-            elif report.job_id in node.stopping:
-                reported.add(report.job_id)
+                _take_report(job, report)
             elif report.from_scheduler:
                 reported.add(report.job_id)
                 self._adopt(node, report, now)
@@ -643,24 +676,35 @@ class State:
                 continue
             if job.state == "running":
                 ended.append(_job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
-            elif now - job.ordered_at > self.rules.waiting_job_timeout_s:
+            elif self._is_overdue(job, now):
                 waited = now - job.ordered_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
                 ended.append(_job_record(job, "aborted", now, reason=reason))
-        ended += [_job_record(job, "aborted", now) for job in node.stopping.values() if job.id not in reported]
+        # One that was never reported may wait on the node, where the order to stop must still find it.
+        silent = (job for job in node.stopping.values() if job.id not in reported)
+        ended += [_job_record(job, "aborted", now) for job in silent if job.was_reported or self._is_overdue(job, now)]
         return ended, acknowledged
+
+    def _is_overdue(self, job: Job, now: float) -> bool:
+        """Whether a job that its node never reported is given up: the node itself gave it up before that (6.7)."""
+        grace_s = START_GRACE_PERIODS * self.rules.heartbeat_period_s
+        return now - job.ordered_at > self.rules.waiting_job_timeout_s + grace_s
 
     def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
         """The record of a job that the node says has ended; None if it is counted already or nobody's."""
         job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
         if job is not None:
             return _job_record(job, finished.state, now, finished)
-        operation = self.operations.get(finished.operation_id)
-        if operation is None or finished.job_id in self.finished_jobs.get(operation.id, {}):
+        live = self.operations.get(finished.operation_id)
+        operation = self.finished.get(finished.operation_id) if live is None else live.record
+        task = None if operation is None else _find_task(operation, finished.task)
+        if operation is None or task is None or node.tree is None:
             return None
-        if finished.task not in {task.name for task in operation.record.tasks} or node.tree is None:
+        counted = self.finished_jobs.get(operation.id, {}).get(finished.job_id)
+        if counted is not None and not _overrules(finished.state, counted):
             return None
-        # It was started before this scheduler was, and ended before it could be taken over.
+        # It was started before this scheduler was, and ended before it could be taken over; or was given up.
+        start_time = finished.start_time or (now if counted is None else counted.start_time)
         return JobRecord(
             id=finished.job_id,
             operation_id=finished.operation_id,
@@ -668,26 +712,29 @@ class State:
             tree=node.tree,
             node_id=node.id,
             state=finished.state,
-            start_time=finished.start_time or now,
+            start_time=start_time,
             finish_time=finished.finish_time or now,
-            cpu_limit=0.0,
-            current_cpu_limit=0.0,
+            cpu_limit=task.cpu_limit,
+            current_cpu_limit=task.cpu_limit if counted is None else counted.current_cpu_limit,
             exit_code=finished.exit_code,
             reason=finished.reason[:MAX_NODE_FAILURE_REASON],
             cpu_seconds=finished.cpu_seconds,
             max_memory=finished.max_memory,
+            cgroup=finished.cgroup,
+            reclaimed_cpu_seconds=finished.reclaimed_cpu_seconds,
         )
 
     def _adopt(self, node: Node, report: JobReport, now: float) -> None:
         """A job that the node has and we do not know: taken over if its operation still needs it, else stopped."""
         operation = self.operations.get(report.operation_id)
         element = operation.elements.get(node.tree or "") if operation is not None else None
-        task: Task | None = None
-        if operation is not None:
-            task = next((each for each in operation.record.tasks if each.name == report.task), None)
+        task = None if operation is None else _find_task(operation.record, report.task)
+        counted = self.finished_jobs.get(report.operation_id, {}).get(report.job_id)
         why = ""
         if operation is None or task is None:
             why = "its operation is not known or has ended"
+        elif counted is not None and counted.state not in GIVEN_UP:
+            why = f"it was reported as {counted.state} before"
         elif element is None or not element.is_running:
             why = f"its operation does not run in the node's tree {node.tree!r}"
         elif report.job_id in self.jobs or operation.needed.get(task.name, 0) <= 0:
@@ -695,15 +742,19 @@ class State:
         if why or element is None or task is None:
             self._stop_unknown(node, report, why, now)
             return
-        # It may have been counted as lost; what becomes of it now is to be counted again.
-        if self.finished_jobs.get(report.operation_id, {}).pop(report.job_id, None) is not None:
+        # It stays counted as lost, which it was for a while; what becomes of it now is to be counted besides.
+        if counted is not None:
+            del self.finished_jobs[report.operation_id][report.job_id]
             self._expired["job", report.job_id] = None
         self.job_sequence += 1
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
-        job.state = "running"
         job.usage = _reported_usage(job, report)
+        # What it used before was counted then: by the run before, or before it was given up.
+        job.counted_cpu_seconds = None if counted is None else counted.cpu_seconds
+        job.counted_reclaimed_cpu_seconds = None if counted is None else counted.reclaimed_cpu_seconds
         self._start(job)
+        _take_report(job, report)
 
     def _stop_unknown(self, node: Node, report: JobReport, why: str, now: float) -> None:
         # The order is made anew for each heartbeat that shows the job; nothing else remembers it.
@@ -837,6 +888,7 @@ class State:
             job_cpu_monitor=record.job_cpu_monitor,
             wait_s=self.rules.waiting_job_timeout_s,
             interruptible=task.interruptible,
+            working_directory=task.working_directory,
         )
 
     # --- fair share ----------------------------------------------------------------------------------------------
@@ -930,6 +982,26 @@ def _note_overcommit(node: Node, now: float) -> None:
         node.overcommit_count += 1
 
 
+def _find_task(record: OperationRecord, name: str) -> Task | None:
+    return next((task for task in record.tasks if task.name == name), None)
+
+
+def _overrules(state: JobState, counted: JobRecord) -> bool:
+    """Whether the end that a node tells of a job that was counted before is news: work is done, not lost."""
+    return state == "completed" and counted.state in GIVEN_UP
+
+
+def _take_report(job: Job, report: JobReport) -> None:
+    """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
+    job.was_reported = True
+    job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
+    job.cgroup = report.cgroup
+    count_cpu_time(job, report.cpu_seconds, report.reclaimed_cpu_seconds)
+    if job.is_active:
+        job.state = "running"
+        change_usage(job, _reported_usage(job, report))
+
+
 def _reported_usage(job: Job, report: JobReport) -> Vector:
     slots, _, gpu, memory, network = job.limits
     return (slots, report.current_cpu_limit, gpu, memory if report.memory is None else float(report.memory), network)
@@ -938,12 +1010,23 @@ def _reported_usage(job: Job, report: JobReport) -> Vector:
 def _job_record(
     job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = ""
 ) -> JobRecord:
+    """The record of a job that lived until now.
+
+    A job that was told to stop is aborted, whatever its exit code, unless its node says that it had completed before
+    or in the time it was given (6.7). The reason is the node's own where it stopped the job by itself (1.9).
+    """
     stop = job.stop
     if finished is not None:
         reason = finished.reason
     if stop is not None and state != "completed":
-        reason = stop.record.why
+        if state == "failed" or finished is None or not reason:
+            reason = stop.record.why
         state = "aborted"
+    cpu_seconds, reclaimed_cpu_seconds = job.cpu_seconds, job.reclaimed_cpu_seconds
+    if finished is not None and finished.cpu_seconds is not None:
+        cpu_seconds = finished.cpu_seconds
+    if finished is not None and finished.reclaimed_cpu_seconds is not None:
+        reclaimed_cpu_seconds = finished.reclaimed_cpu_seconds
     return JobRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -957,7 +1040,9 @@ def _job_record(
         current_cpu_limit=job.usage[1],
         exit_code=None if finished is None else finished.exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
-        cpu_seconds=None if finished is None else finished.cpu_seconds,
+        cpu_seconds=cpu_seconds,
         max_memory=None if finished is None else finished.max_memory,
         preemption=None if stop is None else stop.record,
+        cgroup=job.cgroup if finished is None or not finished.cgroup else finished.cgroup,
+        reclaimed_cpu_seconds=reclaimed_cpu_seconds,
     )

@@ -12,7 +12,9 @@ from cpumond.config import AgentConfig, Operation, Source, finish_config, load_c
 from cpumond.monitor.model import MonitorSettings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "cpumond.toml"
-WITHOUT_ONE_DEFAULT = {"node_id", "mode", "enable_cpu_reclaim", "burst_ratio", "id", "id_regex"}
+WITHOUT_ONE_DEFAULT = {
+    "node_id", "mode", "enable_cpu_reclaim", "burst_ratio", "id", "id_regex", "cpu", "memory", "user_slots",
+}  # fmt: skip
 """Their defaults depend on something else; the file says on what."""
 
 

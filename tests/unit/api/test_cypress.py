@@ -870,7 +870,7 @@ async def test_one_job_is_found_while_it_runs_and_after(yt):
     found = await yt("get_job", operation_id=operation, job_id=first, attributes=["state", "address"])
     assert found == {"state": "failed", "address": "host"}
     await error_of(yt("get_job", operation_id=operation, job_id="1-2-3-4"), 203)
-    await error_of(yt("get_job_stderr", operation_id=operation, job_id=first), 203)
+    await error_of(yt("get_job_stderr", operation_id=operation, job_id="1-2-3-4"), 203)
 
 
 @in_loop

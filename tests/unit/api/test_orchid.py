@@ -220,6 +220,7 @@ OF_B = {
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 5.0},
     "specified_resource_limits": {"cpu": 5.0},
+    "aggregated_preempted_cpu_x100": 0,
     "satisfaction_ratio": 1.0,
     "local_satisfaction_ratio": 1.0,
     **OF_STARVATION,

@@ -1,0 +1,699 @@
+"""The jobs that the scheduler ordered: from the order to the end that it has acknowledged.
+
+::
+
+    waiting -> starting -> running -> ended -> acknowledged
+                  a stop order: interrupt, then kill at ``kill_at_s``
+
+Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step it tells of, its logs, and a
+working directory of its own, which goes with it. What is on disk survives the agent: the next one goes on where this
+one stood. All methods but ``read_log`` are for the thread of the tick.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import pwd
+import re
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.clock import Clock
+from cpumond.agent.overdraft import Share, Timer, find_victims
+from cpumond.agent.state_file import make_directory, read_boot_id
+from cpumond.config import AgentConfig, parse_layer
+from cpumond.discovery import FoundJob
+from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
+from cpumond.executor import Ended, Executor, Launch, NotStarted, Started
+from cpumond.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
+
+log = structlog.get_logger("cpumond.agent")
+
+JOB_FILE = "job.json"
+SANDBOX = "sandbox"
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""It names a directory, a cgroup and a unit."""
+
+OVERDRAFT_KILL_S = 10.0
+"""From the interruption to the kill of a job that is aborted by this node itself."""
+REPEAT_KILL_S = 1.0
+BROKEN_STARTS = 3
+"""So many starts in a row that failed through this node's fault, and it offers no slots for a while."""
+BROKEN_S = 60.0
+MAX_SEEN = 10_000
+MAX_REASON = 1000
+MAX_STDERR_LINE = 300
+FITS = 1e-6
+START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+State = Literal["waiting", "starting", "running", "ended"]
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """Content of ``job.json``. ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970."""
+
+    order: JobOrder
+    boot_id: str
+    state: State = "waiting"
+    start_time: float | None = None
+    cgroup: str = ""
+    stop: StopOrder | None = None
+    finished: FinishedJob | None = None
+    acknowledged: bool = False
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the monitor knows of a job's cgroup: cores in force and smoothed, core-seconds used and reclaimed."""
+
+    current_cores: float
+    smoothed_cores: float | None = None
+    mode: str = ""
+    cpu_seconds: float | None = None
+    reclaimed_cpu_seconds: float | None = None
+
+
+CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
+"""Gives the monitor's view of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
+
+
+class AssignedView(msgspec.Struct, frozen=True):
+    """The executor's side of a tick: jobs by state, counts since the start, ``problem`` "" when all is well."""
+
+    kind: str
+    states: dict[str, int]
+    counters: dict[str, int]
+    start_buckets: tuple[int, ...]
+    start_seconds: float
+    problem: str
+
+
+class AssignedJob:
+    """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
+
+    __slots__ = ("directory", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
+
+    def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
+        self.file = file
+        self.directory = directory
+        self.received_at_s = received_at_s
+        self.sent_at_s = sent_at_s
+        self.kill_at_s = math.inf
+        self.found: FoundJob | None = None
+        self.usage: Usage | None = None
+
+    @property
+    def order(self) -> JobOrder:
+        return self.file.order
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it is being started or runs."""
+        return self.file.state in ("starting", "running")
+
+    @property
+    def current_cores(self) -> float:
+        """What it may use now."""
+        return self.order.cpu_limit if self.usage is None else self.usage.current_cores
+
+
+class AssignedJobs:
+    """All of them, the executor that runs them, and what this host offers.
+
+    ``on_offer`` is called when the number of slots that the host offers changes. ``problem`` says why it offers none.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        executor: Executor,
+        clock: type[Clock] = Clock,
+        on_offer: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.clock = clock
+        self.on_offer = on_offer
+        self.jobs: dict[str, AssignedJob] = {}
+        """Up to the acknowledgement of their end."""
+        self.problem = ""
+        self.counters = {"started": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0, "overdraft": 0}
+        self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
+        self.start_seconds = 0.0
+        self._boot_id = read_boot_id()
+        self._kept: dict[str, tuple[float, str]] = {}
+        """Acknowledged jobs whose logs are kept: finish time (since 1970) and directory, oldest first."""
+        self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._directories: dict[str, str] = {}
+        """For readers in other threads; replaced entries only."""
+        self._broken_starts = 0
+        self._retry_at_s = -math.inf
+        self._ready = False
+        self._changed = True
+        self._adjust_at_s = -math.inf
+        self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
+        self._cleaner = ThreadPoolExecutor(1, "clean")
+
+    # ---- life
+
+    def load(self, now_s: float) -> None:
+        """Read what an earlier run left and find its jobs again. Raises CreateError or AccessError for ``jobs_dir``."""
+        # Jobs of other users pass through it to their own directories; they cannot list it.
+        make_directory(self.config.executor.jobs_dir, 0o711, "executor.jobs_dir")
+        for name in sorted(os.listdir(self.config.executor.jobs_dir)):
+            directory = os.path.join(self.config.executor.jobs_dir, name)
+            file = _read_job_file(directory)
+            if file is None or file.order.job_id != name or (file.state == "waiting" and file.finished is None):
+                # Never begun: the order comes again.
+                self._remove(directory)
+                continue
+            self._see(name, directory)
+            if file.acknowledged:
+                assert file.finished is not None
+                self._kept[name] = (file.finished.finish_time or 0.0, directory)
+                continue
+            job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
+            if file.finished is None and file.boot_id != self._boot_id:
+                self._finish(job, "lost", "the host was started anew while it ran")
+            elif file.finished is None and file.stop is not None:
+                job.kill_at_s = now_s + file.stop.timeout_s
+            if job.file.finished is not None:
+                self._remove(os.path.join(directory, SANDBOX))
+        self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
+        self._recover(now_s)
+
+    def _recover(self, now_s: float) -> None:
+        """Take over what runs; while the executor cannot work here, no slots are offered and it is tried again."""
+        mine = [job.order.job_id for job in self.jobs.values() if job.takes_room]
+        try:
+            found = self.executor.recover(mine)
+        except CpumondError as error:
+            self._retry_at_s = now_s + BROKEN_S
+            self._say(f"no job can be run: {error}")
+            return
+        self._ready = True
+        self._say("")
+        for started in found.values():
+            job = self.jobs[started.job_id]
+            self._note(
+                job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
+            )
+            job.found = self._describe(job)
+        if mine:
+            log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
+
+    def _say(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._changed = True
+            if problem:
+                log.error("executor_broken", error=problem, retry_s=BROKEN_S)
+            else:
+                log.info("executor_ready", kind=self.config.executor.kind)
+            self.on_offer()
+
+    @property
+    def offers_slots(self) -> bool:
+        """Whether the node takes new jobs."""
+        return not self.problem
+
+    def fileno(self) -> int:
+        """Readable when ``advance`` has something to do."""
+        return self.executor.fileno()
+
+    def close(self) -> None:
+        """The agent ends, the jobs go on."""
+        self.executor.close()
+        self._cleaner.shutdown(wait=True, cancel_futures=True)
+
+    # ---- what the scheduler says
+
+    def obey(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
+        """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
+        for job_id in answer.acknowledged:
+            self._acknowledge(job_id)
+        for stop in answer.stop:
+            job = self.jobs.get(stop.job_id)
+            if job is not None and job.file.finished is None:
+                self._stop(job, stop, now_s)
+        for order in answer.start:
+            if order.job_id not in self.jobs and order.job_id not in self._seen:
+                self._take(order, sent_at_s, now_s)
+
+    def _acknowledge(self, job_id: str) -> None:
+        job = self.jobs.get(job_id)
+        if job is None or job.file.finished is None:
+            return
+        del self.jobs[job_id]
+        self._note(job, acknowledged=True)
+        self._kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
+
+    def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
+        if job.file.state == "waiting":
+            self._note(job, stop=stop)
+            self._finish(job, "aborted", stop.why)
+            return
+        kill_at_s = now_s + stop.timeout_s
+        first = job.file.stop is None
+        if first:
+            self._note(job, stop=stop)
+            log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
+        if kill_at_s < job.kill_at_s:
+            job.kill_at_s = kill_at_s
+        if first and stop.timeout_s > 0:
+            self.executor.interrupt(job.order.job_id)
+
+    def _take(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
+        if not JOB_ID.fullmatch(order.job_id):
+            log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
+            return
+        directory = os.path.join(self.config.executor.jobs_dir, order.job_id)
+        self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
+        self._see(order.job_id, directory)
+
+    def _see(self, job_id: str, directory: str) -> None:
+        self._seen[job_id] = None
+        self._directories[job_id] = directory
+        while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._kept):
+            self._seen.popitem(last=False)
+
+    # ---- what has happened since
+
+    def advance(self, now_s: float, count_cores: CountCores) -> bool:
+        """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
+        if not self._ready:
+            if now_s < self._retry_at_s:
+                return self._take_changed()
+            self._recover(now_s)
+            if not self._ready:
+                return self._take_changed()
+        for event in self.executor.poll():
+            self._take_event(event, now_s)
+        if any(job.file.state == "waiting" for job in self.jobs.values()):
+            usage, other_cores = count_cores()
+            self.note_usage(usage)
+            self._start_what_fits(now_s, other_cores)
+        for job in self.jobs.values():
+            if now_s >= job.kill_at_s and job.takes_room:
+                job.kill_at_s = now_s + REPEAT_KILL_S
+                self.executor.kill(job.order.job_id)
+        if self.problem and self._broken_starts and now_s >= self._retry_at_s:
+            # One more bad start is enough to be broken again.
+            self._broken_starts = BROKEN_STARTS - 1
+            self._say("")
+        return self._take_changed()
+
+    def _take_changed(self) -> bool:
+        changed, self._changed = self._changed, False
+        return changed
+
+    def next_deadline_s(self) -> float:
+        """When the next job must be killed; infinity when none."""
+        return min((job.kill_at_s for job in self.jobs.values() if job.takes_room), default=math.inf)
+
+    def _take_event(self, event: Started | NotStarted | Ended, now_s: float) -> None:
+        job = self.jobs.get(event.job_id)
+        if job is None or job.file.finished is not None:
+            return
+        if isinstance(event, Started):
+            self._take_start(job, event, now_s)
+        elif isinstance(event, NotStarted):
+            state: Literal["aborted", "failed"] = "aborted" if event.node_fault or job.file.stop else "failed"
+            self._finish(job, state, event.problem)
+            if event.node_fault:
+                self._count_bad_start(event.problem, now_s)
+        else:
+            self._take_end(job, event)
+
+    def _take_start(self, job: AssignedJob, event: Started, now_s: float) -> None:
+        self._broken_starts = 0
+        self.counters["started"] += 1
+        took_s = now_s - job.sent_at_s
+        self.start_seconds += took_s
+        self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
+        self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
+        job.found = self._describe(job)
+        order = job.order
+        log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
+                 cgroup=event.cgroup, cpu_limit_cores=order.cpu_limit, since_heartbeat_s=round(took_s, 4))  # fmt: skip
+
+    def _take_end(self, job: AssignedJob, event: Ended) -> None:
+        """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
+        stop, order = job.file.stop, job.order
+        state: Literal["completed", "failed", "aborted", "lost"]
+        if event.exit_code == 0 and (stop is None or order.interruptible):
+            state, reason = "completed", ""
+        elif stop is not None:
+            state, reason = "aborted", stop.why
+        elif event.problem:
+            state, reason = "lost", event.problem
+        elif event.oom_killed:
+            state, reason = "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
+        else:
+            state, reason = "failed", self._describe_exit(job, event)
+        self._finish(job, state, reason, event)
+
+    def _describe_exit(self, job: AssignedJob, event: Ended) -> str:
+        if event.signal is None:
+            reason = f"exit code {event.exit_code}"
+        else:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(event.signal).name}"
+            reason = f"killed by signal {event.signal}"
+        try:
+            content, _ = self.executor.read_log(job.order.job_id, job.directory, "stderr", 4096)
+        except CpumondError:
+            # Without its last words.
+            return reason
+        lines = [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
+        return f"{reason}; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else reason
+
+    def _finish(
+        self,
+        job: AssignedJob,
+        state: Literal["completed", "failed", "aborted", "lost"],
+        reason: str,
+        ended: Ended | None = None,
+    ) -> None:
+        order, usage = job.order, job.usage
+        code = None if ended is None else ended.exit_code
+        if ended is not None and ended.signal is not None:
+            code = 128 + ended.signal  # as shells have it
+        finished = FinishedJob(
+            job_id=order.job_id,
+            operation_id=order.operation_id,
+            state=state,
+            task=order.task,
+            exit_code=code,
+            reason=reason[:MAX_REASON],
+            start_time=job.file.start_time,
+            finish_time=self.clock.wall_s() if ended is None else ended.finish_time,
+            cpu_seconds=None if ended is None else ended.cpu_seconds,
+            max_memory=None if ended is None else ended.max_memory,
+            cgroup=job.file.cgroup,
+            reclaimed_cpu_seconds=None if usage is None else usage.reclaimed_cpu_seconds,
+        )
+        self._note(job, state="ended", finished=finished)
+        job.kill_at_s = math.inf
+        self.counters[state] += 1
+        log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state, exit_code=code,
+                 reason=reason or None, cpu_seconds=finished.cpu_seconds)  # fmt: skip
+        self._remove(os.path.join(job.directory, SANDBOX))
+
+    def _count_bad_start(self, problem: str, now_s: float) -> None:
+        self._broken_starts += 1
+        if self._broken_starts >= BROKEN_STARTS:
+            self._retry_at_s = now_s + BROKEN_S
+            self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
+
+    # ---- starting
+
+    def _start_what_fits(self, now_s: float, other_cores: float) -> None:
+        """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
+        resources = self.config.resources
+        running = [job for job in self.jobs.values() if job.takes_room]
+        cpu = (resources.cpu or 0.0) - other_cores - sum(job.current_cores for job in running)
+        memory = (resources.memory or 0) - sum(job.order.memory_limit for job in running)
+        slots = (resources.user_slots or 0) - sum(job.order.user_slots for job in running)
+        for job in [job for job in self.jobs.values() if job.file.state == "waiting"]:
+            order = job.order
+            missing = [
+                f"{wanted:g} {what} of {left:g} free"
+                for what, wanted, left in (
+                    ("cpu", order.cpu_limit, cpu), ("memory", order.memory_limit, memory),
+                    ("user_slots", order.user_slots, slots),
+                )
+                if wanted > 0 and wanted > left + FITS * max(wanted, 1.0)
+            ]  # fmt: skip
+            if not missing:
+                cpu, memory, slots = cpu - order.cpu_limit, memory - order.memory_limit, slots - order.user_slots
+                self._start(job, now_s)
+            elif now_s - job.received_at_s > order.wait_s:
+                text = f"the node had no room for it within {order.wait_s:g} s: {', '.join(missing)}"
+                self._finish(job, "aborted", text)
+
+    def _start(self, job: AssignedJob, now_s: float) -> None:
+        try:
+            launch = self._prepare(job)
+        except ConfigError as error:
+            self._finish(job, "failed", str(error))
+        except (CpumondError, OSError) as error:
+            self._finish(job, "aborted", f"it could not be prepared on this node: {error}")
+            self._count_bad_start(str(error), now_s)
+        else:
+            job.found = None
+            self.executor.start(launch)
+
+    def _prepare(self, job: AssignedJob) -> Launch:
+        """Directory, file and environment of a job. Raises ConfigError for what is the job's own fault."""
+        order = job.order
+        user, account = find_account(self.config, order.user)
+        if not order.command:
+            raise ConfigError("it has no command")
+        argv = [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)
+        try:
+            os.makedirs(job.directory, 0o711, exist_ok=True)
+            os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
+            where = order.working_directory or os.path.join(job.directory, SANDBOX)
+            if not order.working_directory:
+                os.makedirs(where, 0o700, exist_ok=True)
+                if account.pw_uid != os.geteuid():
+                    os.chown(where, account.pw_uid, account.pw_gid)
+        except OSError as error:
+            raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
+        self._note(job, strict=True, state="starting")
+        return Launch(
+            job_id=order.job_id,
+            argv=argv,
+            environment=make_environment(order, account),
+            user=user,
+            working_directory=where,
+            cpu_limit=order.cpu_limit,
+            memory_limit=order.memory_limit,
+            directory=job.directory,
+            max_log_bytes=self.config.executor.max_log_bytes,
+        )
+
+    def _describe(self, job: AssignedJob) -> FoundJob:
+        """The job as the monitor sees it. Options that cannot be understood are left out, and said."""
+        order = job.order
+        try:
+            layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
+        except ConfigError as error:
+            log.warning("job_cpu_monitor_refused", job_id=order.job_id, error=str(error))
+            layer = {}
+        return FoundJob(order.job_id, order.operation_id, job.file.cgroup, order.cpu_limit, None, layer)
+
+    # ---- what others are told
+
+    def found_jobs(self) -> list[FoundJob]:
+        """The running ones, for the monitor."""
+        return [job.found for job in self.jobs.values() if job.found is not None and job.file.state == "running"]
+
+    def note_usage(self, usage: Mapping[str, Usage]) -> None:
+        """Keep what the monitor knows, by cgroup path."""
+        for job in self.jobs.values():
+            known = usage.get(job.file.cgroup) if job.file.state == "running" else None
+            if known is not None:
+                job.usage = known
+
+    def reports(self) -> list[JobReport]:
+        """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
+        return [
+            JobReport(
+                job_id=job.order.job_id,
+                operation_id=job.order.operation_id,
+                cpu_limit=job.order.cpu_limit,
+                current_cpu_limit=job.current_cores,
+                smoothed_cpu_usage=None if job.usage is None else job.usage.smoothed_cores,
+                mode="" if job.usage is None else job.usage.mode,
+                from_scheduler=True,
+                task=job.order.task,
+                start_time=job.file.start_time,
+                memory=job.order.memory_limit,
+                cgroup=job.file.cgroup,
+                cpu_seconds=None if job.usage is None else job.usage.cpu_seconds,
+                reclaimed_cpu_seconds=None if job.usage is None else job.usage.reclaimed_cpu_seconds,
+            )
+            for job in self.jobs.values()
+            if job.takes_room
+        ]
+
+    def finished_jobs(self) -> list[FinishedJob]:
+        """Ends that the scheduler has not acknowledged."""
+        return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
+
+    def view(self) -> AssignedView:
+        """For metrics and status."""
+        states = dict.fromkeys(("waiting", "starting", "running", "stopping", "ended"), 0)
+        for job in self.jobs.values():
+            states["stopping" if job.takes_room and job.file.stop is not None else job.file.state] += 1
+        kind = self.config.executor.kind
+        return AssignedView(
+            kind, states, dict(self.counters), tuple(self.start_buckets), self.start_seconds, self.problem
+        )
+
+    def read_log(self, request: LogRequest) -> JobLog:
+        """The end of what a job wrote; for any thread. Never raises."""
+        node_id, directory = self.config.node_id, self._directories.get(request.job_id, "")
+        try:
+            if not directory or not os.path.isdir(directory):
+                raise UnavailableError(
+                    f"node {node_id} has no log of job {request.job_id}: it was removed, or never there"
+                )
+            content, total = self.executor.read_log(
+                request.job_id, directory, request.stream, max(request.tail_bytes, 0)
+            )
+        except (CpumondError, OSError) as error:
+            return JobLog(node_id, request.request_id, error=str(error))
+        return JobLog(node_id, request.request_id, content, total)
+
+    # ---- overdraft and retention
+
+    def adjust(self, now_s: float, count_cores: CountCores) -> bool:
+        """Each ``resource_adjustment_period``: overdraft of the node, and logs that are kept long enough (1.9).
+
+        True when a heartbeat should say so.
+        """
+        if now_s < self._adjust_at_s:
+            return False
+        resources = self.config.resources
+        self._adjust_at_s = now_s + resources.resource_adjustment_period_s
+        usage, other_cores = count_cores()
+        self.note_usage(usage)
+        shares = [
+            Share(job.order.job_id, job.file.start_time or 0.0, job.current_cores)
+            for job in self.jobs.values()
+            if job.takes_room and job.file.stop is None
+        ]
+        cpu = resources.cpu or 0.0
+        used = other_cores + sum(share.amount for share in shares)
+        if self._cpu_timer.look(now_s, used, cpu):
+            for job_id in find_victims(shares, other_cores, cpu):
+                why = (
+                    f"resource_overdraft: Resource usage overdraft adjustment: the node's jobs may use {used:g} of "
+                    f"{cpu:g} cores for longer than cpu_overdraft_timeout, {resources.cpu_overdraft_timeout_s:g} s"
+                )
+                self.counters["overdraft"] += 1
+                self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
+        self._forget_logs()
+        return self._take_changed()
+
+    def _forget_logs(self) -> None:
+        options = self.config.executor
+        oldest = self.clock.wall_s() - options.log_retention_s
+        gone: list[str] = []
+        for job_id, (finish_time, directory) in self._kept.items():
+            if finish_time > oldest and len(self._kept) - len(gone) <= options.max_kept_logs:
+                break
+            gone.append(job_id)
+            self._remove(directory)
+        for job_id in gone:
+            del self._kept[job_id]
+            self._directories.pop(job_id, None)
+
+    # ---- disk
+
+    def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
+        """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""
+        job.file = msgspec.structs.replace(job.file, **changes)
+        self._changed = True
+        if not os.path.isdir(job.directory) and not strict:
+            return  # it never came as far as a directory
+        try:
+            _write_job_file(job.directory, job.file)
+        except OSError as error:
+            problem = from_os_error(error, f"write {job.directory}/{JOB_FILE}", "free space in jobs_dir")
+            if strict:
+                raise problem from error
+            log.error("job_file_not_written", job_id=job.order.job_id, error=str(problem))
+
+    def _remove(self, directory: str) -> None:
+        """Delete a directory and all in it, in another thread: a job may have left a million files."""
+        if os.path.lexists(directory):
+            self._cleaner.submit(shutil.rmtree, directory, ignore_errors=True)
+
+
+def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
+    """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
+
+    Only root can be somebody else. Raises ConfigError for root where ``allow_root`` is off, and for unknown users.
+    """
+    own = os.geteuid()
+    if own != 0:
+        try:
+            return "", pwd.getpwuid(own)
+        except KeyError:
+            return "", pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
+    name = config.executor.user or user
+    try:
+        account = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"user {name!r} is not known on node {config.node_id}; make the account, or set [executor] user"
+        ) from None
+    if account.pw_uid == 0 and not config.executor.allow_root:
+        raise ConfigError(
+            f"jobs may not run as root on node {config.node_id}; submit as another user, set [executor] user to one, "
+            "or [executor] allow_root = true"
+        )
+    return name, account
+
+
+def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
+    """What a job finds in its environment: a login's basics, what it is, and what its task says, which wins."""
+    return {
+        "PATH": SAFE_PATH,
+        "HOME": account.pw_dir,
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
+        "SHELL": account.pw_shell or "/bin/sh",
+        "LANG": "C.UTF-8",
+        "CPUMOND_JOB_ID": order.job_id,
+        "CPUMOND_OPERATION_ID": order.operation_id,
+        "CPUMOND_TASK": order.task,
+        "CPUMOND_POOL": order.pool,
+        "CPUMOND_CPU_LIMIT": f"{order.cpu_limit:g}",
+        "YT_JOB_ID": order.job_id,
+        "YT_OPERATION_ID": order.operation_id,
+        "YT_TASK_NAME": order.task,
+        **order.environment,
+    }
+
+
+def _shell() -> str:
+    """Shell commands are written for bash in the documents; a host without it has another."""
+    return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def _read_job_file(directory: str) -> JobFile | None:
+    try:
+        with open(os.path.join(directory, JOB_FILE), "rb") as file:
+            return msgspec.json.decode(file.read(), type=JobFile)
+    except (OSError, msgspec.DecodeError):
+        # Not a job's directory, or one that a full disk left half made: nothing was started from it.
+        return None
+
+
+def _write_job_file(directory: str, content: JobFile) -> None:
+    """Replace the file; it survives the agent, not the machine, and after a restart of that the job is lost anyway."""
+    temporary = os.path.join(directory, f"{JOB_FILE}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, msgspec.json.encode(content))
+    finally:
+        os.close(fd)
+    os.rename(temporary, os.path.join(directory, JOB_FILE))

@@ -1,0 +1,55 @@
+"""When the jobs of a node may use more than it has for too long: who has to go; pure (semantics.md 1.9 point 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+TOLERANCE = 1e-6
+"""Sums of limits that exceed the capacity by less than this share of it are equal to it."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one job takes of a resource: cores or bytes. ``start_time`` decides who goes first."""
+
+    job_id: str
+    start_time: float
+    amount: float
+
+
+class Timer:
+    """Since when a resource is overdrawn; None while it is not. Seconds of the monotonic clock."""
+
+    __slots__ = ("since_s", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.since_s: float | None = None
+
+    def look(self, now_s: float, used: float, capacity: float) -> bool:
+        """Take in the use of this moment; True when it has been above the capacity for longer than the time-out.
+
+        Then the timer starts anew. A moment within the capacity resets it.
+        """
+        if used <= capacity * (1.0 + TOLERANCE):
+            self.since_s = None
+        elif self.since_s is None:
+            self.since_s = now_s
+        elif now_s - self.since_s > self.timeout_s:
+            self.since_s = now_s
+            return True
+        return False
+
+
+def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
+    """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit."""
+    used = others + sum(job.amount for job in jobs)
+    victims = []
+    for job in sorted(jobs, key=lambda job: (job.start_time, job.job_id), reverse=True):
+        if used <= capacity * (1.0 + TOLERANCE):
+            break
+        if job.amount > 0.0:
+            victims.append(job.job_id)
+            used -= job.amount
+    return victims

@@ -1,0 +1,394 @@
+"""Cgroups for jobs of our own: made with their limits, emptied, read and removed, in every hierarchy that matters.
+
+Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
+peak, oom kills) and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork outruns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from cpumond.cgroup import open_cgroup
+from cpumond.cgroup.mounts import Hierarchies, read_mounts, relative_path
+from cpumond.cgroup.parse import parse_flat_keyed
+from cpumond.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
+from cpumond.errors import AccessError, CpumondError, CreateError, from_os_error
+from cpumond.units import DEFAULT_PERIOD_US
+
+PREFIX = "cpumond-job-"
+MAX_NAME_BYTES = 255
+ADVICE = "run as root, or give the agent's user cgroups of its own with executor.cgroup_root"
+
+_KILL_ROUNDS = 20
+_PIDFDS_AT_ONCE = 200
+
+
+class JobTotals(msgspec.Struct, frozen=True):
+    """The counters of a job's cgroup: CPU time (s), peak memory (bytes), None where the kernel does not tell; processes
+    that the kernel killed for want of memory."""
+
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    oom_kills: int = 0
+
+
+class JobCgroupTree:
+    """The cgroups ``<root>/cpumond-job-<job_id>``; see ``cpumond.executor.JobCgroups``.
+
+    ``root`` (relative, "" = the hierarchies' own root) is made where it is missing and never removed. On v2 it must
+    have no processes. A tree of plain files is served as well, as far as it goes: what forks away is not seen there.
+    """
+
+    def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
+        self._hierarchies = hierarchies
+        self._root = relative_path(hierarchies, root)
+        self._memory_root = _find_memory_root(hierarchies, mountinfo_path)
+        self._roots: list[str] | None = None
+
+    def path(self, job_id: str) -> str:
+        """The cgroup of a job, relative to the cpu hierarchy."""
+        return os.path.join(self._root, PREFIX + job_id)
+
+    def _list_roots(self) -> list[str]:
+        """Mount points, that of cpu first; looked at once: rights and mounts do not change under a running agent."""
+        if self._roots is None:
+            places = self._hierarchies
+            roots = [places.cpu_root, places.cpuacct_root]
+            if places.cpu_version == 1:
+                if self._memory_root and _may_make(self._memory_root, self._root):
+                    roots.append(self._memory_root)
+                if (
+                    places.unified_root
+                    and _may_make(places.unified_root, self._root)
+                    and _may_enter(places.unified_root, self._root)
+                ):
+                    roots.append(places.unified_root)
+            self._roots = list(dict.fromkeys(roots))
+        return self._roots
+
+    def _list_directories(self, job_id: str) -> list[str]:
+        return [os.path.join(root, self.path(job_id)) for root in self._list_roots()]
+
+    def create(self, job_id: str, cpu_limit: float, memory_limit: int) -> list[str]:
+        """Make the cgroup with ``cpu_limit`` cores as its quota and ``memory_limit`` bytes (0 = no limit).
+
+        The quota is held to the bounds of the kernel and to the quotas above. Returns the ``cgroup.procs`` files that
+        its first process must write its id into. Raises CreateError or AccessError; then nothing is left of it.
+        """
+        name = PREFIX + job_id
+        if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
+            raise CreateError(
+                f"cannot make a cgroup for the job {job_id!r}: its id must be 1 to {MAX_NAME_BYTES - len(PREFIX)} "
+                "bytes without '/'; submit it under another id"
+            )
+        made: list[str] = []
+        directory = ""
+        try:
+            for root in self._list_roots():
+                directory = os.path.join(root, self._root)
+                self._make_root(root)
+                directory = os.path.join(directory, name)
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)  # an empty one of an earlier life has old counters
+                os.mkdir(directory, 0o755)
+                made.append(directory)
+            self._write_limits(job_id, cpu_limit, memory_limit)
+        except OSError as error:
+            _remove_all(made)
+            raise from_os_error(error, f"make the cgroup {directory}", ADVICE) from error
+        except CpumondError as error:
+            _remove_all(made)
+            raise error if isinstance(error, (AccessError, CreateError)) else CreateError(str(error)) from error
+        return [os.path.join(place, "cgroup.procs") for place in made]
+
+    def _make_root(self, mount: str) -> None:
+        """The cgroup above the jobs, and on v2 the controllers handed down to them. Raises OSError, CreateError."""
+        place = mount
+        parts = self._root.split("/") if self._root else []
+        made = False
+        for depth in range(len(parts) + 1):
+            if depth:
+                place = os.path.join(place, parts[depth - 1])
+                try:
+                    os.mkdir(place, 0o755)
+                    made = True
+                except FileExistsError:
+                    made = False
+            if self._hierarchies.cpu_version == 2 and (made or depth == len(parts)):
+                _hand_down(place)
+
+    def _write_limits(self, job_id: str, cpu_limit: float, memory_limit: int) -> None:
+        path = self.path(job_id)
+        directory = os.path.join(self._hierarchies.cpu_root, path)
+        version = self._hierarchies.cpu_version
+        cap = AncestorCap(math.inf)
+        cgroup = open_cgroup(self._hierarchies, path)
+        if cgroup is not None:
+            cap = cgroup.read_ancestor_cap() if version == 1 else cap
+            cgroup.close()
+        settings = compute_quota_target(cpu_limit, CpuSettings(None, DEFAULT_PERIOD_US), cap).settings
+        if version == 2:
+            _write(directory, "cpu.max", f"{settings.quota_us} {settings.period_us}\n")
+        else:
+            _write(directory, "cpu.cfs_period_us", f"{settings.period_us}\n")
+            _write(directory, "cpu.cfs_quota_us", f"{settings.quota_us}\n")
+        if memory_limit <= 0:
+            return
+        if version == 1:
+            if self._memory_root in self._list_roots():
+                memory = os.path.join(self._memory_root, path)
+                _write(memory, "memory.limit_in_bytes", f"{memory_limit}\n")
+                _write(memory, "memory.memsw.limit_in_bytes", f"{memory_limit}\n", optional=True)
+        else:
+            _write(directory, "memory.max", f"{memory_limit}\n", optional=True)
+            _write(directory, "memory.swap.max", "0\n", optional=True)
+
+    def join_files(self, job_id: str) -> list[str]:
+        """The ``cgroup.procs`` files of a cgroup that exists; empty if it is gone."""
+        return [os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)]
+
+    def list_processes(self, job_id: str) -> list[int]:
+        """Who lives in it, in any of the hierarchies and below; empty when it is gone."""
+        return sorted(pid for pid in _read_processes(self._list_directories(job_id)) if _is_alive(pid))
+
+    def signal(self, job_id: str, number: int) -> None:
+        """Send a signal to every process in it, once. Those that this process may not signal are left out."""
+        directories = self._list_directories(job_id)
+        _send(_read_processes(directories), number, lambda: _read_processes(directories))
+
+    def kill(self, job_id: str) -> None:
+        """SIGKILL to everything in it and below; does not wait for the end."""
+        directories = self._list_directories(job_id)
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                _write(directory, "cgroup.kill", "1", optional=True)
+        done: set[int] = set()
+        for _ in range(_KILL_ROUNDS):
+            # A process that forks meanwhile has its child in the next round.
+            found = _read_processes(directories) - done
+            if not found:
+                return
+            _send(found, signal.SIGKILL, lambda: _read_processes(directories))
+            done |= found
+
+    def read_totals(self, job_id: str) -> JobTotals:
+        """Its counters up to now; all None when it is gone."""
+        path = self.path(job_id)
+        places = self._hierarchies
+        cpu_seconds: float | None = None
+        cpuacct = os.path.join(places.cpuacct_root, path)
+        if places.cpu_version == 1 and places.cpuacct_root != places.unified_root:
+            usage_ns = _read_number(cpuacct, "cpuacct.usage")
+            cpu_seconds = None if usage_ns is None else usage_ns * 1e-9
+        else:
+            usage_us = _read_key(cpuacct, "cpu.stat", "usage_usec")
+            cpu_seconds = None if usage_us is None else usage_us * 1e-6
+        if places.cpu_version == 2:
+            directory = os.path.join(places.cpu_root, path)
+            oom_kills = _read_key(directory, "memory.events", "oom_kill") or 0
+            return JobTotals(cpu_seconds, _read_number(directory, "memory.peak"), oom_kills)
+        if not self._memory_root:
+            return JobTotals(cpu_seconds)
+        memory = os.path.join(self._memory_root, path)
+        # On v1 each cgroup counts its own processes only.
+        oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place in _walk(memory))
+        return JobTotals(cpu_seconds, _read_number(memory, "memory.max_usage_in_bytes"), oom_kills)
+
+    def remove(self, job_id: str) -> bool:
+        """Remove it everywhere, with all below it; False while there is still a process in it. Never raises."""
+        return _remove_all(self._list_directories(job_id))
+
+    def list_job_ids(self) -> list[str]:
+        """Jobs whose cgroup exists in any of the hierarchies."""
+        found = set()
+        for root in self._list_roots():
+            with contextlib.suppress(OSError), os.scandir(os.path.join(root, self._root)) as entries:
+                for entry in entries:
+                    if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+                        found.add(entry.name.removeprefix(PREFIX))
+        return sorted(found)
+
+
+def _find_memory_root(hierarchies: Hierarchies, mountinfo_path: str) -> str:
+    """The mount point of the v1 memory controller, "" where there is none."""
+    if hierarchies.cpu_version == 2:
+        return ""
+    try:
+        mounts = read_mounts(mountinfo_path)
+    except OSError:
+        # The hierarchies were found without it: then it is a memory limit only that is missing.
+        return ""
+    return next((mount.mount_point for mount in mounts if mount.version == 1 and "memory" in mount.controllers), "")
+
+
+def _may_make(mount: str, root: str) -> bool:
+    """Whether cgroups can be made at ``root``, or at the nearest cgroup above it that exists."""
+    place = os.path.join(mount, root)
+    while not os.path.isdir(place) and len(place) > len(mount):
+        place = os.path.dirname(place)
+    return os.access(place, os.W_OK)
+
+
+def _may_enter(mount: str, root: str) -> bool:
+    """Whether the kernel lets us move a process of ours to ``root`` in the cgroup2 hierarchy.
+
+    That takes the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
+    """
+    if os.geteuid() == 0:
+        return True
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            here = next((line[4:].strip() for line in file if line.startswith("0::/")), "")
+    except OSError:
+        return False
+    common = os.path.commonpath([f"/{here}", f"/{root}"]).lstrip("/")
+    return os.access(os.path.join(mount, common, "cgroup.procs"), os.W_OK)
+
+
+def _hand_down(directory: str) -> None:
+    """Give the children of a v2 cgroup the controllers cpu and, where it has it, memory. Raises CreateError."""
+    offered = (_read(directory, "cgroup.controllers") or "").split()
+    given = (_read(directory, "cgroup.subtree_control") or "").split()
+    if "cpu" not in given and "cpu" not in offered and os.path.exists(os.path.join(directory, "cgroup.controllers")):
+        raise CreateError(
+            f"the cgroup {directory} does not have the cpu controller: write +cpu into cgroup.subtree_control of the "
+            "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
+        )
+    for controller in ("cpu", "memory"):
+        if controller in given or controller not in offered:
+            continue
+        try:
+            _write(directory, "cgroup.subtree_control", f"+{controller}")
+        except OSError as error:
+            if controller == "memory":
+                continue
+            busy = error.errno == errno.EBUSY
+            raise from_os_error(
+                error,
+                f"hand the cpu controller down in {directory}",
+                "there are processes in it, move them into a cgroup below it or set executor.cgroup_root to a cgroup "
+                "without any"
+                if busy
+                else ADVICE,
+            ) from error
+
+
+def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
+    """Write a file, which a tree of plain files may not have yet (cgroup file systems refuse to make one).
+
+    ``optional``: only if it is there. Raises OSError.
+    """
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | (0 if optional else os.O_CREAT)
+    try:
+        fd = os.open(os.path.join(directory, name), flags, 0o644)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def _read(directory: str, name: str) -> str | None:
+    """The text of a file, None where it cannot be read: what it says is not needed to end a job."""
+    try:
+        with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _read_number(directory: str, name: str) -> int | None:
+    text = (_read(directory, name) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _read_key(directory: str, name: str, key: str) -> int | None:
+    try:
+        return parse_flat_keyed(_read(directory, name) or "").get(key)
+    except ValueError:
+        return None
+
+
+def _walk(directory: str) -> Iterator[str]:
+    """A cgroup and all below it, the deepest first; nothing when it is gone."""
+    for place, _, _ in os.walk(directory, topdown=False):
+        yield place
+
+
+def _read_processes(directories: list[str]) -> set[int]:
+    found: set[int] = set()
+    for directory in directories:
+        for place in _walk(directory):
+            # A threaded cgroup refuses cgroup.procs; its processes are those of the domain above it.
+            text = _read(place, "cgroup.procs") or ""
+            found.update(int(word) for word in text.split() if word.isdecimal())
+    found.discard(0)  # a process that this pid namespace does not see
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _send(pids: set[int], number: int, read_again: Callable[[], set[int]]) -> None:
+    """A signal to processes by descriptors, after a second look that the id was not given to another meanwhile."""
+    waiting = sorted(pids)
+    while waiting:
+        held: dict[int, int] = {}
+        try:
+            for pid in waiting[:_PIDFDS_AT_ONCE]:
+                with contextlib.suppress(OSError):
+                    held[pid] = os.pidfd_open(pid)
+            there = read_again()
+            for pid, pidfd in held.items():
+                if pid in there:
+                    with contextlib.suppress(OSError):
+                        signal.pidfd_send_signal(pidfd, number)
+        finally:
+            for pidfd in held.values():
+                os.close(pidfd)
+        del waiting[:_PIDFDS_AT_ONCE]
+
+
+def _remove_all(directories: list[str]) -> bool:
+    """rmdir from the bottom; whether nothing is left."""
+    gone = True
+    for directory in directories:
+        for place in _walk(directory):
+            try:
+                os.rmdir(place)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                gone = error.errno == errno.ENOTEMPTY and _remove_plain(place) and gone
+    return gone
+
+
+def _remove_plain(directory: str) -> bool:
+    """Remove a directory of plain files: a cgroup is never "not empty" to the kernel because of its files."""
+    if any(_is_alive(pid) for pid in _read_processes([directory])):
+        return False
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                os.unlink(entry.path)
+        os.rmdir(directory)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True

@@ -1,0 +1,654 @@
+"""The executor of kind "cgroup": jobs in cgroups that the agent makes, as children of a keeper that outlives it.
+
+In ``runtime_dir``: the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each job that is not over,
+by which the next run of the agent finds it again. See ``cpumond.executor.keeper`` for what is in a job's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from cpumond.errors import CpumondError, describe, from_os_error
+from cpumond.executor import CgroupTotals, Ended, Event, ExecutorError, JobCgroups, Launch, NotStarted, Started, keeper
+from cpumond.wire import LogStream
+
+log = structlog.get_logger("cpumond.executor")
+
+INDEX_NAME: Final = "cgroup-jobs"
+KEEPER_LOG_NAME: Final = "keeper.log"
+UNKNOWN: Final = (
+    "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
+)
+NEVER_STARTED: Final = "it was not started: the process that starts jobs was killed"
+KILLED_BEFORE: Final = "it was killed before it was started"
+
+_CONNECT_S: Final = 8.0
+_SETTLE_S: Final = 1.5
+_RETRY_S: Final = 0.05
+_RECEIVE_BYTES: Final = 1 << 18
+_LOG_LOOKS: Final = 10
+_MAX_KEEPER_LOG_BYTES: Final = 65_536
+
+
+class Record(msgspec.Struct):
+    """What is on disk of a job that is not over, or whose end nobody may have stored yet.
+
+    ``pid`` None until the keeper told it. ``outcome``: the event that is told when the cgroup is gone.
+    """
+
+    job_id: str
+    directory: str
+    max_log_bytes: int
+    procs: list[str]
+    pid: int | None = None
+    start_time: float = 0.0
+    ended: Ended | None = None
+    not_started: NotStarted | None = None
+
+
+class _Job:
+    """One job in memory. ``silent``: not of those the agent asked for; it gets no events."""
+
+    def __init__(self, record: Record, silent: bool = False) -> None:
+        self.record = record
+        self.silent = silent
+        self.start: dict[str, Any] | None = None
+        """The keeper's order, until the keeper shows that it has it."""
+        self.started = False
+        self.killed = False
+        self.result: dict[str, Any] | None = None
+        """The keeper's last word."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.result is not None or self.record.ended is not None or self.record.not_started is not None
+
+
+class CgroupExecutor:
+    """See ``cpumond.executor.Executor``. One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+
+    def __init__(self, cgroups: JobCgroups, runtime_dir: str) -> None:
+        self._cgroups = cgroups
+        self._runtime_dir = runtime_dir
+        self._index_dir = os.path.join(runtime_dir, INDEX_NAME)
+        self._jobs: dict[str, _Job] = {}
+        self._events: list[Event] = []
+        self._told: list[Record] = []
+        self._socket: socket.socket | None = None
+        self._greeted = False
+        self._received = b""
+        self._waiting = b""
+        self._keeper_pid: int | None = None
+        self._ready = -1
+        self._alone_since_s: float | None = None
+        self._epoll = select.epoll()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._news, select.EPOLLIN)
+        self._closed = False
+
+    # ---- what the agent calls
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        """See ``Executor.recover``."""
+        wanted = set(job_ids)
+        self._prepare()
+        records = self._load_records()
+        for job_id, record in records.items():
+            self._jobs[job_id] = _Job(record, silent=job_id not in wanted)
+        self._meet_keeper()
+        for job_id in wanted - set(self._jobs):
+            self._give_up_unknown(job_id)
+        for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
+            if not self._cgroups.remove(job_id):
+                log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
+        self._settle(wanted)
+        found = {}
+        for job_id, job in self._jobs.items():
+            if job.silent:
+                log.warning("a job that the agent does not know is left alone", job_id=job_id)
+            elif job_id in wanted and job.started and not job.is_over:
+                found[job_id] = self._describe_start(job)
+        self._events = [event for event in self._events if not isinstance(event, Started) or event.job_id not in found]
+        return found
+
+    def start(self, launch: Launch) -> None:
+        """See ``Executor.start``. Raises ExecutorError for a job that is here already."""
+        job_id = launch.job_id
+        if job_id in self._jobs:
+            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+        if not launch.argv:
+            self._add_event(NotStarted(job_id, "its command is empty"))
+            return
+        try:
+            procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit)
+        except CpumondError as error:
+            self._add_event(NotStarted(job_id, str(error), node_fault=True))
+            return
+        record = Record(job_id, launch.directory, launch.max_log_bytes, procs)
+        job = self._jobs[job_id] = _Job(record)
+        try:
+            self._store(record)
+        except OSError as error:
+            problem = f"cannot write into {self._index_dir}: {describe(error)}; make room there"
+            record.not_started = NotStarted(job_id, problem, node_fault=True)
+            self._ring()
+            return
+        job.start = {
+            "id": job_id,
+            "argv": launch.argv,
+            "environment": launch.environment,
+            "user": launch.user,
+            "working_directory": launch.working_directory,
+            "directory": launch.directory,
+            "max_log_bytes": launch.max_log_bytes,
+            "procs": procs,
+        }
+        if self._greeted:
+            self._send({"start": job.start})
+        else:
+            self._ring()
+
+    def interrupt(self, job_id: str) -> None:
+        """See ``Executor.interrupt``."""
+        if job_id in self._jobs:
+            self._cgroups.signal(job_id, signal.SIGTERM)
+
+    def kill(self, job_id: str) -> None:
+        """See ``Executor.kill``; ``poll`` goes on with it until the job is over."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            job.killed = True
+            self._kill(job)
+
+    def poll(self) -> list[Event]:
+        """See ``Executor.poll``."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        self._forget_told()
+        self._talk()
+        for job in list(self._jobs.values()):
+            if job.is_over:
+                self._finish(job)
+            elif job.killed:
+                self._kill(job)
+        events, self._events = self._events, []
+        return events
+
+    def fileno(self) -> int:
+        """See ``Executor.fileno``."""
+        return self._epoll.fileno()
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        """See ``Executor.read_log``."""
+        return read_log(directory, stream, tail_bytes)
+
+    def close(self) -> None:
+        """See ``Executor.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        self._disconnect()
+        self._close_ready()
+        if self._keeper_pid is not None:
+            # The first process of a keeper ends at once.
+            with contextlib.suppress(OSError):
+                os.waitpid(self._keeper_pid, 0)
+        self._epoll.close()
+        os.close(self._news)
+
+    # ---- the beginning
+
+    def _prepare(self) -> None:
+        """See that jobs can be run here at all. Raises CpumondError."""
+        try:
+            os.makedirs(self._index_dir, 0o700, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"make {self._index_dir}", "fix runtime_dir or run as root") from error
+        probe = f"probe-{os.getpid()}-{id(self):x}"
+        self._cgroups.create(probe, 1.0, 0)
+        self._cgroups.remove(probe)
+
+    def _meet_keeper(self) -> None:
+        """Connect to the keeper, started if need be, and hear what it has. Raises ExecutorError."""
+        deadline_s = time.monotonic() + _CONNECT_S
+        self._talk()
+        while not self._greeted:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                raise ExecutorError(
+                    f"the keeper of jobs does not answer in {self._runtime_dir}: {self._read_keeper_log()}; "
+                    "see whether the agent may start processes and make sockets there"
+                )
+            self._epoll.poll(min(left_s, _RETRY_S))
+            self._talk()
+
+    def _settle(self, wanted: set[str]) -> None:
+        """Wait a moment for jobs of which it is not known yet whether they live."""
+        deadline_s = time.monotonic() + _SETTLE_S
+        while any(not job.started and not job.is_over for job_id, job in self._jobs.items() if job_id in wanted):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                return
+            self._epoll.poll(min(left_s, _RETRY_S))
+            self._talk()
+
+    def _give_up_unknown(self, job_id: str) -> None:
+        record = Record(job_id, "", 0, [])
+        record.ended = Ended(job_id, time.time(), problem=UNKNOWN)
+        self._jobs[job_id] = _Job(record)
+        self._ring()
+
+    # ---- the records
+
+    def _record_path(self, job_id: str) -> str:
+        return os.path.join(self._index_dir, f"{job_id}.json")
+
+    def _load_records(self) -> dict[str, Record]:
+        found = {}
+        try:
+            names = os.listdir(self._index_dir)
+        except OSError as error:
+            raise from_os_error(error, f"read {self._index_dir}", "fix runtime_dir or run as root") from error
+        for name in names:
+            path = os.path.join(self._index_dir, name)
+            if not name.endswith(".json"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                continue
+            try:
+                with open(path, "rb") as file:
+                    record = msgspec.json.decode(file.read(), type=Record)
+            except (OSError, msgspec.DecodeError) as error:
+                log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                continue
+            found[record.job_id] = record
+        return found
+
+    def _store(self, record: Record) -> None:
+        """Raises OSError."""
+        path = self._record_path(record.job_id)
+        with open(f"{path}.new", "wb", opener=_open_private) as file:
+            file.write(msgspec.json.encode(record))
+        os.rename(f"{path}.new", path)
+
+    def _store_if_possible(self, record: Record) -> None:
+        try:
+            self._store(record)
+        except OSError as error:
+            log.warning("a record of a job cannot be written", job_id=record.job_id, problem=describe(error))
+
+    def _forget_told(self) -> None:
+        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
+        for record in self._told:
+            _unlink(self._record_path(record.job_id))
+            if record.directory:
+                _unlink(os.path.join(record.directory, keeper.RESULT_NAME))
+        self._told.clear()
+
+    # ---- events
+
+    def _ring(self) -> None:
+        """Make ``fileno`` readable."""
+        os.eventfd_write(self._news, 1)
+
+    def _add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self._ring()
+
+    def _describe_start(self, job: _Job) -> Started:
+        return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
+
+    def _mark_started(self, job: _Job) -> None:
+        if job.started:
+            return
+        job.started = True
+        if not job.silent:
+            self._add_event(self._describe_start(job))
+
+    def _kill(self, job: _Job) -> None:
+        self._cgroups.kill(job.record.job_id)
+        if not job.started and self._greeted:
+            # It may not have entered its cgroup yet.
+            self._send({"kill": job.record.job_id})
+
+    def _finish(self, job: _Job) -> None:
+        """Remove what is left of a job that is over, and tell it; again in the next ``poll`` while that fails."""
+        record = job.record
+        job_id = record.job_id
+        if self._cgroups.list_processes(job_id):
+            self._cgroups.kill(job_id)
+            return
+        if job.result is not None and record.ended is None and record.not_started is None:
+            if job.result["state"] == "failed":
+                record.not_started = NotStarted(job_id, job.result["problem"], job.result["node_fault"])
+            else:
+                record.ended = _describe_end(job_id, job.result, self._cgroups.read_totals(job_id))
+            # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
+            self._store_if_possible(record)
+        if not self._cgroups.remove(job_id):
+            return
+        if self._greeted:
+            self._send({"forget": job_id})
+        if record.directory:
+            for name in keeper.STREAMS:
+                _unlink(os.path.join(record.directory, f"{name}.fifo"))
+        del self._jobs[job_id]
+        self._told.append(record)
+        event = record.not_started or record.ended
+        if not job.silent and event is not None:
+            self._add_event(event)
+        else:
+            self._ring()
+
+    # ---- the keeper
+
+    def _talk(self) -> None:
+        """Everything there is to hear and to say, without waiting."""
+        self._reap_keeper()
+        if self._socket is None and not self._connect():
+            self._live_without_keeper()
+            return
+        self._alone_since_s = None
+        self._receive()
+        self._flush()
+
+    def _connect(self) -> bool:
+        """Connect to the keeper, or start one: then the ready pipe tells when to try again."""
+        try:
+            directory = os.open(self._runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            # By way of a descriptor: the path of a unix socket is 107 bytes at most.
+            sock.connect(f"/proc/self/fd/{directory}/{keeper.SOCKET_NAME}")
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EAGAIN:
+                self._start_keeper()
+            return False
+        finally:
+            os.close(directory)
+        self._close_ready()
+        self._socket = sock
+        self._received = self._waiting = b""
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        return True
+
+    def _start_keeper(self) -> None:
+        if self._keeper_pid is not None or self._ready >= 0:
+            return
+        read_end = write_end = errors = -1
+        try:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            errors = os.open(
+                os.path.join(self._runtime_dir, KEEPER_LOG_NAME),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+                0o600,
+            )
+            if os.fstat(errors).st_size > _MAX_KEEPER_LOG_BYTES:
+                os.ftruncate(errors, 0)
+            self._keeper_pid = os.posix_spawn(
+                sys.executable,
+                # By its path and without site: it needs nothing but the standard library, and stays small.
+                [sys.executable, "-I", "-S", keeper.__file__, os.path.abspath(self._runtime_dir)],
+                {"PATH": os.defpath, "LANG": "C.UTF-8"},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, write_end, 1),
+                    (os.POSIX_SPAWN_DUP2, errors, 2),
+                ],
+            )
+            self._ready, read_end = read_end, -1
+            self._epoll.register(self._ready, select.EPOLLIN)
+        except OSError as error:
+            log.error("the keeper of jobs cannot be started", problem=describe(error))
+        finally:
+            for fd in (read_end, write_end, errors):
+                if fd >= 0:
+                    os.close(fd)
+
+    def _reap_keeper(self) -> None:
+        if self._keeper_pid is not None:
+            try:
+                pid, _ = os.waitpid(self._keeper_pid, os.WNOHANG)
+            except ChildProcessError:
+                pid = self._keeper_pid
+            if pid:
+                self._keeper_pid = None
+        if self._ready >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._ready, 1)
+                self._close_ready()
+
+    def _close_ready(self) -> None:
+        if self._ready >= 0:
+            self._epoll.unregister(self._ready)
+            os.close(self._ready)
+            self._ready = -1
+
+    def _read_keeper_log(self) -> str:
+        try:
+            with open(os.path.join(self._runtime_dir, KEEPER_LOG_NAME), encoding="utf-8", errors="replace") as file:
+                lines = file.read().split("\n")
+        except OSError:
+            lines = []
+        return next((line for line in reversed(lines) if line.strip()), "it did not say why")
+
+    def _live_without_keeper(self) -> None:
+        """When no keeper can be had for long, jobs neither start nor end unseen."""
+        if self._alone_since_s is None:
+            self._alone_since_s = time.monotonic()
+        if time.monotonic() - self._alone_since_s < _CONNECT_S:
+            return
+        for job in self._jobs.values():
+            if job.is_over:
+                continue
+            if job.start is not None:
+                problem = f"the keeper of jobs cannot be started: {self._read_keeper_log()}"
+                job.record.not_started = NotStarted(job.record.job_id, problem, node_fault=True)
+                self._cgroups.kill(job.record.job_id)
+                self._ring()
+            elif not self._cgroups.list_processes(job.record.job_id):
+                self._conclude(job)
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._epoll.unregister(self._socket.fileno())
+            self._socket.close()
+        self._socket = None
+        self._greeted = False
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._waiting += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._socket is None:
+            return
+        blocked = False
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._socket.send(self._waiting) :]
+        except BlockingIOError:
+            blocked = True
+        except OSError:
+            # Its end is seen when it is read from.
+            self._waiting = b""
+        self._epoll.modify(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
+
+    def _receive(self) -> None:
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._disconnect()
+                self._connect()
+                return
+            *lines, self._received = (self._received + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "hello" in message:
+                    self._greet(message["hello"]["jobs"])
+                elif "job" in message:
+                    self._note(message["job"])
+
+    def _greet(self, snapshots: list[dict[str, Any]]) -> None:
+        """A keeper tells all it has: bring both sides together."""
+        self._greeted = True
+        known = set()
+        for snapshot in snapshots:
+            known.add(snapshot["id"])
+            if snapshot["id"] not in self._jobs:
+                self._jobs[snapshot["id"]] = _Job(
+                    Record(snapshot["id"], snapshot["directory"], 0, self._cgroups.join_files(snapshot["id"])), True
+                )
+            self._note(snapshot)
+        for job_id, job in self._jobs.items():
+            if job_id not in known and not job.is_over:
+                self._introduce(job)
+
+    def _introduce(self, job: _Job) -> None:
+        """A job that the keeper does not have: it was never told of it, or another keeper was killed."""
+        record = job.record
+        has_processes = bool(self._cgroups.list_processes(record.job_id))
+        if not has_processes and job.start is not None:
+            if job.killed:
+                record.not_started = NotStarted(record.job_id, KILLED_BEFORE)
+                self._ring()
+            else:
+                self._send({"start": job.start})
+        elif has_processes and _read_result(record.directory) is None:
+            job.start = None
+            self._send(
+                {
+                    "adopt": {
+                        "id": record.job_id,
+                        "directory": record.directory,
+                        "max_log_bytes": record.max_log_bytes,
+                        "procs": record.procs,
+                        "pid": record.pid,
+                        "start_time": record.start_time or time.time(),
+                    }
+                }
+            )
+        else:
+            self._conclude(job)
+
+    def _conclude(self, job: _Job) -> None:
+        """The end of a job that no keeper has: from what the dead one wrote, if it could."""
+        result = _read_result(job.record.directory)
+        if result is None:
+            started = job.record.pid is not None
+            result = {
+                "state": "ended" if started else "failed",
+                "finish_time": time.time(),
+                "exit_code": None,
+                "signal": None,
+                "problem": keeper.LOST if started else NEVER_STARTED,
+                "node_fault": True,
+            }
+        elif result["state"] == "ended" and not job.started:
+            job.record.start_time = result["start_time"]
+            self._mark_started(job)
+        job.result = result
+        self._ring()
+
+    def _note(self, snapshot: dict[str, Any]) -> None:
+        """The keeper tells of a job."""
+        job = self._jobs.get(snapshot["id"])
+        if job is None or job.is_over:
+            return
+        job.start = None
+        state = snapshot["state"]
+        if state in ("running", "ended"):
+            if job.record.pid != snapshot["pid"] or job.record.start_time != snapshot["start_time"]:
+                job.record.pid = snapshot["pid"]
+                job.record.start_time = snapshot["start_time"]
+                if state == "running":
+                    self._store_if_possible(job.record)
+            self._mark_started(job)
+        if state in ("ended", "failed"):
+            job.result = snapshot
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _read_result(directory: str) -> dict[str, Any] | None:
+    try:
+        with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
+            result: dict[str, Any] = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return result
+
+
+def _describe_end(job_id: str, result: dict[str, Any], totals: CgroupTotals) -> Ended:
+    return Ended(
+        job_id,
+        result["finish_time"],
+        result["exit_code"],
+        result["signal"],
+        totals.cpu_seconds,
+        totals.max_memory,
+        totals.oom_kills > 0,
+        result["problem"],
+    )
+
+
+def read_log(directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+    """The last ``tail_bytes`` bytes of a log that a keeper wrote, and how many were written in all.
+
+    Raises ExecutorError when there is no log.
+    """
+    path = os.path.join(directory, stream)
+    before, current, older = b"", (b"", -1), (b"", -1)
+    for _ in range(_LOG_LOOKS):
+        before = _read_end(f"{path}.total", _RECEIVE_BYTES)[0]
+        current = _read_end(path, tail_bytes)
+        older = _read_end(f"{path}.1", tail_bytes - len(current[0]))
+        if current[1] >= 0 and _read_end(f"{path}.total", _RECEIVE_BYTES)[0] == before:
+            # Else the log was rotated between two looks.
+            break
+    if current[1] < 0 and older[1] < 0:
+        raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+    if before.strip().isdigit():
+        return older[0] + current[0], int(before) + max(current[1], 0)
+    return older[0] + current[0], max(older[1], 0) + max(current[1], 0)
+
+
+def _read_end(path: str, most_bytes: int) -> tuple[bytes, int]:
+    """The last bytes of a file, and its size; size -1 when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - most_bytes, 0))
+            return file.read(min(size, max(most_bytes, 0))), size
+    except OSError:
+        return b"", -1

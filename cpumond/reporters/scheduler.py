@@ -1,0 +1,356 @@
+"""The link to ``cpumond scheduler``: the node registers, sends its heartbeats, and gets its orders in the answers.
+
+One thread and one request at a time, so an answer never overtakes a later one. Whatever goes wrong, the newest
+heartbeat goes on being tried; orders are in each answer until they are carried out, so a lost answer loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import httpx2
+import msgspec
+import structlog
+
+from cpumond import config
+from cpumond.errors import ConfigError
+from cpumond.reporters import ReporterStats, check_token, read_token
+from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, backoff_s, describe_exception, make_client
+from cpumond.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    LogRequest,
+    NodeRegistration,
+    RegistrationAnswer,
+)
+
+NODES: Final = "/api/v1/nodes"
+HEARTBEATS: Final = "/api/v1/heartbeats"
+LOGS: Final = "/api/v1/logs"
+
+MAX_ANSWER_BYTES: Final = 16 * 2**20
+"""An answer may order hundreds of jobs; a longer one is a failure."""
+
+MAX_SENTENCE: Final = 1000
+"""Characters of what the scheduler says that are shown."""
+
+LOGS_PER_ANSWER: Final = 4
+LOGS_S: Final = 1.0
+"""How long the logs that one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
+
+LOG_ATTEMPTS: Final = 5
+REMEMBERED_LOGS: Final = 1000
+
+CONTEST_RETRIES: Final = 3
+"""Within so many ``retry_max`` a second demand to register means that another agent has the same node id."""
+
+_log = structlog.get_logger()
+_Message = TypeVar("_Message")
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    url: str
+    status: int
+    content: bytes
+
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class _Refusal(msgspec.Struct):
+    """The part of the scheduler's error answers that is read."""
+
+    error: str
+
+
+class SchedulerLink:
+    """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
+
+    ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
+    heartbeat was sent; ``read_log`` the end of a log that somebody wants. Both are called by the link's thread and
+    must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
+    used; afterwards problems show only in the log and in ``stats``.
+    """
+
+    def __init__(
+        self,
+        options: config.SchedulerLink,
+        registration: NodeRegistration,
+        on_answer: Callable[[HeartbeatAnswer, float], None],
+        read_log: Callable[[LogRequest], JobLog],
+        rng: random.Random | None = None,
+    ) -> None:
+        self._base = parse_base_url(options.url)
+        given = options.token.encode("utf-8", "surrogatepass")
+        self._token = check_token(given, "scheduler.token") if given else ""
+        self._options = options
+        self._on_answer = on_answer
+        self._read_log = read_log
+        self._rng = rng or random.SystemRandom()
+        self._lock = threading.Lock()
+        """Of the next four; what follows them is the thread's own."""
+        self._wanted = registration
+        self._known: NodeRegistration | None = None
+        self._registered: RegistrationAnswer | None = None
+        self._change_error = ""
+        self._refused_change: NodeRegistration | None = None
+        self._change_failures = 0
+        self._change_at_s = 0.0
+        self._demand = ""
+        self._demands = 0
+        self._demanded_at_s = -math.inf
+        self._taken_since_demand = True
+        self._told_dropped = self._told_broken = False
+        self._log_attempts: dict[str, int] = {}
+        self._client = make_client(options.timeout_s)
+        self._mailbox = Mailbox(
+            self._deliver, self._client.close, event="link", shown_url=str(self._base), timeout_s=options.timeout_s,
+            retry_max_s=options.retry_max_s, rng=self._rng,
+        )  # fmt: skip
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Leave ``heartbeat`` for the thread in place of one that still waits there."""
+        self._mailbox.submit(heartbeat)
+
+    def register(self, registration: NodeRegistration) -> None:
+        """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
+
+        Where the scheduler refuses the change, it keeps the node as it was: heartbeats go on, the change is retried.
+        """
+        with self._lock:
+            self._wanted = registration
+
+    def close(self, timeout_s: float) -> None:
+        """Try once more what waits and end. A request under way for longer than ``timeout_s`` is left to its end."""
+        self._mailbox.close(timeout_s)
+
+    def stats(self) -> ReporterStats:
+        """The figures up to now; a refused change of the registration is the last error until it is accepted."""
+        stats = self._mailbox.stats()
+        with self._lock:
+            error = stats.last_error or self._change_error
+        return msgspec.structs.replace(stats, last_error=error)
+
+    @property
+    def registered(self) -> RegistrationAnswer | None:
+        """What the scheduler said to the registration that it has; None when it has none."""
+        with self._lock:
+            return self._registered
+
+    # --- heartbeats
+
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        with self._lock:
+            wanted, known = self._wanted, self._known
+        if known is None:
+            return self._register(wanted, timeout_s) or AGAIN
+        if wanted != known and (wanted != self._refused_change or time.monotonic() >= self._change_at_s):
+            failure = self._register(wanted, timeout_s)
+            if failure is None:
+                return AGAIN
+            # The scheduler still has the node as it was, whose jobs would be lost without heartbeats.
+            self._put_off(wanted, failure)
+        return self._send(heartbeat, timeout_s)
+
+    def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        sent_at_s = time.monotonic()
+        reply = self._post(HEARTBEATS, msgspec.json.encode(heartbeat), timeout_s)
+        if not reply.is_good and reply.status != 409:
+            return self._describe(reply)
+        answer = self._decode(reply, HeartbeatAnswer)
+        if isinstance(answer, Failure):
+            return answer if reply.is_good else self._describe(reply)
+        if answer.register and not answer.accepted:
+            return self._obey_demand(reply, answer.reason)
+        if not reply.is_good:
+            return self._describe(reply)
+        if not answer.accepted:
+            return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
+        self._taken_since_demand, self._told_dropped = True, False
+        self._hand_over(answer, sent_at_s)
+        if answer.logs and not self._mailbox.is_closing():
+            self._send_logs(answer.logs, heartbeat.node_id)
+        return None
+
+    def _hand_over(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
+        try:
+            self._on_answer(answer, sent_at_s)
+        except Exception as error:  # the next answer says the same again
+            if not self._told_broken:
+                self._told_broken = True
+                _tell(_log.error, "answer_not_obeyed", exc_info=error)
+
+    def _give_up(self, sentence: str) -> Failure:
+        """The scheduler has it already: it took this one before, and its answer was lost."""
+        if not self._told_dropped:
+            self._told_dropped = True
+            _tell(_log.warning, "heartbeat_dropped", error=sentence)
+        return Failure("dropped", sentence, retry=False)
+
+    # --- registration
+
+    def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
+        """Why the scheduler answered something else; raises when it did not answer."""
+        reply = self._post(NODES, msgspec.json.encode(wanted), timeout_s)
+        if not reply.is_good:
+            return self._describe(reply)
+        answer = self._decode(reply, RegistrationAnswer)
+        if isinstance(answer, Failure):
+            return answer
+        with self._lock:
+            self._known, self._registered, self._change_error = wanted, answer, ""
+        self._refused_change, self._change_failures = None, 0
+        log = _log.warning if answer.warning else _log.info
+        _tell(log, "node_registered", tree=answer.tree, warning=self._show(answer.warning), reason=self._demand)
+        self._demand = ""
+        return None
+
+    def _obey_demand(self, reply: _Reply, reason: str) -> Failure | Again:
+        """The scheduler does not have the node as we registered it. At once, unless two agents would do so in turns."""
+        now_s = time.monotonic()
+        window_s = CONTEST_RETRIES * self._options.retry_max_s
+        is_contested = not self._taken_since_demand or now_s - self._demanded_at_s < window_s
+        self._demands = self._demands + 1 if is_contested else 0
+        self._demanded_at_s, self._taken_since_demand = now_s, False
+        self._demand = self._show(reason)
+        with self._lock:
+            self._known = self._registered = None
+        if not is_contested:
+            return AGAIN
+        advice = "it was registered a short while ago; check that no other agent runs with this node_id"
+        return Failure("register", f"{reply.url}: {self._demand}; {advice}", in_a_row=self._demands)
+
+    def _put_off(self, wanted: NodeRegistration, failure: Failure) -> None:
+        if wanted != self._refused_change:
+            self._refused_change, self._change_failures = wanted, 0
+            _tell(_log.warning, "registration_refused", error=failure.sentence)
+        self._change_failures += 1
+        pause_s = backoff_s(self._change_failures, self._options.retry_max_s, self._rng)
+        self._change_at_s = time.monotonic() + pause_s
+        with self._lock:
+            self._change_error = failure.sentence
+
+    # --- logs
+
+    def _send_logs(self, requests: list[LogRequest], node_id: str) -> None:
+        """Answer some of ``requests``; the others come again with the next answer."""
+        end_s = time.monotonic() + LOGS_S
+        open_requests = [each for each in requests if self._log_attempts.get(each.request_id, 0) < LOG_ATTEMPTS]
+        for number, request in enumerate(open_requests[:LOGS_PER_ANSWER]):
+            is_urgent = self._mailbox.has_newer() or self._mailbox.is_closing()
+            if number > 0 and (is_urgent or time.monotonic() >= end_s):
+                return
+            error = self._send_log(request, node_id, end_s)
+            attempts = LOG_ATTEMPTS if error is None else self._log_attempts.get(request.request_id, 0) + 1
+            self._log_attempts[request.request_id] = attempts
+            if len(self._log_attempts) > REMEMBERED_LOGS:
+                del self._log_attempts[next(iter(self._log_attempts))]
+            if error is not None and attempts >= LOG_ATTEMPTS:
+                _tell(_log.warning, "job_log_not_sent", job_id=request.job_id, error=error)
+
+    def _send_log(self, request: LogRequest, node_id: str, end_s: float) -> str | None:
+        """Send one log; why it could not be, None when it was or nobody waits for it any more."""
+        try:
+            body = msgspec.json.encode(self._read_log(request))
+        except Exception as error:  # whoever waits for the log gets to know it
+            sentence = f"the log cannot be read: {type(error).__name__}: {error}"
+            body = msgspec.json.encode(JobLog(node_id, request.request_id, error=self._show(sentence)))
+        timeout_s = min(max(end_s - time.monotonic(), LOGS_S / 4), self._options.timeout_s)
+        try:
+            reply = self._post(LOGS, body, timeout_s)
+        except Exception as error:
+            return describe_exception(error, str(self._url(LOGS)), timeout_s).sentence
+        return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
+
+    # --- requests
+
+    def _post(self, path: str, body: bytes, timeout_s: float) -> _Reply:
+        """One request and its whole answer. Raises what ``describe_exception`` describes."""
+        deadline_s = time.monotonic() + timeout_s
+        url = self._url(path)
+        headers = {"Content-Length": str(len(body))}
+        if self._options.token_file and not self._options.token:
+            # Read again for each attempt: it is replaced while the agent runs.
+            self._token = read_token(self._options.token_file)
+        if self._token:
+            headers["Authorization"] = f"OAuth {self._token}"
+        content = bytearray()
+        pieces = _cut(body, deadline_s)
+        with self._client.stream("POST", url, content=pieces, headers=headers, timeout=timeout_s) as response:
+            for chunk in response.iter_raw():
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError
+        return _Reply(str(url), response.status_code, bytes(content))
+
+    def _url(self, path: str) -> httpx2.URL:
+        return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
+
+    def _describe(self, reply: _Reply) -> Failure:
+        """A status that means no success, in the scheduler's own words where there are some."""
+        status = reply.status
+        told = ""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            told = self._show(msgspec.json.decode(reply.content, type=_Refusal).error)
+        said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
+        if status in (401, 403):
+            return Failure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
+        if 300 <= status < 400:
+            return Failure("redirect", f"{said}; redirects are not followed, set scheduler.url to the final address")
+        if not told:
+            said += "; check that scheduler.url is the address of a cpumond scheduler"
+        return Failure(f"status {status}", said)
+
+    def _show(self, text: str) -> str:
+        """What came from outside, fit for a line of a log; whoever echoes the token does not bring it there."""
+        if self._token:
+            text = text.replace(self._token, "...")
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
+
+    def _decode(self, reply: _Reply, kind: type[_Message]) -> _Message | Failure:
+        try:
+            return msgspec.json.decode(reply.content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
+            advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
+            return Failure("answer", f"{said}; {advice}")
+
+
+def parse_base_url(url: str) -> httpx2.URL:
+    """The scheduler's address, with a path if it is behind one. Raises ConfigError, which names ``scheduler.url``."""
+    expected = "expected an address such as http://127.0.0.1:9757"
+    if "@" in url:
+        raise ConfigError(f"scheduler.url: must hold no user name or password, use scheduler.token_file; {expected}")
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ConfigError(f"scheduler.url: is not an address: {error}; {expected}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port == 0:
+        raise ConfigError(f"scheduler.url: {expected}, got {url!r}")
+    if parsed.query or parsed.fragment:
+        raise ConfigError(f"scheduler.url: nothing may follow the path; {expected}, got {url!r}")
+    return parsed.copy_with(raw_path=parsed.raw_path.rstrip(b"/") or b"/")
+
+
+def _tell(log: Callable[..., object], event: str, **facts: object) -> None:
+    """A line of the log; one that cannot be written must not end the thread."""
+    with suppress(Exception):
+        log(event, **facts)
+
+
+def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
+    """``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of them."""
+    for start in range(0, len(body), 65_536):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        yield body[start : start + 65_536]

@@ -1,0 +1,114 @@
+"""Boots the guest of ``nspawn.sh`` for a test module: one script of ``guest/`` runs there and leaves its facts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+NSPAWN = HERE / "nspawn.sh"
+GUEST_PYTHON = "3.11"
+"""Debian 12's; what is compiled is fetched for it, whichever Python runs the tests."""
+SOURCE_ONLY = ("cgroupspy",)
+"""Dependencies published as sources alone; they are pure Python, so a wheel made here fits there."""
+
+Facts = dict[str, Any]
+
+
+def skip_without_means() -> None:
+    """Skip unless this host can boot the guest."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can boot a guest")
+    for tool in ("systemd-nspawn", "mmdebstrap"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; tests/machine/nspawn.sh deps installs it")
+    for controller in ("cpu", "cpuacct"):
+        if not os.path.exists(f"/sys/fs/cgroup/{controller}/cgroup.procs"):
+            pytest.skip(f"the v1 controller {controller} is not mounted at /sys/fs/cgroup/{controller}")
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--no-input", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def install_dependencies(extras: Sequence[str]) -> Path:
+    """The dependencies for the guest's Python in a directory, fetched once for each list of them."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    wanted = sorted([*project["dependencies"], *(name for extra in extras for name in optional[extra])])
+    key = hashlib.sha256(json.dumps([GUEST_PYTHON, wanted]).encode()).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
+    site = base / f"site-{key}"
+    if not site.is_dir():
+        part = base / f"site-{key}.part.{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        wheels = part / ".wheels"
+        pip("wheel", "--no-deps", f"--wheel-dir={wheels}", *(w for w in wanted if w.startswith(SOURCE_ONLY)))
+        guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={wheels}"]
+        pip("install", f"--target={part}", *guest, *wanted)
+        part.rename(site)
+    return site
+
+
+def install_package(target: Path, work: Path) -> None:
+    """The package, built from a copy of the sources so that nothing is left in them."""
+    source = work / "source"
+    skipped = shutil.ignore_patterns(".*", "tests", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(REPOSITORY, source, ignore=skipped)
+    pip("install", "--no-deps", f"--target={target}", str(source))
+
+
+def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = ()) -> Facts:
+    """Run ``guest/SCRIPT`` in a guest with the package and the files of ``systemd/``; what it left, step by step.
+
+    ``extras`` are optional dependencies of the package. Skips the test on a host that cannot boot the guest.
+    """
+    skip_without_means()
+    stage, out = work / "in", work / "out"
+    shutil.copytree(HERE / "guest", stage)
+    shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
+    shutil.copytree(install_dependencies(extras), stage / "site")
+    install_package(stage / "site", work)
+    stage.chmod(0o755)
+    command = [str(NSPAWN), "run", "-i", str(stage), "-o", str(out), "-t", str(limit_s)]
+    # The script ends the guest by itself after limit_s; it gets time for the first build of the guest on top.
+    with subprocess.Popen(
+        [*command, "--", "python3", f"/in/{script}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as guest:
+        try:
+            output, _ = guest.communicate(timeout=limit_s + 400)
+        finally:
+            guest.terminate()  # it tidies up at SIGTERM
+    path = out / "facts.json"
+    assert path.exists(), f"nspawn.sh exited with {guest.returncode}:\n{output}"
+    result: Facts = json.loads(path.read_text(encoding="utf-8"))
+    assert guest.returncode == 0, f"nspawn.sh exited with {guest.returncode} after {list(result)}:\n{output}"
+    journal = out / "journal.txt"
+    print(journal.read_text(encoding="utf-8"))  # shown when the first test fails
+    return result
+
+
+def of(facts: Facts, step: str) -> Facts:
+    """The facts of one step, which must have come to its end."""
+    assert step in facts, f"not reached; the last step was {list(facts)[-1]}: {facts[list(facts)[-1]]}"
+    fact: Facts = facts[step]
+    assert "error" not in fact, fact["error"]
+    return fact
+
+
+def assert_quiet(answer: Facts) -> None:
+    """A command that succeeded and said nothing."""
+    assert answer == {"code": 0, "output": ""}

@@ -1,0 +1,594 @@
+"""The jobs that a scheduler ordered, with an executor that does what the test says: orders, room, stops, ends, disk."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpumond.agent import assigned as module
+from cpumond.agent.assigned import AssignedJobs, Usage, find_account, make_environment
+from cpumond.config import AgentConfig, finish_config, parse_config_text
+from cpumond.errors import ConfigError, UnavailableError
+from cpumond.executor import Ended, Event, ExecutorError, Launch, NotStarted, Started
+from cpumond.testing import FakeClock
+from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class PlayedExecutor:
+    """Starts nothing: it notes what it is told, and says what the test puts into ``events``."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.events: list[Event] = []
+        self.living: dict[str, Started] = {}
+        self.broken = ""
+        self.closed = False
+        self.log = (b"", 0)
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        if self.broken:
+            raise ExecutorError(self.broken)
+        return {job_id: self.living[job_id] for job_id in job_ids if job_id in self.living}
+
+    def start(self, launch: Launch) -> None:
+        self.launches[launch.job_id] = launch
+        self.calls.append(("start", launch.job_id))
+
+    def interrupt(self, job_id: str) -> None:
+        self.calls.append(("interrupt", job_id))
+
+    def kill(self, job_id: str) -> None:
+        self.calls.append(("kill", job_id))
+
+    def poll(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def fileno(self) -> int:
+        return 0
+
+    def read_log(self, job_id: str, directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int]:
+        if not self.log[1]:
+            raise UnavailableError(f"job {job_id} has no log")
+        return self.log[0][-tail_bytes:], self.log[1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    """One node: configuration, executor, clock, and the jobs."""
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        self.directory = directory
+        self.text = (
+            f'node_id = "n"\nstate_dir = "{directory}/state"\nruntime_dir = "{directory}/run"\n'
+            '[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n'
+            f'[executor]\nkind = "cgroup"\nallow_root = true\n{more}'
+        )  # fmt: skip
+        self.clock = FakeClock()
+        self.offers: list[bool] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """An agent starts, after another one perhaps."""
+        self.executor = PlayedExecutor()
+        self.jobs = AssignedJobs(self.config, self.executor, self.clock, self._note_offer)  # type: ignore[arg-type]
+        self.other_cores = 0.0
+        self.usage: dict[str, Usage] = {}
+
+    def _note_offer(self) -> None:
+        self.offers.append(self.jobs.offers_slots)
+
+    @property
+    def config(self) -> AgentConfig:
+        return finish_config(parse_config_text(self.text, "test.toml"), "test.toml")
+
+    def load(self) -> None:
+        self.jobs.load(self.clock.monotonic_s())
+
+    def obey(self, *start: JobOrder, stop: Iterable[StopOrder] = (), acknowledged: Iterable[str] = ()) -> bool:
+        answer = HeartbeatAnswer(True, start=list(start), stop=list(stop), acknowledged=list(acknowledged))
+        now_s = self.clock.monotonic_s()
+        self.jobs.obey(answer, now_s - 0.2, now_s)
+        return self.advance()
+
+    def advance(self, seconds: float = 0.0) -> bool:
+        self.clock.advance(seconds)
+        return self.jobs.advance(self.clock.monotonic_s(), self.count)
+
+    def count(self) -> tuple[dict[str, Usage], float]:
+        return self.usage, self.other_cores
+
+    def happen(self, *events: Event) -> bool:
+        self.executor.events += events
+        return self.advance()
+
+    def run(self, job_id: str, **order: Any) -> None:
+        """A job that is ordered and runs."""
+        self.obey(make_order(job_id, **order))
+        self.happen(Started(job_id, f"cpumond-jobs/{job_id}", 100.0))
+
+    def wait_for_cleaner(self) -> None:
+        """Until what was to be removed is."""
+        self.jobs._cleaner.submit(int).result(30.0)
+
+    def finished(self, job_id: str) -> dict[str, Any]:
+        found = [job for job in self.jobs.finished_jobs() if job.job_id == job_id]
+        assert len(found) == 1, self.jobs.finished_jobs()
+        return msgspec.to_builtins(found[0])
+
+    def state(self, job_id: str) -> str:
+        return self.jobs.jobs[job_id].file.state
+
+
+def make_order(job_id: str, **fields: Any) -> JobOrder:
+    given = {
+        "operation_id": "op", "task": "t", "pool": "p", "cpu_limit": 1.0, "memory_limit": 100, "user_slots": 1,
+        "command": ["true"], "environment": {}, "user": ME, "job_cpu_monitor": {}, "wait_s": 30.0, **fields,
+    }  # fmt: skip
+    return JobOrder(job_id=job_id, **given)
+
+
+def stop(job_id: str, timeout_s: float = 10.0, why: str = "because", kind: str = "preempted") -> StopOrder:
+    return StopOrder(job_id, timeout_s, kind, why)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.load()
+    yield world
+    world.jobs.close()
+
+
+def test_an_ordered_job_is_started_once_and_reported(world: World) -> None:
+    order = make_order("j1", cpu_limit=2.0)
+    assert world.obey(order)
+    world.obey(order)
+    assert world.executor.calls == [("start", "j1")]
+    assert world.happen(Started("j1", "cpumond-jobs/j1", 100.0))
+    world.obey(order)
+    assert world.executor.calls == [("start", "j1")]
+    [report] = world.jobs.reports()
+    assert (report.job_id, report.from_scheduler, report.task, report.start_time) == ("j1", True, "t", 100.0)
+    assert (report.cpu_limit, report.current_cpu_limit, report.cgroup) == (2.0, 2.0, "cpumond-jobs/j1")
+    [found] = world.jobs.found_jobs()
+    assert (found.path, found.cpu_limit_cores, found.operation_id) == ("cpumond-jobs/j1", 2.0, "op")
+
+
+def test_nothing_new_is_no_reason_for_a_heartbeat(world: World) -> None:
+    world.run("j1")
+    assert not world.advance(1.0)
+    assert not world.obey(make_order("j1"))
+
+
+def test_the_monitors_figures_are_reported(world: World) -> None:
+    world.run("j1", cpu_limit=2.0)
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.2, 0.3, "reclaim", 55.0, 7.0)})
+    [report] = world.jobs.reports()
+    assert (report.current_cpu_limit, report.smoothed_cpu_usage, report.mode) == (1.2, 0.3, "reclaim")
+    assert (report.cpu_seconds, report.reclaimed_cpu_seconds) == (55.0, 7.0)
+
+
+def test_options_of_the_monitor_are_in_milliseconds(world: World) -> None:
+    world.run("j1", job_cpu_monitor={"check_period": 100, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True})
+    [found] = world.jobs.found_jobs()
+    assert found.layer == {"check_period": 0.1, "min_cpu_limit": 0.1, "enable_cpu_reclaim": True}
+
+
+def test_options_of_the_monitor_that_make_no_sense_do_not_stop_the_job(world: World) -> None:
+    world.run("j1", job_cpu_monitor={"nonsense": 1})
+    [found] = world.jobs.found_jobs()
+    assert found.layer == {}
+
+
+# --- room
+
+
+def test_a_job_waits_for_room_that_another_one_still_holds(world: World) -> None:
+    world.run("j1", cpu_limit=3.0)
+    world.obey(make_order("j2", cpu_limit=2.0))
+    assert world.state("j2") == "waiting"
+    assert [report.job_id for report in world.jobs.reports()] == ["j1"]
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    assert world.state("j2") == "starting"
+
+
+def test_what_another_job_has_given_up_is_room(world: World) -> None:
+    world.run("j1", cpu_limit=4.0)
+    world.obey(make_order("j2", cpu_limit=2.0))
+    world.usage = {"cpumond-jobs/j1": Usage(2.0)}
+    world.advance()
+    assert world.state("j2") == "starting"
+
+
+@pytest.mark.parametrize(
+    ("order", "word"),
+    [({"cpu_limit": 2.5}, "2.5 cpu of 2"), ({"memory_limit": 901}, "memory"), ({"user_slots": 3}, "user_slots")],
+)
+def test_a_job_without_room_gives_up_after_its_time(world: World, order: dict[str, Any], word: str) -> None:
+    world.run("j1", cpu_limit=1.0)
+    world.other_cores = 1.0
+    world.obey(make_order("j2", wait_s=30.0, **order))
+    assert not world.advance(29.0)
+    assert world.advance(2.0)
+    finished = world.finished("j2")
+    assert finished["state"] == "aborted"
+    assert "no room" in finished["reason"]
+    assert word in finished["reason"]
+
+
+def test_one_that_does_not_fit_does_not_hold_up_the_next(world: World) -> None:
+    world.run("j1", cpu_limit=3.0)
+    world.obey(make_order("big", cpu_limit=2.0), make_order("small", cpu_limit=1.0))
+    assert (world.state("big"), world.state("small")) == ("waiting", "starting")
+
+
+# --- stops
+
+
+def test_a_stop_interrupts_once_and_kills_when_the_time_is_over(world: World) -> None:
+    world.run("j1")
+    world.obey(stop=[stop("j1", 10.0)])
+    world.obey(stop=[stop("j1", 10.0)])
+    assert world.executor.calls == [("start", "j1"), ("interrupt", "j1")]
+    assert world.jobs.next_deadline_s() == world.clock.monotonic_s() + 10.0
+    world.advance(9.9)
+    assert world.executor.calls[-1] == ("interrupt", "j1")
+    world.advance(0.2)
+    assert world.executor.calls[-1] == ("kill", "j1")
+    assert len(world.executor.calls) == 3
+    world.advance(1.1)
+    assert world.executor.calls[-2:] == [("kill", "j1")] * 2
+    world.happen(Ended("j1", 200.0, signal=9, cpu_seconds=3.5, max_memory=77))
+    finished = world.finished("j1")
+    assert (finished["state"], finished["reason"], finished["exit_code"]) == ("aborted", "because", 137)
+    assert (finished["cpu_seconds"], finished["max_memory"], finished["start_time"]) == (3.5, 77, 100.0)
+    assert world.jobs.reports() == []
+
+
+def test_a_stop_without_time_kills_at_once(world: World) -> None:
+    world.run("j1")
+    world.obey(stop=[stop("j1", 0.0)])
+    assert world.executor.calls[1:] == [("kill", "j1")]
+
+
+def test_a_later_stop_with_less_time_counts(world: World) -> None:
+    world.run("j1")
+    world.obey(stop=[stop("j1", 60.0, kind="graceful")])
+    world.obey(stop=[stop("j1", 0.0, kind="aborted")])
+    assert world.executor.calls[1:] == [("interrupt", "j1"), ("kill", "j1")]
+
+
+def test_a_job_that_waits_is_stopped_without_being_started(world: World) -> None:
+    world.run("j1", cpu_limit=4.0)
+    world.obey(make_order("j2"))
+    world.obey(stop=[stop("j2", why="not needed any more")])
+    assert world.finished("j2")["reason"] == "not needed any more"
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    assert "j2" not in world.executor.launches
+
+
+def test_a_stop_of_an_unknown_or_ended_job_changes_nothing(world: World) -> None:
+    world.run("j1")
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    world.obey(stop=[stop("j1"), stop("unknown")])
+    assert world.executor.calls == [("start", "j1")]
+    assert world.finished("j1")["state"] == "completed"
+
+
+# --- ends
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "code", "words"),
+    [
+        ({"exit_code": 0}, "completed", 0, ""),
+        ({"exit_code": 3}, "failed", 3, "exit code 3"),
+        ({"signal": 11}, "failed", 139, "SIGSEGV"),
+        ({"signal": 9, "oom_killed": True}, "failed", 137, "out of memory"),
+        ({"problem": "its exit code was lost"}, "lost", None, "its exit code was lost"),
+    ],
+)
+def test_what_an_end_means(world: World, ended: dict[str, Any], state: str, code: int | None, words: str) -> None:
+    world.run("j1")
+    world.happen(Ended("j1", 200.0, **ended))
+    finished = world.finished("j1")
+    assert (finished["state"], finished["exit_code"], finished["finish_time"]) == (state, code, 200.0)
+    assert words in finished["reason"]
+
+
+def test_the_reason_of_a_failure_has_the_last_line_of_its_stderr(world: World) -> None:
+    world.executor.log = (b"first\nNo such module: x\x1b[31m\n\n", 30)
+    world.run("j1")
+    world.happen(Ended("j1", 200.0, exit_code=1))
+    assert world.finished("j1")["reason"] == "exit code 1; stderr: No such module: x?[31m"
+
+
+@pytest.mark.parametrize(("interruptible", "state"), [(True, "completed"), (False, "aborted")])
+def test_a_job_that_is_told_to_stop_and_exits_with_0(world: World, interruptible: bool, state: str) -> None:
+    world.run("j1", interruptible=interruptible)
+    world.obey(stop=[stop("j1")])
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    assert world.finished("j1")["state"] == state
+
+
+def test_an_end_is_repeated_until_it_is_acknowledged(world: World) -> None:
+    world.run("j1")
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    world.advance(100.0)
+    assert world.finished("j1")
+    world.obey(acknowledged=["j1", "unknown"])
+    assert world.jobs.finished_jobs() == []
+    world.obey(make_order("j1"))
+    assert world.executor.calls == [("start", "j1")], "it was here before"
+
+
+def test_an_acknowledgement_of_a_job_that_runs_changes_nothing(world: World) -> None:
+    world.run("j1")
+    world.obey(acknowledged=["j1"])
+    assert len(world.jobs.reports()) == 1
+
+
+def test_the_jobs_own_fault_fails_it_and_the_nodes_aborts_it(world: World) -> None:
+    world.obey(make_order("j1"), make_order("j2"))
+    world.happen(NotStarted("j1", "cannot run 'x': No such file"), NotStarted("j2", "no cgroup", node_fault=True))
+    assert (world.finished("j1")["state"], world.finished("j2")["state"]) == ("failed", "aborted")
+    assert world.offers == []
+
+
+def test_a_node_that_can_start_nothing_offers_nothing_for_a_while(world: World) -> None:
+    for number in range(3):
+        world.obey(make_order(f"j{number}"))
+        world.happen(NotStarted(f"j{number}", "no cgroup can be made", node_fault=True))
+        world.obey(acknowledged=[f"j{number}"])
+    assert world.offers == [False]
+    assert "no cgroup can be made" in world.jobs.problem
+    world.advance(59.0)
+    assert world.offers == [False]
+    world.advance(2.0)
+    assert world.offers == [False, True]
+    world.obey(make_order("again"))
+    world.happen(NotStarted("again", "no cgroup can be made", node_fault=True))
+    assert world.offers == [False, True, False]
+
+
+# --- what cannot be run
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [({"command": ""}, "no command"), ({"command": []}, "no command")],
+)
+def test_an_order_that_cannot_be_run_fails_with_a_sentence(world: World, order: dict[str, Any], words: str) -> None:
+    world.obey(make_order("j1", **order))
+    assert world.finished("j1")["state"] == "failed"
+    assert words in world.finished("j1")["reason"]
+
+
+def test_a_job_id_that_is_no_name_is_not_taken(world: World) -> None:
+    world.obey(make_order("../x"), make_order("a/b"), make_order(".."))
+    assert world.jobs.jobs == {}
+    assert os.listdir(world.config.executor.jobs_dir) == []
+
+
+def test_a_shell_command_is_run_by_a_shell_and_a_list_as_it_is(world: World) -> None:
+    world.obey(make_order("j1", command="echo $X"), make_order("j2", command=["echo", "$X"]))
+    assert world.executor.launches["j1"].argv[1:] == ["-c", "echo $X"]
+    assert world.executor.launches["j1"].argv[0] in ("/bin/bash", "/bin/sh")
+    assert world.executor.launches["j2"].argv == ["echo", "$X"]
+
+
+def test_a_job_has_a_directory_of_its_own_unless_it_says_where(world: World) -> None:
+    world.obey(make_order("j1"), make_order("j2", working_directory="/tmp"))
+    where = world.executor.launches["j1"].working_directory
+    assert os.stat(where).st_mode & 0o777 == 0o700
+    assert world.executor.launches["j2"].working_directory == "/tmp"
+    world.happen(NotStarted("j1", "x"), NotStarted("j2", "x"))
+    world.wait_for_cleaner()
+    assert not os.path.exists(where)
+    assert os.path.exists("/tmp")
+
+
+def test_the_environment_of_a_job() -> None:
+    order = make_order("j1", environment={"X": "1", "PATH": "/mine"}, cpu_limit=1.5)
+    environment = make_environment(order, pwd.getpwnam(ME))
+    assert environment["X"] == "1"
+    assert environment["PATH"] == "/mine"
+    assert environment["CPUMOND_JOB_ID"] == environment["YT_JOB_ID"] == "j1"
+    assert environment["CPUMOND_CPU_LIMIT"] == "1.5"
+    assert environment["HOME"] == pwd.getpwnam(ME).pw_dir
+
+
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
+
+
+def config_of(tmp_path: Path, executor: str) -> AgentConfig:
+    text = f'node_id = "n"\nstate_dir = "{tmp_path}/s"\n[executor]\nkind = "cgroup"\n{executor}'
+    return finish_config(parse_config_text(text, "t"), "t")
+
+
+def test_root_runs_jobs_as_the_operations_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_root(monkeypatch)
+    name, account = find_account(config_of(tmp_path, ""), "nobody")
+    assert (name, account.pw_name) == ("nobody", "nobody")
+
+
+def test_nobody_runs_as_root_unless_the_node_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_root(monkeypatch)
+    with pytest.raises(ConfigError, match="allow_root = true"):
+        find_account(config_of(tmp_path, ""), "root")
+    assert find_account(config_of(tmp_path, "allow_root = true"), "root")[0] == "root"
+
+
+def test_the_nodes_user_comes_before_the_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_root(monkeypatch)
+    assert find_account(config_of(tmp_path, 'user = "nobody"'), "root")[0] == "nobody"
+
+
+@pytest.mark.parametrize("user", ["no-such-user-here", "", "a\0b"])
+def test_an_unknown_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
+    as_root(monkeypatch)
+    with pytest.raises(ConfigError, match="is not known on node n"):
+        find_account(config_of(tmp_path, ""), user)
+
+
+def test_an_ordinary_user_runs_everything_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = pwd.getpwnam("nobody").pw_uid
+    monkeypatch.setattr(module.os, "geteuid", lambda: uid)
+    name, account = find_account(config_of(tmp_path, ""), "root")
+    assert (name, account.pw_uid) == ("", uid)
+
+
+# --- the next run of the agent
+
+
+def test_the_next_agent_finds_running_ended_and_lost_jobs(world: World) -> None:
+    for job_id in ("runs", "ended", "gone"):
+        world.run(job_id)
+    world.happen(Ended("ended", 200.0, exit_code=0))
+    world.jobs.close()
+    world.begin()
+    world.executor.living = {"runs": Started("runs", "cpumond-jobs/runs", 150.0)}
+    world.executor.events = [Ended("gone", 300.0, exit_code=4)]
+    world.load()
+    world.advance()
+    [report] = world.jobs.reports()
+    assert (report.job_id, report.start_time) == ("runs", 100.0)
+    assert world.finished("ended")["state"] == "completed"
+    assert world.finished("gone")["exit_code"] == 4
+    world.obey(make_order("runs"), make_order("ended"))
+    assert world.executor.launches == {}
+
+
+def test_after_a_boot_of_the_host_running_jobs_are_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run("j1")
+    world.run("j2")
+    world.happen(Ended("j2", 200.0, exit_code=0))
+    world.jobs.close()
+    monkeypatch.setattr(module, "read_boot_id", lambda: "another boot")
+    world.begin()
+    world.load()
+    assert world.finished("j1")["state"] == "lost"
+    assert "started anew" in world.finished("j1")["reason"]
+    assert world.finished("j2")["state"] == "completed"
+
+
+def test_a_stop_survives_the_agent(world: World) -> None:
+    world.run("j1")
+    world.obey(stop=[stop("j1", 10.0, "make room")])
+    world.jobs.close()
+    world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
+    world.load()
+    world.advance(10.1)
+    assert world.executor.calls == [("kill", "j1")]
+    world.happen(Ended("j1", 300.0, signal=9))
+    assert world.finished("j1")["reason"] == "make room"
+
+
+def test_an_order_that_was_not_begun_is_forgotten(world: World) -> None:
+    world.run("j1", cpu_limit=4.0)
+    world.obey(make_order("waits"))
+    world.jobs.close()
+    world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
+    world.load()
+    assert set(world.jobs.jobs) == {"j1"}
+
+
+def test_what_is_no_jobs_directory_is_cleared_away(world: World) -> None:
+    jobs_dir = Path(world.config.executor.jobs_dir)
+    (jobs_dir / "half").mkdir()
+    (jobs_dir / "half" / "job.json").write_text("{")
+    world.jobs.close()
+    world.begin()
+    world.load()
+    world.wait_for_cleaner()
+    assert list(jobs_dir.iterdir()) == []
+
+
+def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.executor.broken = "no bus; start it"
+    world.load()
+    assert world.offers == [False]
+    assert world.jobs.problem == "no job can be run: no bus; start it"
+    world.obey(make_order("j1"))
+    world.executor.broken = ""
+    world.advance(30.0)
+    assert world.executor.calls == []
+    world.advance(31.0)
+    assert world.offers == [False, True]
+    assert world.executor.calls == [("start", "j1")]
+    world.jobs.close()
+
+
+# --- logs, overdraft
+
+
+def test_a_log_is_read_while_the_job_lives_and_as_long_as_it_is_kept(world: World) -> None:
+    world.executor.log = (b"hello", 5)
+    request = LogRequest("r1", "j1", "stdout", 3)
+    assert "no log of job j1" in world.jobs.read_log(request).error
+    world.run("j1")
+    assert world.jobs.read_log(request).content == b"llo"
+    world.happen(Ended("j1", world.clock.wall_s(), exit_code=0))
+    world.obey(acknowledged=["j1"])
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert world.jobs.read_log(request).total_bytes == 5
+    world.clock.advance(86_500.0)
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert "no log of job j1" in world.jobs.read_log(request).error
+    world.wait_for_cleaner()
+    assert os.listdir(world.config.executor.jobs_dir) == []
+
+
+def test_only_so_many_logs_are_kept(tmp_path: Path) -> None:
+    world = World(tmp_path, "max_kept_logs = 2\n")
+    world.load()
+    for number in range(4):
+        world.run(f"j{number}")
+        world.happen(Ended(f"j{number}", world.clock.wall_s(), exit_code=0))
+        world.obey(acknowledged=[f"j{number}"])
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    world.wait_for_cleaner()
+    assert sorted(os.listdir(world.config.executor.jobs_dir)) == ["j2", "j3"]
+
+
+def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> None:
+    world.run("old", cpu_limit=2.0)
+    world.obey(make_order("new", cpu_limit=2.0))
+    world.happen(Started("new", "cpumond-jobs/new", 101.0))
+    world.other_cores = 1.0
+    for _ in range(119):
+        assert not world.jobs.adjust(world.clock.monotonic_s(), world.count)
+        world.clock.advance(5.0)
+    world.clock.advance(15.0)
+    assert world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert world.executor.calls[-1] == ("interrupt", "new")
+    world.happen(Ended("new", 900.0, signal=15))
+    finished = world.finished("new")
+    assert finished["state"] == "aborted"
+    assert finished["reason"].startswith("resource_overdraft: Resource usage overdraft adjustment")
+    assert world.jobs.counters["overdraft"] == 1
+
+
+def test_the_view_counts_states(world: World) -> None:
+    world.run("j1")
+    world.obey(make_order("j2"), stop=[stop("j1")])
+    view = world.jobs.view()
+    assert view.states == {"waiting": 0, "starting": 1, "running": 0, "stopping": 1, "ended": 0}
+    assert view.counters["started"] == 1
+    assert sum(view.start_buckets) == 1

@@ -1,0 +1,58 @@
+"""Who has to go when the jobs of a node may use more than it has (semantics.md 1.9 point 1)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpumond.agent.overdraft import Share, Timer, find_victims
+
+
+def test_an_overdraft_counts_only_when_it_lasts_longer_than_the_timeout() -> None:
+    timer = Timer(10.0)
+    assert [timer.look(now, 3.0, 2.0) for now in (0.0, 5.0, 10.0, 10.5)] == [False, False, False, True]
+
+
+def test_a_moment_within_the_capacity_resets_the_timer() -> None:
+    timer = Timer(10.0)
+    looks = [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)]
+    assert [timer.look(now, used, 2.0) for now, used in looks] == [False] * 5 + [True]
+
+
+def test_the_timer_starts_anew_after_it_has_struck() -> None:
+    timer = Timer(10.0)
+    assert [timer.look(now, 3.0, 2.0) for now in (0.0, 11.0, 20.0, 21.5)] == [False, True, False, True]
+
+
+def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
+    timer = Timer(0.0)
+    assert not timer.look(0.0, 0.1 + 0.2, 0.3)
+    assert timer.since_s is None
+
+
+def test_the_latest_started_go_first_until_the_rest_fits() -> None:
+    jobs = [Share("old", 1.0, 2.0), Share("new", 3.0, 0.5), Share("middle", 2.0, 1.0)]
+    assert find_victims(jobs, 0.0, 3.5) == []
+    assert find_victims(jobs, 0.0, 3.0) == ["new"]
+    assert find_victims(jobs, 0.0, 2.9) == ["new", "middle"]
+    assert find_victims(jobs, 1.0, 3.0) == ["new", "middle"]
+
+
+def test_a_job_that_takes_nothing_of_the_resource_is_left_alone() -> None:
+    assert find_victims([Share("a", 1.0, 2.0), Share("idle", 2.0, 0.0)], 0.0, 1.0) == ["a"]
+
+
+SHARES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 8)), max_size=12)
+
+
+@given(SHARES, st.floats(0, 4), st.floats(0.1, 32))
+def test_what_is_left_fits_or_nothing_is_left_and_no_victim_is_needless(
+    shares: list[tuple[float, float]], others: float, capacity: float
+) -> None:
+    jobs = [Share(str(number), start, amount) for number, (start, amount) in enumerate(shares)]
+    victims = find_victims(jobs, others, capacity)
+    left = others + sum(job.amount for job in jobs if job.job_id not in victims)
+    assert left <= capacity * 1.00001 or all(job.amount == 0 for job in jobs if job.job_id not in victims)
+    if victims:
+        last = next(job for job in jobs if job.job_id == victims[-1])
+        assert left + last.amount > capacity
