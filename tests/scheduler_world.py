@@ -44,7 +44,7 @@ GIB = 2**30
 EASY = Rules(spare=(0.0, 0.0, 0.0, 0.0, 0.0))
 """Rules under which small numbers are easy: a node is filled to the last core."""
 
-JobEnd = Literal["completed", "failed", "aborted"]
+JobEnd = Literal["completed", "failed", "aborted", "lost"]
 
 
 @dataclass
@@ -54,13 +54,16 @@ class PlayedJob:
     order: JobOrder
     current_cpu_limit: float
     started_at: float
+    cpu_seconds: float | None = None
+    reclaimed_cpu_seconds: float | None = None
 
 
 @dataclass
 class PlayedNode:
     """A node that obeys: it starts what it is told to, stops what it is told to, and repeats what has ended.
 
-    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all.
+    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all. While it
+    ``has_no_room``, jobs wait here, of which it says nothing, until ``begin``.
     """
 
     world: World
@@ -73,6 +76,8 @@ class PlayedNode:
     sequence: int = 0
     keeps_stopping: bool = False
     deaf: bool = False
+    has_no_room: bool = False
+    waiting: dict[str, JobOrder] = field(default_factory=dict)
     jobs: dict[str, PlayedJob] = field(default_factory=dict)
     stopping: dict[str, StopOrder] = field(default_factory=dict)
     finished: dict[str, FinishedJob] = field(default_factory=dict)
@@ -106,6 +111,9 @@ class PlayedNode:
                 from_scheduler=True,
                 task=job.order.task,
                 start_time=job.started_at,
+                cgroup=f"jobs/{job_id}",
+                cpu_seconds=job.cpu_seconds,
+                reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
             )
             for job_id, job in self.jobs.items()
         ]
@@ -131,32 +139,46 @@ class PlayedNode:
         for job_id in answer.acknowledged:
             self.finished.pop(job_id, None)
         for stop in answer.stop:
-            if stop.job_id in self.jobs:
+            if stop.job_id in self.waiting:
+                self._end(self.waiting.pop(stop.job_id), "aborted", stop.why)
+            elif stop.job_id in self.jobs:
                 self.stopping.setdefault(stop.job_id, stop)
                 if not self.keeps_stopping:
                     self.let_go(stop.job_id)
         for order in answer.start:
-            if order.job_id not in self.jobs and order.job_id not in self.finished:
+            if order.job_id in self.jobs or order.job_id in self.finished or order.job_id in self.waiting:
+                continue
+            if self.has_no_room:
+                self.waiting[order.job_id] = order
+            else:
                 self.jobs[order.job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
 
-    def let_go(self, job_id: str, state: JobEnd = "aborted") -> None:
-        """A job that was told to stop ends."""
-        del self.stopping[job_id]
-        self.finish(job_id, state)
+    def begin(self, job_id: str) -> None:
+        """A job that waited for room starts."""
+        order = self.waiting.pop(job_id)
+        self.jobs[job_id] = PlayedJob(order, order.cpu_limit, self.world.now)
 
-    def finish(self, job_id: str, state: JobEnd = "completed") -> None:
-        """A job ends; told with the next heartbeat."""
-        order = self.jobs.pop(job_id).order
+    def let_go(self, job_id: str, state: JobEnd = "aborted", **facts: Any) -> None:
+        """A job that was told to stop ends, for the reason that was given."""
+        why = self.stopping.pop(job_id).why
+        self.finish(job_id, state, **{"reason": "" if state == "completed" else why, **facts})
+
+    def finish(self, job_id: str, state: JobEnd = "completed", **facts: Any) -> None:
+        """A job ends; told with the next heartbeat, with ``facts`` of FinishedJob."""
+        job = self.jobs.pop(job_id)
         self.stopping.pop(job_id, None)
-        self.finished[job_id] = FinishedJob(
-            job_id=job_id,
-            operation_id=order.operation_id,
-            state=state,
-            task=order.task,
-            exit_code={"completed": 0, "failed": 1, "aborted": None}[state],
-            reason="" if state == "completed" else state,
-            finish_time=self.world.now,
-        )
+        known = {"cpu_seconds": job.cpu_seconds, "reclaimed_cpu_seconds": job.reclaimed_cpu_seconds}
+        self._end(job.order, state, "" if state == "completed" else state, **{**known, **facts})
+
+    def _end(self, order: JobOrder, state: JobEnd, why: str, **facts: Any) -> None:
+        told = {
+            "task": order.task,
+            "exit_code": {"completed": 0, "failed": 1}.get(state),
+            "reason": why,
+            "finish_time": self.world.now,
+            **facts,
+        }
+        self.finished[order.job_id] = FinishedJob(order.job_id, order.operation_id, state, **told)
 
     def limit(self, job_id: str, cores: float) -> None:
         """The monitor sets another limit; told with the next heartbeat."""

@@ -129,7 +129,8 @@ class AssignedJob:
 class AssignedJobs:
     """All of them, the executor that runs them, and what this host offers.
 
-    ``on_offer`` is called when the number of slots that the host offers changes. ``problem`` says why it offers none.
+    ``read_memory`` gives the bytes that a cgroup uses. ``on_offer`` is called when the host begins or ceases to offer
+    slots; ``problem`` says why it offers none.
     """
 
     def __init__(
@@ -137,12 +138,13 @@ class AssignedJobs:
         config: AgentConfig,
         executor: Executor,
         clock: type[Clock] = Clock,
-        on_offer: Callable[[], None] = lambda: None,
+        read_memory: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self.config = config
         self.executor = executor
         self.clock = clock
-        self.on_offer = on_offer
+        self.on_offer: Callable[[], None] = lambda: None
+        self._read_memory = read_memory
         self.jobs: dict[str, AssignedJob] = {}
         """Up to the acknowledgement of their end."""
         self.problem = ""
@@ -161,6 +163,7 @@ class AssignedJobs:
         self._changed = True
         self._adjust_at_s = -math.inf
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
+        self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
         self._cleaner = ThreadPoolExecutor(1, "clean")
 
     # ---- life
@@ -342,6 +345,9 @@ class AssignedJobs:
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
         self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.found = self._describe(job)
+        if job.file.stop is not None:
+            # It was told to stop before it had a process that could hear it.
+            self.executor.interrupt(event.job_id)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
                  cgroup=event.cgroup, cpu_limit_cores=order.cpu_limit, since_heartbeat_s=round(took_s, 4))  # fmt: skip
@@ -443,15 +449,12 @@ class AssignedJobs:
 
     def _start(self, job: AssignedJob, now_s: float) -> None:
         try:
-            launch = self._prepare(job)
+            self.executor.start(self._prepare(job))
         except ConfigError as error:
             self._finish(job, "failed", str(error))
         except (CpumondError, OSError) as error:
             self._finish(job, "aborted", f"it could not be prepared on this node: {error}")
             self._count_bad_start(str(error), now_s)
-        else:
-            job.found = None
-            self.executor.start(launch)
 
     def _prepare(self, job: AssignedJob) -> Launch:
         """Directory, file and environment of a job. Raises ConfigError for what is the job's own fault."""
@@ -570,23 +573,27 @@ class AssignedJobs:
         self._adjust_at_s = now_s + resources.resource_adjustment_period_s
         usage, other_cores = count_cores()
         self.note_usage(usage)
-        shares = [
-            Share(job.order.job_id, job.file.start_time or 0.0, job.current_cores)
-            for job in self.jobs.values()
-            if job.takes_room and job.file.stop is None
-        ]
-        cpu = resources.cpu or 0.0
-        used = other_cores + sum(share.amount for share in shares)
-        if self._cpu_timer.look(now_s, used, cpu):
-            for job_id in find_victims(shares, other_cores, cpu):
-                why = (
-                    f"resource_overdraft: Resource usage overdraft adjustment: the node's jobs may use {used:g} of "
-                    f"{cpu:g} cores for longer than cpu_overdraft_timeout, {resources.cpu_overdraft_timeout_s:g} s"
-                )
-                self.counters["overdraft"] += 1
-                self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
+        jobs = [job for job in self.jobs.values() if job.takes_room and job.file.stop is None]
+        cpu = [_share(job, job.current_cores) for job in jobs]
+        self._mind_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
+        memory = [_share(job, float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
+        self._mind_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
         self._forget_logs()
         return self._take_changed()
+
+    def _mind_overdraft(
+        self, timer: Timer, resource: str, shares: list[Share], others: float, capacity: float, now_s: float
+    ) -> None:
+        used = others + sum(share.amount for share in shares)
+        if not timer.look(now_s, used, capacity):
+            return
+        why = (
+            f"resource_overdraft: Resource usage overdraft adjustment: the node's jobs take {used:g} of {capacity:g} "
+            f"{resource} for longer than {resource}_overdraft_timeout, {timer.timeout_s:g} s"
+        )
+        for job_id in find_victims(shares, others, capacity):
+            self.counters["overdraft"] += 1
+            self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
 
     def _forget_logs(self) -> None:
         options = self.config.executor
@@ -621,6 +628,10 @@ class AssignedJobs:
         """Delete a directory and all in it, in another thread: a job may have left a million files."""
         if os.path.lexists(directory):
             self._cleaner.submit(shutil.rmtree, directory, ignore_errors=True)
+
+
+def _share(job: AssignedJob, amount: float) -> Share:
+    return Share(job.order.job_id, job.file.start_time or 0.0, amount)
 
 
 def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:

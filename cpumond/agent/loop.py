@@ -107,6 +107,8 @@ class Agent:
         self._sequence = 0
         self._report_at_s = self._beat_at_s = 0.0
         self._report_due = True
+        self._beat_due = False
+        """Something that only the scheduler has to know at once."""
         self._rescan_at_s = 0.0
         self._rescan_due = True
         self._read_all_limits = False
@@ -432,8 +434,8 @@ class Agent:
         while self._answers:
             answer, sent_at_s = self._answers.popleft()
             self.assigned.obey(answer, sent_at_s, now_s)
-        self._report_due |= self.assigned.advance(now_s, self._count_cores)
-        self._report_due |= self.assigned.adjust(now_s, self._count_cores)
+        self._beat_due |= self.assigned.advance(now_s, self._count_cores)
+        self._beat_due |= self.assigned.adjust(now_s, self._count_cores)
         followed = {job.path for job in self.assigned.found_jobs()}
         for path in self._followed - followed:
             # Its cgroup is removed already, or will be at once.
@@ -458,16 +460,16 @@ class Agent:
     def _report(self, now_s: float) -> None:
         """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
         report = self._report_due or now_s >= self._report_at_s
-        beat = self.link is not None and (self._report_due or now_s >= self._beat_at_s)
+        beat = self.link is not None and (self._report_due or self._beat_due or now_s >= self._beat_at_s)
         if not (report or beat):
             return
-        self._report_due = False
+        self._report_due = self._beat_due = False
         self._sequence += 1
         heartbeat = self._make_heartbeat()
         if report:
             self._report_at_s = now_s + self.config.report.report_period_s
             self.reporter.submit(heartbeat)
-        if self.link is not None:
+        if self.link is not None and beat:
             self._beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
             self.link.submit(heartbeat)
 
@@ -677,7 +679,7 @@ class Agent:
         now_s = self.clock.monotonic_s()
         try:
             self._look_after_assigned(now_s)
-            if self._report_due:
+            if self._beat_due:
                 self._report(now_s)
         except Exception:
             # As a bad tick: counted, and the monitor goes on.

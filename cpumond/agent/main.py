@@ -146,7 +146,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
     if kind == "none":
         return None
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
-    return AssignedJobs(config, EXECUTORS[kind](config.runtime_dir, cgroups))
+    return AssignedJobs(config, EXECUTORS[kind](config.runtime_dir, cgroups), read_memory=cgroups.read_memory)
 
 
 def _connect(agent: Agent) -> None:

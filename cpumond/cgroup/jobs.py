@@ -201,6 +201,14 @@ class JobCgroupTree:
         oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place in _walk(memory))
         return JobTotals(cpu_seconds, _read_number(memory, "memory.max_usage_in_bytes"), oom_kills)
 
+    def read_memory(self, path: str) -> int | None:
+        """Bytes that the cgroup at ``path`` (relative) uses now; None where the kernel does not tell."""
+        if self._hierarchies.cpu_version == 2:
+            return _read_number(os.path.join(self._hierarchies.cpu_root, path), "memory.current")
+        if not self._memory_root:
+            return None
+        return _read_number(os.path.join(self._memory_root, path), "memory.usage_in_bytes")
+
     def remove(self, job_id: str) -> bool:
         """Remove it everywhere, with all below it; False while there is still a process in it. Never raises."""
         return _remove_all(self._list_directories(job_id))

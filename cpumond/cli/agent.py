@@ -55,6 +55,9 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
     config = load_config(file or config_path)
     settings = config.node_settings()
     resulting = describe_settings(settings, compute_mode(settings))
+    if config.scheduler.token:
+        hidden = msgspec.structs.replace(config.scheduler, token="(hidden)")  # noqa: S106 - what is shown instead
+        config = msgspec.structs.replace(config, scheduler=hidden)
     if as_json:
         values = {**msgspec.to_builtins(config), "monitor": resulting}
         print_json(msgspec.json.encode(values))
@@ -63,5 +66,8 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
     click.echo("Resulting job-cpu-monitor:")
     for name, value in resulting.items():
         click.echo(f"  {name} = {value}")
+    executor = config.executor
+    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.cgroup_root} ({executor.kind})"
+    click.echo(f"Scheduler: {config.scheduler.url or 'none'}; this host {jobs}.")
     if not config.managed_roots:
         click.echo("managed_roots is empty: no cgroup will ever be written.")

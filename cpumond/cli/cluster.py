@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from cpumond.cli.demo_host import choose_cgroups, need_scheduler, stop_on_signals
+from cpumond.cli.demo_host import choose_place, make_directory, need_scheduler, stop_on_signals
 from cpumond.cli.options import check_cores
 from cpumond.errors import CreateError
 
@@ -42,9 +41,9 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
 
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
-        cgroups = choose_cgroups(CLUSTER_PREFIX)
-        directory = tempfile.mkdtemp(prefix=CLUSTER_PREFIX)
-        cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=cgroups.prefix)
+        place = choose_place(CLUSTER_PREFIX)
+        directory = make_directory(CLUSTER_PREFIX)
+        cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix)
         try:
             with cluster:
                 _show(cluster, as_json)

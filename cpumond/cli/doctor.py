@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import textwrap
 from collections.abc import Callable, Iterable
@@ -35,10 +36,12 @@ from cpumond.cli.doctor_checks import (
     check_config,
     check_descriptors,
     check_directory,
+    check_executor,
     check_inotify,
     check_metrics,
     check_pause,
     check_report,
+    check_scheduler,
     check_systemd,
     check_writers,
     describe_host,
@@ -159,6 +162,9 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
     look("pause file", lambda: [check_pause(config.runtime_dir)])
     look("report", lambda: [check_report(config.report.kind, config.report.url, try_connect)])
+    look("scheduler", lambda: [check_scheduler(config.scheduler.url, try_connect)])
+    booted = os.path.isdir("/run/systemd/system")
+    look("executor", lambda: check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
     look("metrics", lambda: [check_metrics(config.metrics.listen, seen.running, try_connect, read_metrics)])
     return findings
 
@@ -188,10 +194,13 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
     registered: list[FoundJob] = []
     look("added jobs", lambda: _take_registered(registered, config.state_dir))
     jobs = list_jobs(config.source, registered, hierarchies.cpu_root).jobs
-    look("managed_roots", lambda: check_roots(config.managed_roots, hierarchies.cpu_root))
+    # The executor makes its own.
+    roots = [root for root in config.managed_roots if root != config.executor.cgroup_root]
+    if roots or config.executor.kind == "none":
+        look("managed_roots", lambda: check_roots(roots, hierarchies.cpu_root))
     for number, source in enumerate(config.source, 1):
         look(f"source {number}", functools.partial(check_source, number, source, config, hierarchies))
-    if not config.source and not registered:
+    if not config.source and not registered and config.executor.kind == "none":
         look("sources", lambda: [check_no_sources()])
     directories = [os.path.join(hierarchies.cpu_root, job.path) for job in jobs]
     directories += [os.path.join(hierarchies.cpu_root, root) for root in config.managed_roots if root]

@@ -210,13 +210,56 @@ def check_report(kind: str, url: str, connect: Callable[[str, int], str]) -> Fin
     """Whether the receiver of reports takes a connection; nothing is sent."""
     if kind != "http":
         return Finding("report", "ok", f"kind {kind}: no receiver to reach")
+    advice = "start the receiver or correct report.url; the agent goes on without it and reports when it is back"
+    return _check_address("report", url, connect, advice)
+
+
+def check_scheduler(url: str, connect: Callable[[str, int], str]) -> Finding:
+    """Whether the scheduler takes a connection; nothing is sent."""
+    if not url:
+        return Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")
+    advice = (
+        "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
+    )
+    return _check_address("scheduler", url, connect, advice)
+
+
+def _check_address(check: str, url: str, connect: Callable[[str, int], str], advice: str) -> Finding:
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        return Finding(check, "fail", f"{url}: {error}", f"correct {check}.url")
     problem = connect(host, port)
     if problem:
-        advice = "start the receiver or correct report.url; the agent goes on without it and reports when it is back"
-        return Finding("report", "fail", f"{host} port {port} of {url}: {problem}", advice)
-    return Finding("report", "ok", f"{host} port {port} of {url} takes connections")
+        return Finding(check, "fail", f"{host} port {port} of {url}: {problem}", advice)
+    return Finding(check, "ok", f"{host} port {port} of {url} takes connections")
+
+
+def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) -> list[Finding]:
+    """Whether jobs of the scheduler can be run as configured; nothing is made."""
+    options = config.executor
+    if options.kind == "none":
+        runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
+        return [Finding("executor", "ok", f"kind none: {runs}")]
+    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.cgroup_root}")]
+    if not config.scheduler.url:
+        advice = 'set [scheduler] url, for example "http://127.0.0.1:9757"'
+        findings.append(Finding("executor", "warn", "there is no scheduler to get jobs from", advice))
+    if options.kind == "systemd" and not is_booted:
+        advice = 'set [executor] kind = "cgroup" on a host without it'
+        findings.append(Finding("executor", "fail", "systemd does not run this machine", advice))
+    if options.kind == "systemd" and not has_bus_library:
+        findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install 'cpumond[systemd]'"))
+    if options.kind == "cgroup" and is_booted:
+        advice = (
+            'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
+        )
+        findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
+    if options.user or options.allow_root:
+        who = f"all jobs run as {options.user}" if options.user else "jobs of root run as root"
+        findings.append(Finding("executor", "ok", who))
+    return [*findings, check_directory("executor.jobs_dir", options.jobs_dir)]
 
 
 def check_metrics(

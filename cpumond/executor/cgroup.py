@@ -93,6 +93,8 @@ class CgroupExecutor:
         self._waiting = b""
         self._keeper_pid: int | None = None
         self._ready = -1
+        self._problem = ""
+        """Why the last keeper could not even be started."""
         self._alone_since_s: float | None = None
         self._epoll = select.epoll()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -121,7 +123,13 @@ class CgroupExecutor:
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and not job.is_over:
                 found[job_id] = self._describe_start(job)
-        self._events = [event for event in self._events if not isinstance(event, Started) or event.job_id not in found]
+        # What began before is no news.
+        self._events = [
+            event
+            for event in self._events
+            if not isinstance(event, Started)
+            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
+        ]
         return found
 
     def start(self, launch: Launch) -> None:
@@ -229,7 +237,7 @@ class CgroupExecutor:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
                 raise ExecutorError(
-                    f"the keeper of jobs does not answer in {self._runtime_dir}: {self._read_keeper_log()}; "
+                    f"the keeper of jobs does not answer in {self._runtime_dir}: {self._explain()}; "
                     "see whether the agent may start processes and make sockets there"
                 )
             self._epoll.poll(min(left_s, _RETRY_S))
@@ -416,8 +424,12 @@ class CgroupExecutor:
             )
             self._ready, read_end = read_end, -1
             self._epoll.register(self._ready, select.EPOLLIN)
+            self._problem = ""
         except OSError as error:
-            log.error("the keeper of jobs cannot be started", problem=describe(error))
+            problem = f"{sys.executable}: {describe(error)}"
+            if problem != self._problem:
+                log.error("the keeper of jobs cannot be started", problem=problem)
+            self._problem = problem
         finally:
             for fd in (read_end, write_end, errors):
                 if fd >= 0:
@@ -442,7 +454,10 @@ class CgroupExecutor:
             os.close(self._ready)
             self._ready = -1
 
-    def _read_keeper_log(self) -> str:
+    def _explain(self) -> str:
+        """Why there is no keeper, as far as it is known."""
+        if self._problem:
+            return self._problem
         try:
             with open(os.path.join(self._runtime_dir, KEEPER_LOG_NAME), encoding="utf-8", errors="replace") as file:
                 lines = file.read().split("\n")
@@ -460,7 +475,7 @@ class CgroupExecutor:
             if job.is_over:
                 continue
             if job.start is not None:
-                problem = f"the keeper of jobs cannot be started: {self._read_keeper_log()}"
+                problem = f"the keeper of jobs cannot be started: {self._explain()}"
                 job.record.not_started = NotStarted(job.record.job_id, problem, node_fault=True)
                 self._cgroups.kill(job.record.job_id)
                 self._ring()

@@ -450,9 +450,13 @@ class Keeper:
             self._drop(client)
             return
         *lines, client.received = (client.received + data).split(b"\n")
-        for line in lines:
-            for verb, body in json.loads(line).items():
-                self._obey(verb, body)
+        try:
+            for line in lines:
+                for verb, body in json.loads(line).items():
+                    self._obey(verb, body)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # Not a language that is spoken here; jobs have nothing to do with it.
+            self._drop(client)
 
     def _obey(self, verb: str, body: Any) -> None:
         if verb in ("start", "adopt"):
@@ -626,6 +630,7 @@ def main(runtime_dir: str) -> int:
         os.setsid()
     if os.fork():
         os._exit(0)
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:

@@ -34,13 +34,11 @@ class Failure(msgspec.Struct, frozen=True):
     """Why an attempt failed: ``kind`` is the same for what an operator needs to read once, ``sentence`` says it.
 
     ``retry`` false: the heartbeat is dropped without a line of the log, and the next one goes as if nothing had been.
-    ``in_a_row``: as how many failures in a row it counts at least.
     """
 
     kind: str
     sentence: str
     retry: bool = True
-    in_a_row: int = 1
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -120,10 +118,14 @@ class Mailbox:
             return self._ending()
 
     def _run(self) -> None:
-        failures = 0
-        while self._wait(backoff_s(failures, self._retry_max_s, self._rng)):
-            failure = self._attempt(self._timeout_s)
-            failures = max(failures + 1, failure.in_a_row) if isinstance(failure, Failure) and failure.retry else 0
+        failures, pause_s = 0, 0.0
+        while self._wait(pause_s):
+            result = self._attempt(self._timeout_s)
+            if isinstance(result, Again):
+                pause_s = 0.0
+                continue
+            failures = failures + 1 if result is not None and result.retry else 0
+            pause_s = backoff_s(failures, self._retry_max_s, self._rng)
         self._attempt_last()
         with suppress(Exception):  # nothing is left to tell it to
             self._at_end()

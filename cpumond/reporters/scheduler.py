@@ -6,7 +6,6 @@ heartbeat goes on being tried; orders are in each answer until they are carried 
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -47,9 +46,6 @@ LOGS_S: Final = 1.0
 
 LOG_ATTEMPTS: Final = 5
 REMEMBERED_LOGS: Final = 1000
-
-CONTEST_RETRIES: Final = 3
-"""Within so many ``retry_max`` a second demand to register means that another agent has the same node id."""
 
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
@@ -105,8 +101,6 @@ class SchedulerLink:
         self._change_failures = 0
         self._change_at_s = 0.0
         self._demand = ""
-        self._demands = 0
-        self._demanded_at_s = -math.inf
         self._taken_since_demand = True
         self._told_dropped = self._told_broken = False
         self._log_attempts: dict[str, int] = {}
@@ -214,19 +208,15 @@ class SchedulerLink:
         return None
 
     def _obey_demand(self, reply: _Reply, reason: str) -> Failure | Again:
-        """The scheduler does not have the node as we registered it. At once, unless two agents would do so in turns."""
-        now_s = time.monotonic()
-        window_s = CONTEST_RETRIES * self._options.retry_max_s
-        is_contested = not self._taken_since_demand or now_s - self._demanded_at_s < window_s
-        self._demands = self._demands + 1 if is_contested else 0
-        self._demanded_at_s, self._taken_since_demand = now_s, False
+        """The scheduler does not have the node as it was registered: again, at once unless that just did not help."""
         self._demand = self._show(reason)
         with self._lock:
             self._known = self._registered = None
-        if not is_contested:
+        if self._taken_since_demand:
+            self._taken_since_demand = False
             return AGAIN
-        advice = "it was registered a short while ago; check that no other agent runs with this node_id"
-        return Failure("register", f"{reply.url}: {self._demand}; {advice}", in_a_row=self._demands)
+        advice = "it was registered just now; check that no other agent runs with this node_id"
+        return Failure("register", f"{reply.url}: {self._demand}; {advice}")
 
     def _put_off(self, wanted: NodeRegistration, failure: Failure) -> None:
         if wanted != self._refused_change:

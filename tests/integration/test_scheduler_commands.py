@@ -126,7 +126,7 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
         (("pool", "plan", "a", "--remove", "weight=1"), 64, "nothing else"),
         (("operation", "abort", "1-2-3-4"), 69, "No such operation"),
         (("operation", "start", "--memory", "much", "--", "true"), 64, "expected bytes"),
-        (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "JSON object"),
+        (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "a map in YSON or JSON"),
         (("node", "show", "none"), 69, "not registered"),
         (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
         (("tree", "list", "--token", "two words"), 78, "one word"),

@@ -13,6 +13,7 @@ from scheduler_world import EASY, World, assert_consistent, describe
 
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
+from cpumond.scheduler.elements import PoolElement
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.operations import StartOperation
 
@@ -87,6 +88,8 @@ class Life(RuleBasedStateMachine):
         self.world.start("b", jobs=2, cpu=2.0, weight=2.0)
         self.world.start("e", user="v", jobs=9, cpu=0.5)
         self.world.settle_down()
+        self.used_cpu_s = 0.0
+        self.counted_cpu_s: dict[PoolElement, float] = {}
 
     def try_command(self, command: Any, user: str = "u") -> None:
         """A refused command changes nothing, and preparing changes nothing at all."""
@@ -217,6 +220,16 @@ class Life(RuleBasedStateMachine):
         node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
         node.limit(self.pick(node.jobs, data), cores)
 
+    @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
+    @rule(data=st.data(), seconds=st.sampled_from([-3.0, 0.5, 2.0, 100.0]))
+    def use_cpu_time(self, data: st.DataObject, seconds: float) -> None:
+        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        job = node.jobs[self.pick(node.jobs, data)]
+        before = job.cpu_seconds or 0.0
+        job.cpu_seconds = max(before + seconds, 0.0)
+        job.reclaimed_cpu_seconds = job.cpu_seconds / 2
+        self.used_cpu_s += max(seconds, 0.0)
+
     @precondition(lambda self: self.world.nodes)
     @rule(data=st.data(), keeps=st.booleans(), deaf=st.booleans(), foreign=st.sampled_from([0.0, 0.0, 2.0]))
     def change_manners(self, data: st.DataObject, keeps: bool, deaf: bool, foreign: float) -> None:
@@ -316,6 +329,18 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def counters_are_exact(self) -> None:
         assert_consistent(self.world.state)
+
+    @invariant()
+    def cpu_time_is_counted_once_and_never_less(self) -> None:
+        seen: dict[PoolElement, float] = {}
+        for tree in self.world.state.trees.values():
+            for pool in (tree.root, *tree.pools.values()):
+                seen[pool] = pool.cpu_seconds
+                assert pool.cpu_seconds >= self.counted_cpu_s.get(pool, 0.0), pool.name
+                assert pool.cpu_seconds <= tree.root.cpu_seconds + 1e-6, pool.name
+                assert pool.reclaimed_cpu_seconds <= pool.cpu_seconds + 1e-6, pool.name
+        self.counted_cpu_s = seen
+        assert sum(tree.root.cpu_seconds for tree in self.world.state.trees.values()) <= self.used_cpu_s + 1e-6
 
     @invariant()
     def nothing_is_left_to_settle(self) -> None:

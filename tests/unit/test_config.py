@@ -589,3 +589,65 @@ def test_control_characters_are_refused(key: str) -> None:
     value = '["a\\u0000"]' if key == "managed_roots" else '"a\\u0000"'
     with pytest.raises(ConfigError, match=f"{key}: must be printable text"):
         parse_config_text(f"{key} = {value}\n", "cpumond.toml")
+
+
+# --- scheduler, resources, executor
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "roots"),
+    [
+        ('[executor]\nkind = "cgroup"', "cpumond-jobs", ["cpumond-jobs"]),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "/a/b/"', "a/b", ["a/b"]),
+        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"', "a/b", ["a"]),
+        ('managed_roots = ["/"]\n[executor]\nkind = "cgroup"', "cpumond-jobs", [""]),
+        ('[executor]\nkind = "systemd"', "cpumond.slice/cpumond-jobs.slice", ["cpumond.slice/cpumond-jobs.slice"]),
+        ("", "", []),
+    ],
+)
+def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) -> None:
+    config = load(text)
+    assert (config.executor.cgroup_root, config.managed_roots) == (root, roots)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
+        ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
+        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
+        ('[executor]\nuser = "a b"', "executor.user"),
+        ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
+        ('[executor]\nkinds = "none"', "did you mean 'kind'"),
+        ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
+        ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
+        ('[scheduler]\ntoken = "a b"', "scheduler.token: must be visible ASCII"),
+        ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
+        ("[resources]\ncpu = 0", "resources.cpu"),
+        ("[resources]\nmemory = -1", "resources.memory"),
+        ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
+    ],
+)
+def test_a_node_that_cannot_work_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(text)
+    assert words in str(refused.value)
+    assert f"{FILE}: " in str(refused.value)
+
+
+def test_a_wrong_token_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load('[scheduler]\ntoken = "sec ret"')
+    assert "sec" not in str(refused.value).replace("scheduler", "")
+
+
+def test_jobs_are_kept_beside_the_state() -> None:
+    assert load('state_dir = "/x/y"').executor.jobs_dir == "/x/y-jobs"
+    assert load('state_dir = "/x/y"\n[executor]\njobs_dir = "/z"').executor.jobs_dir == "/z"
+
+
+def test_durations_of_the_node_have_the_documents_names() -> None:
+    resources = load('[resources]\ncpu_overdraft_timeout = 1500\nmemory_overdraft_timeout = "2s"').resources
+    assert (resources.cpu_overdraft_timeout_s, resources.memory_overdraft_timeout_s) == (1.5, 2.0)
+    assert load("[scheduler]\nheartbeat-period = 200").scheduler.heartbeat_period_s == 0.2

@@ -82,7 +82,9 @@ class World:
     def begin(self) -> None:
         """An agent starts, after another one perhaps."""
         self.executor = PlayedExecutor()
-        self.jobs = AssignedJobs(self.config, self.executor, self.clock, self._note_offer)  # type: ignore[arg-type]
+        self.memory: dict[str, int] = {}
+        self.jobs = AssignedJobs(self.config, self.executor, self.clock, self.memory.get)  # type: ignore[arg-type]
+        self.jobs.on_offer = self._note_offer
         self.other_cores = 0.0
         self.usage: dict[str, Usage] = {}
 
@@ -255,6 +257,13 @@ def test_a_stop_interrupts_once_and_kills_when_the_time_is_over(world: World) ->
     assert (finished["state"], finished["reason"], finished["exit_code"]) == ("aborted", "because", 137)
     assert (finished["cpu_seconds"], finished["max_memory"], finished["start_time"]) == (3.5, 77, 100.0)
     assert world.jobs.reports() == []
+
+
+def test_a_job_that_is_told_to_stop_before_it_has_begun_hears_it_when_it_has(world: World) -> None:
+    world.obey(make_order("j1"))
+    world.obey(stop=[stop("j1", 60.0)])
+    world.happen(Started("j1", "cpumond-jobs/j1", 100.0))
+    assert world.executor.calls == [("start", "j1"), ("interrupt", "j1"), ("interrupt", "j1")]
 
 
 def test_a_stop_without_time_kills_at_once(world: World) -> None:
@@ -583,6 +592,29 @@ def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> N
     assert finished["state"] == "aborted"
     assert finished["reason"].startswith("resource_overdraft: Resource usage overdraft adjustment")
     assert world.jobs.counters["overdraft"] == 1
+
+
+def test_memory_that_is_really_used_can_be_overdrawn_too(world: World) -> None:
+    world.run("old", memory_limit=0)
+    world.obey(make_order("new", memory_limit=0))
+    world.happen(Started("new", "cpumond-jobs/new", 101.0))
+    world.memory.update({"cpumond-jobs/old": 900, "cpumond-jobs/new": 200})
+    for _ in range(61):
+        assert not world.jobs.adjust(world.clock.monotonic_s(), world.count)
+        world.clock.advance(5.0)
+    assert world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert world.executor.calls[-1] == ("interrupt", "new")
+    assert "1100 of 1000 memory" in world.jobs.jobs["new"].file.stop.why  # type: ignore[union-attr]
+
+
+def test_an_executor_that_refuses_a_start_aborts_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Launch) -> None:
+        raise ExecutorError("it is here already")
+
+    monkeypatch.setattr(world.executor, "start", refuse)
+    world.obey(make_order("j1"))
+    assert world.finished("j1")["state"] == "aborted"
+    assert "it is here already" in world.finished("j1")["reason"]
 
 
 def test_the_view_counts_states(world: World) -> None:

@@ -25,7 +25,7 @@ from cpumond.cli import doctor, doctor_cgroups, doctor_checks, doctor_host, run
 from cpumond.cli.client import AgentClient
 from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import AgentSeen
-from cpumond.config import AgentConfig, Source, load_config
+from cpumond.config import AgentConfig, Source, finish_config, load_config, parse_config_text
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
 
 SETTINGS = CpuSettings(100000, 100000)
@@ -699,3 +699,46 @@ def test_findings_are_wrapped_on_a_terminal_only():
 
 def unstyled(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def executor_config(tmp_path: Path, text: str) -> AgentConfig:
+    return finish_config(parse_config_text(f'state_dir = "{tmp_path}/s"\n{text}', "t"), "t")
+
+
+def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
+    assert "no node of a scheduler" in doctor_checks.check_scheduler("", lambda *_: "").text
+    finding = doctor_checks.check_scheduler("http://h:9757", lambda host, port: f"{host} {port} refused")
+    assert (finding.level, "h 9757 refused" in finding.text) == ("fail", True)
+    assert doctor_checks.check_scheduler("https://h/x", lambda _, port: "" if port == 443 else "wrong").level == "ok"
+    assert doctor_checks.check_scheduler("http://h:99999999", lambda *_: "").level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("text", "booted", "library", "levels", "words"),
+    [
+        ("", True, True, ["ok"], "no jobs are run"),
+        ('[scheduler]\nurl = "http://h"', True, True, ["ok"], "without slots"),
+        ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
+        (
+            '[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"',
+            True,
+            True,
+            ["ok", "warn", "ok"],
+            "systemd runs",
+        ),
+        (
+            '[scheduler]\nurl = "http://h"\n[executor]\nkind = "systemd"',
+            False,
+            False,
+            ["ok", "fail", "fail", "ok"],
+            "pip",
+        ),
+        ('[scheduler]\nurl = "http://h"\n[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u"),
+    ],
+)
+def test_whether_jobs_can_be_run(
+    tmp_path: Path, text: str, booted: bool, library: bool, levels: list[str], words: str
+) -> None:
+    found = doctor_checks.check_executor(executor_config(tmp_path, text), booted, library)
+    assert [finding.level for finding in found] == levels
+    assert any(words in finding.text + finding.advice for finding in found)

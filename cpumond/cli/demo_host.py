@@ -1,0 +1,147 @@
+"""Where ``cpumond demo`` and ``cpumond cluster`` may make cgroups, their signals, and what dead ones have left."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from cpumond.cgroup import mounts
+from cpumond.errors import ConfigError, CpumondError, UnavailableError
+
+SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Real cgroups may be made at ``prefix``, relative to every hierarchy; ``layout`` as of ``Hierarchies``."""
+
+    prefix: str
+    layout: str
+
+
+def need_scheduler() -> None:
+    """Refuse where the scheduler's libraries are missing. Raises ConfigError."""
+    missing = [name for name in ("httptools", "lark") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this runs a scheduler, for which {' and '.join(missing)} is missing: "
+                          "pip install 'cpumond[scheduler]'")  # fmt: skip
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set, so that the way out is always the ordinary one."""
+    stopped = threading.Event()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
+    try:
+        yield stopped
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def choose_place(name: str) -> Place:
+    """Where ``name``PID may be made; on v2 this may start the command again in a scope of systemd.
+
+    What dead processes have left under that name is removed. Raises UnavailableError: why there is no such place.
+    """
+    remove_directories(name)
+    hierarchies = mounts.open_hierarchies()
+    own = f"{name}{os.getpid()}"
+    if hierarchies.cpu_version == 1:
+        roots = {hierarchies.cpu_root, hierarchies.cpuacct_root}
+        if not all(os.access(root, os.W_OK) for root in roots):
+            raise UnavailableError(f"no right to make cgroups in {' and '.join(sorted(roots))}; run it as root")
+        remove_leftovers(name, "")
+        return Place(own, hierarchies.layout)
+    scope = _own_scope(hierarchies)
+    if os.environ.get(SCOPE_GUARD) and scope is not None:
+        return Place(f"{scope}/{own}", hierarchies.layout)
+    if not os.environ.get(SCOPE_GUARD) and shutil.which("systemd-run"):
+        _start_again_in_scope()
+    raise UnavailableError("no delegated cgroup with the cpu controller; run it as root under systemd")
+
+
+def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
+    """Our own delegated scope with this process moved into a leaf of it and cpu handed down; None if that fails."""
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
+    if not paths:
+        return None
+    directory = os.path.join(hierarchies.cpu_root, paths[0])
+    try:
+        os.makedirs(os.path.join(directory, "demo"), exist_ok=True)
+        with open(os.path.join(directory, "demo", "cgroup.procs"), "w", encoding="ascii") as procs:
+            procs.write("0")
+        with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as control:
+            control.write("+cpu")
+    except OSError:
+        # Not delegated, or without the cpu controller: no real cgroup for us here.
+        return None
+    return paths[0]
+
+
+def _start_again_in_scope() -> None:
+    """Replace this process by itself in a transient scope with Delegate=yes, when the manager grants one."""
+    manager = [] if os.geteuid() == 0 else ["--user"]
+    scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
+    probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)
+    if probe.returncode == 0:
+        command = [*scope, sys.executable, "-m", "cpumond", *sys.argv[1:]]
+        os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
+
+
+# ---- what was left by a process that was killed
+
+
+def is_left(entry: str, name: str) -> bool:
+    """Whether ``entry`` is ``name`` and the id of a process that is dead, with or without a "-" and more behind it."""
+    found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)
+    # Our own process id is that of a dead one too: we have made nothing yet.
+    return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
+
+
+def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
+    """Kill and remove the cgroups ``parent``/``name``PID of dead processes, in all hierarchies."""
+    from cpumond.testing import remove_cgroups
+
+    with contextlib.suppress(OSError):
+        for mount in mounts.read_mounts(mountinfo):
+            pattern = os.path.join(glob.escape(os.path.join(mount.mount_point, parent)), f"{name}*")
+            for top in glob.glob(pattern):
+                entry = os.path.basename(top)
+                if is_left(entry, name) and "-" not in entry.removeprefix(name) and os.access(top, os.W_OK):
+                    # What is in use meanwhile, or not ours to remove, stays.
+                    remove_cgroups(os.path.join(parent, entry), mountinfo, timeout_s=2.0)
+
+
+def make_directory(name: str) -> str:
+    """A directory for the files of this process, which the next one removes if this one cannot."""
+    return tempfile.mkdtemp(prefix=f"{name}{os.getpid()}-")
+
+
+def remove_directories(name: str) -> None:
+    """Remove directories of ``make_directory`` whose process is dead, those of our own user."""
+    top = tempfile.gettempdir()
+    for entry in os.listdir(top):
+        path = os.path.join(top, entry)
+        if is_left(entry, name) and os.path.isdir(path) and os.lstat(path).st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def explain_simulation(error: CpumondError) -> str:
+    """Why no real cgroup is used, as part of a sentence."""
+    return str(error).rstrip(".")

@@ -1,0 +1,132 @@
+"""What runs in ``cpumond demo``: the node's size, the jobs' orders and program, and when the simulation wakes up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Literal
+
+import msgspec
+
+MAX_CAPACITY = 2.0
+CHECK_PERIOD_S = 0.5
+OVERCOMMIT_S = 4.0
+MONITOR = {"smoothing_factor": 0.3, "decrease_coefficient": 0.8}
+QUICKER = (
+    f"Quicker than the defaults: check_period {CHECK_PERIOD_S:g}s, smoothing_factor {MONITOR['smoothing_factor']}, "
+    f"decrease_coefficient {MONITOR['decrease_coefficient']}, heartbeat_period 200ms, "
+    f"allowed_node_resources_overcommit_duration {OVERCOMMIT_S:g}s."
+)
+WEIGHTS = {"research": 3.0, "batch": 1.0}
+
+GUEST_S = 4.0
+"""The guest runs so long before the simulation wakes up."""
+ALONE_S = 2.0
+"""The simulation stays awake so long after the guest is gone, ..."""
+MIN_AWAKE_S = 5.0
+MAX_AWAKE_S = 15.0
+MAX_ASLEEP_S = 20.0
+
+JOB_PROGRAM = """
+import hashlib, os, select, sys, threading, time
+owner, cores, seconds, path = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+try:
+    lifeline = os.pidfd_open(owner)
+except OSError:
+    sys.exit(1)
+threads = max(int(-(-cores // 1)), 1)
+wanted, block = [cores], bytes(65536)
+def burn():
+    while True:
+        begun = time.monotonic()
+        duty = min(wanted[0] / threads, 1.0)
+        while time.monotonic() < begun + 0.05 * duty:
+            hashlib.sha256(block)
+        if duty < 1.0:
+            time.sleep(max(begun + 0.05 - time.monotonic(), 0.001))
+for _ in range(threads):
+    threading.Thread(target=burn, daemon=True).start()
+start = time.monotonic()
+while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < time.monotonic() - start:
+    if path:
+        with open(path) as file:
+            wanted[0] = float(file.read() or wanted[0])
+os._exit(0)
+"""
+"""``OWNER CORES SECONDS FILE``: uses CORES, or as many as FILE says at the moment; ends with the process OWNER, or after
+SECONDS. Threads of one process: hashing lets the others run."""
+
+Load = Literal["simulation", "render", "frames"]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds`` a job lives, 0: until it is stopped.
+
+    ``at_once``: so many of its jobs at the same time; 0: all.
+    """
+
+    pool: str
+    cpu_limit: float
+    uses: float
+    job_count: int = 1
+    seconds: float = 0.0
+    at_once: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is run on a node of ``capacity`` cores."""
+
+    capacity: float
+    orders: dict[Load, Order]
+    idle_cores: float
+
+
+def make_plan(cpu_count: float) -> Plan:
+    """The plan for a machine with so many CPUs: at most ``MAX_CAPACITY`` of them are used."""
+    capacity = min(cpu_count, MAX_CAPACITY)
+    return Plan(
+        capacity,
+        {
+            "simulation": Order("research", capacity, capacity),
+            "render": Order("batch", capacity / 2, capacity / 2),
+            "frames": Order("batch", capacity / 10, capacity / 20, 10_000, 3.0, at_once=1),
+        },
+        idle_cores=capacity / 10,
+    )
+
+
+def make_command(order: Order, wanted_path: str = "") -> list[str]:
+    """The command of a job, which ends with this process."""
+    uses = str(order.uses)
+    return [sys.executable, "-I", "-S", "-c", JOB_PROGRAM, str(os.getpid()), uses, str(order.seconds), wanted_path]
+
+
+class Sleeper:
+    """When the simulation sleeps and when it is awake. Times are seconds since the start of the demo."""
+
+    def __init__(self) -> None:
+        self.is_awake = False
+        self._since_s = 0.0
+        self._guest_since_s: float | None = None
+        self._alone_since_s: float | None = None
+
+    def look(self, now_s: float, guest_runs: bool, left_s: float) -> bool:
+        """Take in whether the guest runs; True when it has just woken up or fallen asleep."""
+        if guest_runs:
+            self._alone_since_s = None
+            self._guest_since_s = now_s if self._guest_since_s is None else self._guest_since_s
+        else:
+            self._guest_since_s = None
+            self._alone_since_s = now_s if self._alone_since_s is None else self._alone_since_s
+        for_s = now_s - self._since_s
+        if self.is_awake:
+            alone_s = 0.0 if self._alone_since_s is None else now_s - self._alone_since_s
+            changes = (for_s >= MIN_AWAKE_S and alone_s >= ALONE_S) or for_s >= MAX_AWAKE_S
+        else:
+            guest_s = 0.0 if self._guest_since_s is None else now_s - self._guest_since_s
+            # Not when there is no time left to see what comes of it.
+            changes = left_s > CHECK_PERIOD_S * 4 and (guest_s >= GUEST_S or for_s >= MAX_ASLEEP_S)
+        if changes:
+            self.is_awake = not self.is_awake
+            self._since_s = now_s
+        return changes

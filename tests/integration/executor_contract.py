@@ -1,0 +1,443 @@
+"""What every executor does, whatever its kind: tests over a ``rig`` fixture, for classes that inherit them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from waiting import wait_until
+
+from cpumond.cgroup import open_cgroup
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.errors import CpumondError
+from cpumond.executor import Ended, Event, Executor, JobCgroups, Launch, NotStarted, Started
+
+Kind = TypeVar("Kind", Started, NotStarted, Ended)
+
+TIMEOUT_S = 30.0
+MARK = "CPUMOND_TEST_MARK"
+NUMBERS = "import sys\nfor number in range({count}): sys.stdout.write(f'{{number}}\\n')\n"
+HOG = "import time\nkept = [bytearray(b'x' * (1 << 20)) for _ in range(512)]\ntime.sleep(1000)\n"
+
+
+class Rig:
+    """An executor under test, its jobs and all that it said. ``make`` makes another one in the same place."""
+
+    def __init__(
+        self, make: Callable[[], Executor], cgroups: JobCgroups, hierarchies: Hierarchies, directory: Path
+    ) -> None:
+        self.cgroups = cgroups
+        self.hierarchies = hierarchies
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        self.events: list[Event] = []
+        self._make = make
+        self._numbers = itertools.count()
+        self.executor = make()
+        self.recovered = self.executor.recover([])
+
+    def describe(self, argv: list[str], **changes: Any) -> Launch:
+        """A job that is not started yet, with a directory of its own."""
+        job_id = changes.pop("job_id", f"job-{os.getpid()}-{next(self._numbers)}")
+        directory = self.directory / job_id
+        directory.mkdir(mode=0o700, parents=True)
+        environment = {"PATH": os.environ.get("PATH", os.defpath), MARK: self.mark, **changes.pop("environment", {})}
+        fields: dict[str, Any] = {
+            "user": "",
+            "working_directory": "/",
+            "cpu_limit": 1.0,
+            "memory_limit": 0,
+            "directory": str(directory),
+            "max_log_bytes": 1 << 20,
+            **changes,
+        }
+        return Launch(job_id=job_id, argv=argv, environment=environment, **fields)
+
+    def start(self, *argv: str, **changes: Any) -> str:
+        """Start a job; its id."""
+        launch = self.describe(list(argv), **changes)
+        self.executor.start(launch)
+        return launch.job_id
+
+    def shell(self, script: str, **changes: Any) -> str:
+        """Start a job that is a shell script; its id."""
+        return self.start("sh", "-c", script, **changes)
+
+    def poll(self, timeout_s: float = 0.2) -> None:
+        """Wait for news, at most ``timeout_s``, and take them."""
+        select.select([self.executor.fileno()], [], [], timeout_s)
+        self.events += self.executor.poll()
+
+    def find(self, kind: type[Kind], job_id: str) -> Kind | None:
+        """The event of this kind that came for a job."""
+        return next((event for event in self.events if isinstance(event, kind) and event.job_id == job_id), None)
+
+    def wait(self, kind: type[Kind], job_id: str) -> Kind:
+        """Poll until the event comes."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while (event := self.find(kind, job_id)) is None:
+            assert time.monotonic() < deadline_s, f"no {kind.__name__} for {job_id}: {self.events}"
+            assert kind is NotStarted or self.find(NotStarted, job_id) is None, self.events
+            self.poll()
+        return event
+
+    def wait_over(self, job_id: str) -> Ended | NotStarted:
+        """Poll until the job has ended, or was not started."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while (event := self.find(Ended, job_id) or self.find(NotStarted, job_id)) is None:
+            assert time.monotonic() < deadline_s, f"{job_id} does not end: {self.events}"
+            self.poll()
+        return event
+
+    def read(self, job_id: str, stream: Any = "stdout", tail_bytes: int = 1 << 30) -> bytes:
+        """The end of a log."""
+        return self.executor.read_log(job_id, str(self.directory / job_id), stream, tail_bytes)[0]
+
+    def wait_written(self, job_id: str, text: bytes) -> None:
+        """Poll until the job has written something."""
+
+        def look() -> bool:
+            self.poll(0.0)
+            with contextlib.suppress(CpumondError):
+                return text in self.read(job_id)
+            return False
+
+        wait_until(look, f"{job_id} writes {text!r}", TIMEOUT_S)
+
+    def restart(self, *job_ids: str) -> dict[str, Started]:
+        """The agent ends and comes back; it knows of these jobs."""
+        self.executor.close()
+        return self.come_back(*job_ids)
+
+    def come_back(self, *job_ids: str) -> dict[str, Started]:
+        """A new executor in the place of one that is closed."""
+        self.executor = self._make()
+        self.recovered = self.executor.recover(job_ids)
+        return self.recovered
+
+    def list_marked(self) -> list[int]:
+        """The processes of this rig's jobs, wherever they went."""
+        found = []
+        wanted = f"{MARK}={self.mark}".encode()
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0"):
+                        found.append(int(name))
+        return found
+
+    def assert_nothing_left(self, *job_ids: str) -> None:
+        """No process, no cgroup, and nothing but logs on disk."""
+        self.poll(0.0)
+        wait_until(lambda: not self.list_marked(), "no process is left", 5.0)
+        assert not set(job_ids) & set(self.cgroups.list_job_ids())
+        for job_id in job_ids:
+            left = {name for name in os.listdir(self.directory / job_id) if not name.startswith(("stdout", "stderr"))}
+            assert not left, left
+            fifos = [path for path in (self.directory / job_id).iterdir() if path.is_fifo()]
+            assert not fifos, fifos
+
+    def close(self) -> None:
+        """End all jobs, then the executor."""
+        for job_id in self.cgroups.list_job_ids():
+            self.executor.kill(job_id)
+
+        def is_clean() -> bool:
+            self.poll(0.0)
+            return not self.cgroups.list_job_ids()
+
+        try:
+            wait_until(is_clean, "all jobs are gone")
+            self.executor.poll()
+        finally:
+            self.executor.close()
+
+
+class ExecutorContract:
+    """Inherit it in a class named Test..., with a fixture ``rig``."""
+
+    @pytest.mark.parametrize("code", [0, 3, 255])
+    def test_an_exit_code(self, rig: Rig, code: int) -> None:
+        before_s = time.time()
+        job_id = rig.shell(f"exit {code}")
+        ended = rig.wait(Ended, job_id)
+        started = rig.find(Started, job_id)
+        assert started is not None
+        assert rig.events.index(started) < rig.events.index(ended)
+        assert started.cgroup == rig.cgroups.path(job_id)
+        assert (ended.exit_code, ended.signal, ended.problem, ended.oom_killed) == (code, None, "", False)
+        assert before_s - 1.0 <= started.start_time <= ended.finish_time <= time.time() + 1.0
+        rig.assert_nothing_left(job_id)
+
+    @pytest.mark.parametrize("number", [9, 15, 11])
+    def test_an_end_by_a_signal(self, rig: Rig, number: int) -> None:
+        job_id = rig.shell(f"kill -{number} $$")
+        ended = rig.wait(Ended, job_id)
+        assert (ended.exit_code, ended.signal, ended.problem) == (None, number, "")
+        rig.assert_nothing_left(job_id)
+
+    def test_a_job_that_ends_at_once(self, rig: Rig) -> None:
+        job_ids = [rig.start("true") for _ in range(10)]
+        for job_id in job_ids:
+            assert rig.wait(Ended, job_id).exit_code == 0
+            assert rig.find(Started, job_id) is not None
+        assert len(rig.events) == 20
+        rig.assert_nothing_left(*job_ids)
+
+    def test_counters_of_the_whole_job(self, rig: Rig) -> None:
+        job_id = rig.shell("sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done' & wait")
+        ended = rig.wait(Ended, job_id)
+        assert ended.cpu_seconds is not None
+        assert 0.01 < ended.cpu_seconds < 20.0
+        assert ended.max_memory is None or 0 < ended.max_memory < 1 << 30
+
+    @pytest.mark.parametrize(
+        ("argv", "changes", "words"),
+        [
+            (["no-such-program-at-all"], {}, "no-such-program-at-all"),
+            (["/dev/null"], {}, "/dev/null"),
+            (["true"], {"working_directory": "/no/such/directory"}, "/no/such/directory"),
+            (["true"], {"user": "no-such-user-at-all"}, "no-such-user-at-all"),
+            ([], {}, "empty"),
+        ],
+    )
+    def test_what_cannot_be_started_is_its_own_fault(
+        self, rig: Rig, argv: list[str], changes: dict[str, Any], words: str
+    ) -> None:
+        job_id = rig.start(*argv, **changes)
+        event = rig.wait(NotStarted, job_id)
+        assert words in event.problem
+        assert "Traceback" not in event.problem
+        assert not event.node_fault
+        assert rig.find(Ended, job_id) is None
+        rig.assert_nothing_left(job_id)
+        assert rig.wait(Ended, rig.start("true")).exit_code == 0
+
+    def test_its_environment(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OF_THE_AGENT", "yes")
+        job_id = rig.start("env", environment={"WORDS": "two words\nand é", "EMPTY": "", "PERCENT": "%h $HOME"})
+        assert rig.wait(Ended, job_id).exit_code == 0
+        written = rig.read(job_id).decode()
+        for line in ("WORDS=two words\nand é\n", "EMPTY=\n", "PERCENT=%h $HOME\n", f"{MARK}={rig.mark}\n"):
+            assert line in written
+        assert "OF_THE_AGENT" not in written
+
+    def test_its_arguments_are_not_touched(self, rig: Rig) -> None:
+        job_id = rig.start("printf", "%s|", "a b", "$HOME", "%h", "", "'\"\\", "\u00e9", ";")
+        rig.wait(Ended, job_id)
+        assert rig.read(job_id).decode() == "a b|$HOME|%h||'\"\\|\u00e9|;|"
+
+    def test_its_input_is_empty(self, rig: Rig) -> None:
+        job_id = rig.start("cat")
+        assert rig.wait(Ended, job_id).exit_code == 0
+        assert rig.read(job_id) == b""
+
+    def test_its_user(self, rig: Rig) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root to become another user")
+        job_id = rig.shell("id -un; id -u; id -G", user="nobody")
+        assert rig.wait(Ended, job_id).exit_code == 0
+        name, number, groups = rig.read(job_id).decode().splitlines()
+        assert (name, "0" in groups.split()) == ("nobody", False)
+        assert number != "0"
+
+    def test_its_working_directory(self, rig: Rig, tmp_path: Path) -> None:
+        job_id = rig.start("pwd", working_directory=str(tmp_path))
+        rig.wait(Ended, job_id)
+        assert os.path.samefile(rig.read(job_id).decode().strip(), tmp_path)
+
+    def test_both_streams_are_kept_apart(self, rig: Rig) -> None:
+        job_id = rig.shell("echo out; echo err >&2")
+        rig.wait(Ended, job_id)
+        assert (rig.read(job_id), rig.read(job_id, "stderr")) == (b"out\n", b"err\n")
+
+    @pytest.mark.parametrize("cores", [0.05, 0.5, 1.5])
+    def test_its_quota_is_in_force(self, rig: Rig, cores: float) -> None:
+        job_id = rig.start("sleep", "1000", cpu_limit=cores)
+        cgroup = open_cgroup(rig.hierarchies, rig.wait(Started, job_id).cgroup)
+        assert cgroup is not None
+        with contextlib.closing(cgroup):
+            settings = cgroup.read_settings()
+            assert settings is not None
+            assert settings.cores == pytest.approx(cores, rel=0.02)
+        assert len(rig.cgroups.list_processes(job_id)) == 1
+        rig.executor.kill(job_id)
+        assert rig.wait(Ended, job_id).signal == 9
+
+    def test_too_much_memory_is_told(self, rig: Rig) -> None:
+        job_id = rig.start(sys.executable, "-S", "-c", HOG, memory_limit=64 << 20)
+        ended = rig.wait(Ended, job_id)
+        assert ended.oom_killed
+        assert ended.signal == 9
+        assert ended.max_memory is None or 32 << 20 < ended.max_memory <= 65 << 20
+        rig.assert_nothing_left(job_id)
+
+    def test_an_interrupt_is_a_sigterm_for_all(self, rig: Rig) -> None:
+        job_id = rig.shell(
+            "sh -c 'trap \"echo child; exit 0\" TERM; while :; do sleep 0.05; done' &"
+            " trap 'wait; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+        )
+        rig.wait_written(job_id, b"ready")
+        rig.executor.interrupt(job_id)
+        ended = rig.wait(Ended, job_id)
+        assert (ended.exit_code, ended.signal) == (7, None)
+
+    def test_a_job_that_ignores_an_interrupt_is_killed(self, rig: Rig) -> None:
+        job_id = rig.shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")
+        rig.wait_written(job_id, b"ready")
+        rig.executor.interrupt(job_id)
+        rig.poll(0.3)
+        assert rig.find(Ended, job_id) is None
+        rig.executor.kill(job_id)
+        rig.executor.kill(job_id)
+        ended = rig.wait(Ended, job_id)
+        assert (ended.exit_code, ended.signal, ended.oom_killed) == (None, 9, False)
+        rig.executor.kill(job_id)
+        rig.executor.interrupt(job_id)
+        rig.assert_nothing_left(job_id)
+
+    def test_a_job_that_is_just_being_started_is_killed(self, rig: Rig) -> None:
+        job_ids = []
+        for _ in range(10):
+            job_ids.append(rig.start("sleep", "1000"))
+            rig.executor.kill(job_ids[-1])
+        for job_id in job_ids:
+            event = rig.wait_over(job_id)
+            assert isinstance(event, NotStarted) or event.signal == 9
+        rig.assert_nothing_left(*job_ids)
+
+    @pytest.mark.parametrize(
+        "script",
+        [
+            "setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 & exit 5",
+            "(setsid sh -c '(trap \"\" TERM HUP; sleep 1000) & ' &) & sleep 0.1; exit 5",
+            "i=0; while [ $i -lt 30 ]; do i=$((i+1)); (while :; do sleep 0.01; done) & done; exit 5",
+        ],
+    )
+    def test_what_forks_away_is_killed_too(self, rig: Rig, script: str) -> None:
+        job_id = rig.shell(script)
+        assert rig.wait(Ended, job_id).exit_code == 5
+        rig.assert_nothing_left(job_id)
+
+    def test_a_flood_stays_below_the_cap(self, rig: Rig) -> None:
+        cap, count = 65_536, 300_000
+        launch = rig.describe([sys.executable, "-S", "-c", NUMBERS.format(count=count)], max_log_bytes=cap)
+        rig.executor.start(launch)
+        job_id, most = launch.job_id, 0
+
+        def measure() -> int:
+            sizes = 0
+            for entry in os.scandir(launch.directory):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes += entry.stat().st_size
+            return sizes
+
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while rig.find(Ended, job_id) is None:
+            assert time.monotonic() < deadline_s
+            most = max(most, measure())
+            rig.poll(0.005)
+        assert max(most, measure()) <= cap + 4096
+        written = b"".join(b"%d\n" % number for number in range(count))
+        content, total = rig.executor.read_log(job_id, launch.directory, "stdout", 1 << 30)
+        assert total == len(written)
+        assert cap // 2 <= len(content) <= cap
+        assert written.endswith(content)
+
+    def test_a_flood_does_not_hold_up_others(self, rig: Rig) -> None:
+        flood = rig.start("yes", max_log_bytes=65_536, cpu_limit=1.0)
+        rig.wait(Started, flood)
+        job_ids = [rig.shell("echo here") for _ in range(5)]
+        for job_id in job_ids:
+            rig.wait(Ended, job_id)
+            assert rig.read(job_id) == b"here\n"
+        rig.executor.kill(flood)
+        rig.wait(Ended, flood)
+        assert rig.read(flood, tail_bytes=4) in (b"y\ny\n", b"\ny\ny")
+        rig.assert_nothing_left(flood, *job_ids)
+
+    def test_the_end_of_a_log(self, rig: Rig) -> None:
+        job_id = rig.shell("echo one; echo two; sleep 1000")
+        rig.wait_written(job_id, b"two\n")
+        directory = str(rig.directory / job_id)
+        for tail_bytes, expected in ((0, b""), (1, b"\n"), (4, b"two\n"), (6, b"e\ntwo\n"), (100, b"one\ntwo\n")):
+            assert rig.executor.read_log(job_id, directory, "stdout", tail_bytes) == (expected, 8)
+        assert rig.executor.read_log(job_id, directory, "stderr", 10) == (b"", 0)
+        rig.executor.kill(job_id)
+        rig.wait(Ended, job_id)
+        assert rig.executor.read_log(job_id, directory, "stdout", 4) == (b"two\n", 8)
+
+    def test_there_is_no_log(self, rig: Rig, tmp_path: Path) -> None:
+        with pytest.raises(CpumondError):
+            rig.executor.read_log("none", str(tmp_path / "none"), "stdout", 10)
+
+    def test_jobs_outlive_the_agent(self, rig: Rig) -> None:
+        living = rig.shell("echo ready; while [ ! -e \"$STOP\" ]; do sleep 0.05; done; echo over; exit 4",
+                           environment={"STOP": str(rig.directory / "stop")})  # fmt: skip
+        ending = rig.shell("while [ ! -e \"$STOP\" ]; do sleep 0.05; done; exit 6",
+                           environment={"STOP": str(rig.directory / "stop-2")})  # fmt: skip
+        killed = rig.start("sleep", "1000")
+        started = {job_id: rig.wait(Started, job_id) for job_id in (living, ending, killed)}
+        rig.wait_written(living, b"ready")
+        rig.executor.close()
+        (rig.directory / "stop-2").touch()
+        wait_until(lambda: not rig.cgroups.list_processes(ending), "the job ends without an agent")
+        rig.events.clear()
+        assert rig.come_back(living, ending, killed, "unknown") == {
+            job_id: started[job_id] for job_id in (living, killed)
+        }
+        assert rig.wait(Ended, ending).exit_code == 6
+        assert isinstance(rig.wait_over("unknown"), (Ended, NotStarted))
+        (rig.directory / "stop").touch()
+        rig.executor.kill(killed)
+        assert rig.wait(Ended, living).exit_code == 4
+        assert rig.wait(Ended, killed).signal == 9
+        assert rig.read(living) == b"ready\nover\n"
+        assert not [event for event in rig.events if isinstance(event, Started)]
+        rig.assert_nothing_left(living, ending, killed)
+
+    def test_a_job_that_the_agent_forgot_is_left_alone(self, rig: Rig) -> None:
+        job_id = rig.start("sleep", "1000")
+        rig.wait(Started, job_id)
+        rig.events.clear()
+        assert rig.restart() == {}
+        rig.poll(0.2)
+        assert len(rig.cgroups.list_processes(job_id)) == 1
+        rig.cgroups.kill(job_id)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while job_id in rig.cgroups.list_job_ids():
+            assert time.monotonic() < deadline_s
+            rig.poll()
+        assert rig.events == []
+        rig.assert_nothing_left(job_id)
+
+    def test_many_leave_nothing_behind(self, rig: Rig) -> None:
+        rig.wait(Ended, rig.start("true"))
+        descriptors = len(os.listdir("/proc/self/fd"))
+        job_ids = []
+        for _ in range(50):
+            job_ids.append(rig.start("sleep", "1000"))
+            rig.wait(Started, job_ids[-1])
+            rig.executor.kill(job_ids[-1])
+            rig.wait(Ended, job_ids[-1])
+        rig.assert_nothing_left(*job_ids)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    def test_many_at_once(self, rig: Rig) -> None:
+        job_ids = [rig.start("sleep", "1000") for _ in range(50)]
+        for job_id in job_ids:
+            rig.wait(Started, job_id)
+        for job_id in job_ids:
+            rig.executor.kill(job_id)
+        for job_id in job_ids:
+            assert rig.wait(Ended, job_id).signal == 9
+        rig.assert_nothing_left(*job_ids)

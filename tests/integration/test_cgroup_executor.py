@@ -1,0 +1,393 @@
+"""The executor of kind "cgroup" with this machine's cgroups, its keeper, and real jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from executor_contract import ExecutorContract, Rig
+from waiting import wait_until
+
+from cpumond.cgroup.jobs import JobCgroupTree
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.errors import CpumondError
+from cpumond.executor import Ended, NotStarted, Started, keeper
+from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
+
+pytestmark = pytest.mark.cgroup
+
+_numbers = itertools.count()
+
+
+def find_keepers(runtime_dir: Path) -> list[int]:
+    """The keepers of a directory, by their command lines; nothing else is ever touched."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+                if os.fsencode(keeper.__file__) in words and os.fsencode(runtime_dir) in words:
+                    found.append(int(name))
+    return found
+
+
+def remove_root(hierarchies: Hierarchies, root: str) -> None:
+    """The cgroups above the jobs, which executors leave where they are."""
+    mounts = {hierarchies.cpu_root, hierarchies.cpuacct_root, hierarchies.unified_root or "", *_list_v1_mounts()}
+    for mount in mounts - {""}:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(mount, root))
+
+
+def _list_v1_mounts() -> set[str]:
+    with open("/proc/self/mountinfo") as file:
+        return {line.split()[4] for line in file if " - cgroup " in line}
+
+
+@contextlib.contextmanager
+def open_rig(hierarchies: Hierarchies, directory: Path) -> Iterator[Rig]:
+    root = f"cpumond-test-{os.getpid()}-jobs-{next(_numbers)}"
+    cgroups = JobCgroupTree(hierarchies, root)
+    runtime_dir = directory / "run"
+    rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, directory / "jobs")
+    try:
+        yield rig
+        rig.close()
+        assert os.listdir(runtime_dir / INDEX_NAME) == []
+    finally:
+        for pid in find_keepers(runtime_dir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        remove_root(hierarchies, root)
+
+
+@pytest.fixture
+def rig(hierarchies: Hierarchies, tmp_path: Path) -> Iterator[Rig]:
+    with open_rig(hierarchies, tmp_path) as opened:
+        yield opened
+
+
+class TestCgroupExecutor(ExecutorContract):
+    """The contract."""
+
+
+def the_keeper(rig: Rig) -> int:
+    (pid,) = find_keepers(rig.directory.parent / "run")
+    return pid
+
+
+def kill_keeper(rig: Rig) -> None:
+    """As somebody else would, and wait until it is gone."""
+    pid = the_keeper(rig)
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in find_keepers(rig.directory.parent / "run"), "the keeper is gone")
+    os.close(pidfd)
+
+
+def test_how_a_job_finds_itself(rig):
+    script = (
+        "umask; ulimit -n; ulimit -c; grep -E '^(SigBlk|SigIgn)' /proc/self/status; cat /proc/self/oom_score_adj;"
+        "ls /proc/self/fd | wc -l; [ $(cut -d' ' -f6 /proc/$$/stat) = $$ ] && echo leads"
+    )
+    job_id = rig.shell(script)
+    assert rig.wait(Ended, job_id).exit_code == 0
+    umask, descriptors, core, blocked, ignored, score, opened, leads = rig.read(job_id).decode().splitlines()
+    assert (umask, descriptors, core, leads) == ("0022", "1024", "0", "leads")
+    library = 0b11 << 31  # 32 and 33, which the C library keeps to itself
+    assert (int(blocked.split()[1], 16), int(ignored.split()[1], 16) & ~library, score) == (0, 0, "0")
+    assert opened == "4"  # 0, 1, 2 and the directory that ls reads
+
+
+def test_its_output_can_be_opened_again(rig):
+    job_id = rig.shell("echo out > /dev/stdout; echo err > /dev/stderr", user="nobody" if os.geteuid() == 0 else "")
+    assert rig.wait(Ended, job_id).exit_code == 0
+    assert (rig.read(job_id), rig.read(job_id, "stderr")) == (b"out\n", b"err\n")
+
+
+def test_a_job_that_eats_its_own_output_holds_up_nobody(rig):
+    thief = rig.shell("cat <&1 >/dev/null & while :; do echo bait; done")
+    rig.wait(Started, thief)
+    for _ in range(5):
+        job_id = rig.shell("echo here")
+        rig.wait(Ended, job_id)
+        assert rig.read(job_id) == b"here\n"
+    rig.executor.kill(thief)
+    rig.wait(Ended, thief)
+
+
+def test_cgroups_that_the_job_made_go_with_it(rig):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make cgroups as a job")
+    root = os.path.join(rig.hierarchies.cpu_root, rig.cgroups.path("job-with-children"))
+    job_id = rig.shell(
+        f"mkdir -p {root}/a/b; (echo 0 > {root}/a/b/cgroup.procs; setsid sleep 1000 & echo ready) & wait; exit 2",
+        job_id="job-with-children",
+    )
+    assert rig.wait(Ended, job_id).exit_code == 2
+    rig.assert_nothing_left(job_id)
+
+
+def test_a_place_where_no_cgroup_can_be_made_is_the_nodes_fault(rig):
+    launch = rig.describe(["true"], job_id="x" * 250)
+    rig.executor.start(launch)
+    event = rig.wait(NotStarted, launch.job_id)
+    assert event.node_fault
+    assert "cgroup" in event.problem
+
+
+def test_a_directory_that_is_not_there_is_the_nodes_fault(rig):
+    launch = rig.describe(["true"])
+    os.rmdir(launch.directory)
+    rig.executor.start(launch)
+    event = rig.wait(NotStarted, launch.job_id)
+    assert event.node_fault
+    assert launch.directory in event.problem
+    assert launch.job_id not in rig.cgroups.list_job_ids()
+
+
+def test_the_same_job_is_not_started_twice(rig):
+    job_id = rig.start("sleep", "1000")
+    with pytest.raises(CpumondError, match="already"):
+        rig.executor.start(rig.describe(["true"], job_id="other").__class__(
+            job_id, ["true"], {}, "", "/", 1.0, 0, str(rig.directory / job_id), 4096))  # fmt: skip
+    rig.wait(Started, job_id)
+
+
+def test_the_keeper_is_killed_while_jobs_run(rig):
+    job_id = rig.shell(
+        'echo one; while [ ! -e "$STOP" ]; do sleep 0.02; done; echo two; while :; do sleep 0.02; done',
+        environment={"STOP": str(rig.directory / "stop")},
+    )
+    quick = rig.shell('while [ ! -e "$STOP" ]; do sleep 0.02; done', environment={"STOP": str(rig.directory / "stop")})
+    for started in (job_id, quick):
+        rig.wait(Started, started)
+    rig.wait_written(job_id, b"one\n")
+    kill_keeper(rig)
+    (rig.directory / "stop").touch()
+    rig.wait_written(job_id, b"two\n")
+    ended = rig.wait(Ended, quick)
+    assert (ended.exit_code, ended.signal, ended.problem) == (None, None, keeper.LOST)
+    assert ended.cpu_seconds is not None
+    assert rig.find(Ended, job_id) is None
+    after = rig.shell("exit 3")
+    assert rig.wait(Ended, after).exit_code == 3
+    rig.executor.kill(job_id)
+    assert rig.wait(Ended, job_id).problem == keeper.LOST
+    assert rig.read(job_id) == b"one\ntwo\n"
+    rig.assert_nothing_left(job_id, quick, after)
+
+
+def test_agent_and_keeper_are_killed_both(rig):
+    living = rig.shell("echo one; sleep 1000")
+    ending = rig.shell("exec sleep 1000")
+    for job_id in (living, ending):
+        rig.wait(Started, job_id)
+    rig.wait_written(living, b"one\n")
+    rig.executor.close()
+    kill_keeper(rig)
+    rig.cgroups.kill(ending)
+    wait_until(lambda: not rig.cgroups.list_processes(ending), "it ends")
+    assert set(rig.come_back(living, ending)) == {living}
+    assert rig.wait(Ended, ending).problem == keeper.LOST
+    rig.executor.kill(living)
+    assert rig.wait(Ended, living).problem == keeper.LOST
+    assert rig.read(living) == b"one\n"
+    rig.assert_nothing_left(living, ending)
+
+
+def test_a_keeper_that_was_killed_over_and_over_loses_no_start(rig):
+    job_ids = []
+    for _ in range(5):
+        kill_keeper(rig)
+        job_ids += [rig.start("true") for _ in range(3)]
+        rig.poll(1.0)
+        wait_until(lambda: rig.poll(0.05) or find_keepers(rig.directory.parent / "run"), "a keeper is there")
+    for job_id in job_ids:
+        rig.wait_over(job_id)
+    rig.assert_nothing_left(*job_ids)
+
+
+def test_what_a_job_leaves_is_killed_without_an_agent(rig):
+    job_id = rig.shell("setsid sleep 1000 & echo ready; while [ ! -e \"$STOP\" ]; do sleep 0.02; done; exit 9",
+                       environment={"STOP": str(rig.directory / "stop")})  # fmt: skip
+    rig.wait_written(job_id, b"ready")
+    rig.executor.close()
+    (rig.directory / "stop").touch()
+    wait_until(lambda: not rig.list_marked(), "nothing of it lives")
+    wait_until(lambda: not find_keepers(rig.directory.parent / "run"), "the keeper ends")
+    rig.events.clear()
+    assert rig.come_back(job_id) == {}
+    ended = rig.wait(Ended, job_id)
+    assert (ended.exit_code, ended.problem) == (9, "")
+    assert ended.cpu_seconds is not None
+
+
+def test_an_end_that_the_agent_did_not_store_is_told_again(rig):
+    job_id = rig.shell("exit 5")
+    first = rig.wait(Ended, job_id)
+    rig.events.clear()
+    rig.restart(job_id)
+    assert rig.wait(Ended, job_id) == first
+    rig.assert_nothing_left(job_id)
+
+
+def test_two_executors_side_by_side(rig, hierarchies, tmp_path):
+    with open_rig(hierarchies, tmp_path / "other") as other:
+        mine, theirs = rig.start("sleep", "1000"), other.start("sleep", "1000")
+        rig.wait(Started, mine)
+        other.wait(Started, theirs)
+        assert the_keeper(rig) != the_keeper(other)
+        other.executor.kill(theirs)
+        other.wait(Ended, theirs)
+        kill_keeper(other)
+        assert rig.cgroups.list_processes(mine)
+        assert other.wait(Ended, other.start("true")).exit_code == 0
+        rig.executor.kill(mine)
+        assert rig.wait(Ended, mine).signal == 9
+
+
+def test_one_directory_has_one_keeper(rig):
+    first = the_keeper(rig)
+    assert keeper_program(rig) == 0
+    assert find_keepers(rig.directory.parent / "run") == [first]
+
+
+def keeper_program(rig: Rig) -> int:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", keeper.__file__, str(rig.directory.parent / "run")],
+        stdout=subprocess.PIPE,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode
+
+
+def test_the_keeper_ends_when_there_is_nothing_to_keep(rig):
+    job_id = rig.start("sleep", "1000")
+    rig.wait(Started, job_id)
+    pid = the_keeper(rig)
+    rig.executor.close()
+    pause = threading.Event()
+    pause.wait(keeper.IDLE_S + 0.5)
+    assert find_keepers(rig.directory.parent / "run") == [pid]
+    rig.cgroups.kill(job_id)
+    wait_until(lambda: not find_keepers(rig.directory.parent / "run"), "the keeper ends")
+    assert (rig.directory.parent / "run" / "keeper.log").read_text() == ""
+    assert rig.come_back(job_id) == {}
+    assert rig.wait(Ended, job_id).signal == 9
+
+
+def test_the_keepers_socket_is_for_its_user_only(rig):
+    path = rig.directory.parent / "run" / keeper.SOCKET_NAME
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_the_keeper_holds_nothing_of_jobs_that_are_over(rig):
+    def count() -> int:
+        return len(os.listdir(f"/proc/{the_keeper(rig)}/fd"))
+
+    rig.wait(Ended, rig.start("true"))
+    before = count()
+    for job_id in [rig.shell("echo a; exit 1") for _ in range(20)] + [rig.start("no-such-program") for _ in range(5)]:
+        rig.wait_over(job_id)
+    wait_until(lambda: count() == before, "its descriptors are closed")
+
+
+def test_nonsense_does_not_end_the_keeper(rig):
+    pid = the_keeper(rig)
+    directory = os.open(rig.directory.parent / "run", os.O_RDONLY)
+    try:
+        for text in (b"nonsense\n", b"[]\n", b'{"start": 5}\n', b'{"start": {"id": "x"}}\n', b'{"kill": "none"}\n'):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(10.0)
+                sock.connect(f"/proc/self/fd/{directory}/{keeper.SOCKET_NAME}")
+                assert json.loads(sock.makefile("rb").readline())["hello"]["version"] == keeper.VERSION
+                sock.sendall(text)
+    finally:
+        os.close(directory)
+    assert rig.wait(Ended, rig.start("true")).exit_code == 0
+    assert the_keeper(rig) == pid
+
+
+def test_a_full_disk_stops_neither_job_nor_keeper(rig):
+    place = Path("/dev/full")
+    if not place.exists():
+        pytest.skip("needs /dev/full")
+    launch = rig.describe(["sh", "-c", "yes | head -c 300000; exit 4"])
+    os.symlink(place, os.path.join(launch.directory, "stdout"))
+    rig.executor.start(launch)
+    assert rig.wait(Ended, launch.job_id).exit_code == 4
+    os.unlink(os.path.join(launch.directory, "stdout"))
+    assert (Path(launch.directory) / "stdout.total").read_text().strip().lstrip("0") == "300000"
+
+
+def test_a_place_that_cannot_be_used_is_said_at_once(hierarchies, tmp_path):
+    (tmp_path / "file").write_text("")
+    executor = CgroupExecutor(JobCgroupTree(hierarchies, "none"), str(tmp_path / "file" / "run"))
+    with contextlib.closing(executor), pytest.raises(CpumondError, match="runtime_dir"):
+        executor.recover([])
+
+
+def run_as_ordinary_user(hierarchies: Hierarchies, root: str, directory: Path) -> list[object]:
+    """What an executor of an ordinary user made of two jobs."""
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    if not os.access(sys.executable, os.X_OK):
+        sys.executable = "/usr/bin/python3"  # ours may lie in a directory of root's
+    cgroups = JobCgroupTree(hierarchies, root)
+    user = Rig(lambda: CgroupExecutor(cgroups, str(directory / "run")), cgroups, hierarchies, directory / "jobs")
+    job_id = user.shell("id -u; exit 3")
+    ended = user.wait(Ended, job_id)
+    refused = user.wait(NotStarted, user.start("true", user="root"))
+    user.close()
+    return [ended.exit_code, user.read(job_id).decode(), refused.problem]
+
+
+def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become an ordinary user")
+    if hierarchies.cpu_version == 2:
+        pytest.skip("needs v1 hierarchies, where a user may move its processes")
+    root = f"cpumond-test-{os.getpid()}-user-{next(_numbers)}"
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, 65534, 65534)
+        for mount in (hierarchies.cpu_root, hierarchies.cpuacct_root):
+            os.mkdir(os.path.join(mount, root))
+            os.chown(os.path.join(mount, root), 65534, 65534)
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                told = json.dumps(run_as_ordinary_user(hierarchies, root, Path(name)))
+            except BaseException as error:
+                told = json.dumps(repr(error))
+            os.write(write_end, told.encode())
+            os._exit(0)
+        os.close(write_end)
+        with open(read_end, "rb") as pipe:
+            answer = json.loads(pipe.read())
+        os.waitpid(pid, 0)
+        for keeper_pid in find_keepers(Path(name) / "run"):
+            os.kill(keeper_pid, signal.SIGKILL)
+        remove_root(hierarchies, root)
+    assert answer == [3, "65534\n", "cannot become the user 'root': Operation not permitted"]
+
+
+def test_time_from_start_to_started(rig):
+    began_s = time.perf_counter()
+    rig.wait(Started, rig.start("true"))
+    assert time.perf_counter() - began_s < 5.0

@@ -1,0 +1,183 @@
+"""The closed loop: CPU that a job ordered and does not use runs another job, and comes back when it is wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from closed_loop import WAIT_S, WORKER, CpuMeter, Loop
+
+from cpumond.cgroup.mounts import Hierarchies
+
+pytestmark = pytest.mark.cgroup
+
+CHECK_S = 0.25
+FLOOR = 0.5
+DECREASE = 0.8
+MONITOR = f"{{enable_cpu_reclaim=%true;min_cpu_limit={FLOOR};decrease_coefficient={DECREASE};smoothing_factor=0.3}}"
+OVERCOMMIT_S = 2.0
+
+
+@pytest.fixture
+def loop(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """A node of 2 cores whose monitor only looks, unless an operation says otherwise; the scheduler's own bounds."""
+    config = (
+        f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n'
+        "[min_spare_job_resources_on_node]\ncpu = 1.0\nmemory = 268435456\n"
+    )
+    with Loop(
+        tmp_path, hierarchies, cpu=2.0, memory=4 * 2**30, scheduler_config=config, monitor={"mode": "shadow"}
+    ) as cluster:
+        yield cluster
+    assert cluster.leftover_cgroups() == []
+
+
+def count_checks_down_to(goal_cores: float, usage_cores: float, hard_cores: float) -> int:
+    """The check after which the documents' rule has lowered the limit to ``goal_cores`` (semantics.md 1.3, 1.4)."""
+    smoothed = limit = hard_cores
+    window: list[float] = []
+    for number in range(2, 1000):
+        smoothed = smoothed if number == 2 else 0.3 * usage_cores + 0.7 * smoothed
+        window = [*window, smoothed][-5:]
+        votes = [-1 if value < 0.6 * limit else int(value > 0.9 * limit) for value in window]
+        if len(votes) == 5 and sum(votes) < -3:
+            limit = max(limit * DECREASE, FLOOR)
+        if limit <= goal_cores:
+            return number
+    raise AssertionError
+
+
+def read_pool_counters(loop: Loop) -> dict[str, float]:
+    """The Prometheus counter of CPU time, by pool."""
+    with httpx2.Client(trust_env=False) as client:
+        text = client.get(f"{loop.url}/metrics").text
+    name = "cpumond_pool_cpu_usage_seconds_total{"
+    found = {}
+    for line in text.splitlines():
+        if line.startswith(name):
+            labels, _, value = line.removeprefix(name).rpartition("} ")
+            if 'tree="default"' in labels:
+                found[labels.partition('pool="')[2].partition('"')[0]] = float(value)
+    return found
+
+
+def explain(loop: Loop, job: dict[str, Any]) -> dict[str, Any]:
+    """``cpumond explain JOB --json`` of the agent."""
+    done = loop.run("explain", job["id"], "--config", loop.nodes[0].config_path, "--json")
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_path, record_property):
+    wake = tmp_path / "wake"
+    loop.create_pool("owners", strong_guarantee_resources={"cpu": 2.0})
+    loop.create_pool("guests")
+    with CpuMeter(loop) as meter:
+        a = loop.start("owners", sys.executable, "-S", "-c", WORKER, str(wake), cpu=2.0, monitor=MONITOR)
+        [a_job] = loop.await_running(a)
+        assert loop.quota_cores(a_job["cgroup"]) == 2.0
+        began = time.monotonic()
+        b = loop.start("guests", "/bin/bash", "-c", "while :; do :; done", cpu=1.0)
+        assert loop.operation(b)["jobs"]["active"] == 0
+        [b_job] = loop.await_running(b)
+        # As soon as the rule of the monitor has given up a core.
+        waited_s, expected_s = time.monotonic() - began, count_checks_down_to(1.0, 0.2, 2.0) * CHECK_S
+        assert waited_s < 3 * expected_s + 10.0, f"B waited {waited_s:.1f} s, {expected_s:.1f} s were expected"
+        loop.wait(lambda: loop.quota_cores(a_job["cgroup"]) == FLOOR, "A is down at its floor", WAIT_S)
+        [started] = [each for each in loop.nodes[0].log_events("job_started") if each["job_id"] == b_job["id"]]
+        [a_view] = loop.jobs(a, "running")
+        assert (a_view["cpu_limit"], a_view["current_cpu_limit"]) == (2.0, pytest.approx(FLOOR, abs=0.5))
+
+        checks = count_checks_until_restored(loop, a_job, wake)
+        assert checks <= 2, f"the limit was back after {checks} checks"
+        [restore] = [each for each in explain(loop, a_job)["decisions"] if each["kind"] == "restore"]
+        assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
+        [change] = [e for e in loop.nodes[0].log_events("limit_changed") if e["reason"] == "restore"]
+        assert (change["job_id"], change["new_cores"]) == (a_job["id"], 2.0)
+
+        # 3 cores are more than there are: the guest goes after the time that is allowed, and waits until A sleeps.
+        ended = loop.wait(lambda: loop.jobs(b, "aborted"), "B's job is repaired away", WAIT_S)[0]
+        [shown] = [job for job in loop.ask("operation", "jobs", b)["jobs"] if job["state"] == "aborted"]
+        assert (shown["id"], shown["preemption"]["kind"]) == (b_job["id"], "overcommit")
+        assert "allowed_node_resources_overcommit_duration" in shown["preemption"]["why"]
+        assert shown["preemption"]["at"] - restore["at"] > OVERCOMMIT_S - CHECK_S
+        assert ended["finish_time"] is not None
+        loop.wait(lambda: not loop.pids(b_job["cgroup"]), "its processes are gone")
+        assert (loop.operation(b)["state"], loop.operation(b)["jobs"]["active"]) == ("running", 0)
+        assert [job["id"] for job in loop.jobs(a, "running")] == [a_job["id"]]
+        wake.unlink()
+        [b_again] = loop.await_running(b)
+        assert b_again["id"] != b_job["id"]
+        assert loop.jobs(a, "running")[0]["current_cpu_limit"] <= 1.0
+
+        for operation in (a, b):
+            assert loop.run("operation", "abort", operation).returncode == 0
+        loop.await_no_jobs()
+        counters = read_pool_counters(loop)
+        deviations = {}
+        for operation, pool in ((a, "owners"), (b, "guests")):
+            jobs = loop.jobs(operation)
+            used = meter.of(jobs)
+            assert used > 1.0
+            assert counters[pool] == pytest.approx(used, rel=0.05)
+            assert loop.get(f"/api/v1/trees/default/pools/{pool}")["cpu_seconds"] == pytest.approx(used, rel=0.05)
+            assert loop.operation(operation)["cpu_seconds"] == pytest.approx(used, rel=0.05)
+            deviations[pool] = f"{counters[pool] / used - 1:.3%}"
+    record_property("checks until the limit was back", checks)
+    record_property("B started after the freeing heartbeat, s", started["since_heartbeat_s"])
+    record_property("B waited and was expected, s", (round(waited_s, 2), expected_s))
+    record_property("deviation of CPU totals", deviations)
+
+
+def count_checks_until_restored(loop: Loop, job: dict[str, Any], wake: Path) -> int:
+    """Wake A up, and count the agent's ticks until one of them has given its limit back."""
+
+    def look() -> tuple[int, float]:
+        status = loop.nodes[0].get("/v1/status")
+        [mine] = [each for each in status["jobs"] if each["job_id"] == job["id"]]
+        return status["tick"], mine["current_cpu_limit"]
+
+    before, limit = look()
+    assert limit == pytest.approx(FLOOR, abs=0.01)
+    wake.touch()
+    after, limit = before, 0.0
+
+    def is_back() -> bool:
+        nonlocal after, limit
+        after, limit = look()
+        return limit == 2.0
+
+    loop.wait(is_back, "A has its full limit back", WAIT_S)
+    assert math.isclose(loop.quota_cores(job["cgroup"]), 2.0)
+    return after - before
+
+
+def test_the_unmodified_client_starts_jobs_that_share_what_they_do_not_use(loop, tmp_path):
+    loop.create_pool("p")
+    # Each orders the usual core.
+    spec = f"{{pool=p;job_cpu_monitor={MONITOR}}}"
+    tasks = '{t={job_count=2;command="echo $YT_JOB_ID; exec sleep 1000"}}'
+    operation = loop.yt("vanilla", "--async", "--tasks", tasks, "--spec", spec)
+    jobs = loop.await_running(operation, 2)
+    assert [loop.quota_cores(job["cgroup"]) for job in jobs] == [1.0, 1.0]
+    other = loop.start("p", "/bin/bash", "-c", "exit 0", count=3)
+    # Both are at 0.5 cores then, and one core is free.
+    loop.await_state(other, "completed")
+    assert [loop.quota_cores(job["cgroup"]) for job in jobs] == [FLOOR, FLOOR]
+    assert {job["id"] for job in loop.jobs(operation, "running")} == {job["id"] for job in jobs}
+    for job in jobs:
+        with httpx2.Client(trust_env=False) as client:
+            answer = client.get(f"{loop.url}/api/v1/operations/{operation}/jobs/{job['id']}/log")
+        assert (answer.status_code, answer.text) == (200, f"{job['id']}\n")
+    loop.yt("abort-op", operation)
+    loop.wait(lambda: not any(loop.pids(job["cgroup"]) for job in jobs), "their processes are gone", WAIT_S)
+    loop.await_no_jobs()
+    assert {job["state"] for job in loop.jobs(operation)} == {"aborted"}

@@ -1,0 +1,409 @@
+"""What is said twice, late, out of order or not at all: the scheduler and its nodes agree again (semantics.md 1.8, 6.7).
+
+Silence, repeats and restarts that concern nodes as a whole are in test_state_nodes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_world import PlayedNode, World, assert_consistent, describe
+
+from cpumond.scheduler.model import CommandError, JobCounts, JobRecord
+
+LOST_S = 301.0
+"""Longer than node_reconnection_timeout."""
+GIVEN_UP_S = 32.5
+"""Longer than waiting_job_timeout, and two heartbeats for the node's own word."""
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.create_pool("p")
+    yield world
+    assert_consistent(world.state)
+
+
+def counts(world: World, operation: str) -> JobCounts:
+    return world.record(operation).counts.get("t", JobCounts())
+
+
+def ended(world: World, operation: str, job: str) -> JobRecord:
+    return world.state.finished_jobs[operation][job]
+
+
+def run(world: World, jobs: int = 1, **spec: object) -> str:
+    """An operation whose jobs run and are known to run."""
+    operation = world.start("p", jobs=jobs, **spec)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == jobs
+    return operation
+
+
+def order_without_room(world: World) -> tuple[PlayedNode, str, str]:
+    """A job that its node has and that waits there for room; node, operation, job."""
+    node = world.node("n1")
+    node.has_no_room = True
+    operation = world.start("p")
+    world.settle_down()
+    (job,) = node.waiting
+    return node, operation, job
+
+
+def lose(world: World, *alive: PlayedNode) -> None:
+    """All nodes but ``alive`` are silent until they are given up; then the others get their jobs."""
+    world.now += LOST_S
+    for node in alive:
+        node.beat()
+    world.expire()
+
+
+# --- jobs that wait on their node, of which it says nothing
+
+
+def test_an_order_is_repeated_while_the_job_waits_and_the_job_starts_once(world):
+    node, operation, job = order_without_room(world)
+    assert node.heard is not None
+    assert [order.job_id for order in node.heard.start] == [job]
+    node.begin(job)
+    world.settle_down()
+    assert list(node.jobs) == [job]
+    assert node.heard.start == []
+    assert [each.id for each in world.jobs_of(operation)] == [job]
+
+
+def test_the_nodes_own_word_on_a_job_that_had_no_room_is_the_reason(world):
+    node, operation, job = order_without_room(world)
+    world.now += 30.0
+    why = "the node had no room for it within 30 s: 1 cpu of 0 free"
+    node.begin(job)
+    node.finish(job, "aborted", reason=why)
+    node.has_no_room = False
+    world.settle_down()
+    assert ended(world, operation, job).reason == why
+    assert counts(world, operation) == JobCounts(aborted=1)
+    assert len(node.jobs) == 1
+
+
+def test_a_waiting_job_of_an_aborted_operation_is_told_to_stop_and_never_starts(world):
+    node, operation, job = order_without_room(world)
+    node.deaf = True  # the first answer with the order to stop is lost
+    world.abort(operation)
+    assert [stop.job_id for stop in node.beat().stop] == [job]
+    node.deaf = False
+    assert [stop.job_id for stop in node.beat().stop] == [job]
+    assert node.waiting == {}
+    node.beat()
+    assert ended(world, operation, job).state == "aborted"
+    assert world.state.jobs == {}
+    assert node.heard is not None
+    assert node.heard.stop == []
+
+
+def test_a_job_that_its_node_never_got_is_not_told_to_stop_for_ever(world):
+    node = world.node("n1")
+    node.deaf = True
+    operation = world.start("p")
+    world.step()
+    world.abort(operation)
+    node.deaf = False
+    world.settle_down(3)
+    assert len(world.state.nodes["n1"].stopping) == 1
+    world.step(GIVEN_UP_S)
+    assert world.state.jobs == {}
+
+
+def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_it_is_needed(world):
+    node, operation, job = order_without_room(world)
+    world.suspend(operation)
+    world.resume(operation)
+    world.now += GIVEN_UP_S
+    world.set_operation(operation, resource_limits={"cpu": 0})
+    node.beat()
+    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.jobs_of(operation) == []
+    node.begin(job)
+    node.beat()
+    assert [each.id for each in world.jobs_of(operation)] == [job]
+    node.finish(job)
+    node.beat()
+    assert counts(world, operation) == JobCounts(completed=1, aborted=1)
+
+
+def test_a_waiting_job_of_an_earlier_run_of_the_scheduler_is_stopped_when_it_was_replaced(world):
+    node, operation, job = order_without_room(world)
+    world.restart()
+    world.settle_down()
+    (other,) = world.jobs_of(operation)
+    assert other.id != job
+    assert set(node.waiting) == {job, other.id}
+    node.begin(other.id)
+    node.begin(job)
+    world.settle_down()
+    assert set(node.jobs) == {other.id}
+    assert ended(world, operation, job).reason == "it was replaced while its node was away"
+
+
+# --- ends
+
+
+def test_a_job_that_ends_between_its_order_and_the_first_report_counts(world):
+    node = world.node("n1")
+    operation = world.start("p")
+    world.step()
+    (job,) = node.jobs
+    node.finish(job, start_time=world.now, cpu_seconds=0.25)
+    node.beat()
+    assert world.states([operation]) == "c"
+    assert ended(world, operation, job).cpu_seconds == 0.25
+
+
+def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
+    node = world.node("n1")
+    operation = run(world, 2)
+    job = next(iter(node.jobs))
+    node.finish(job)
+    node.deaf = True
+    assert node.beat().acknowledged == [job]
+    node.deaf = False
+    world.restart()
+    assert node.beat().acknowledged == [job]
+    assert node.finished == {}
+    assert counts(world, operation) == JobCounts(completed=1)
+
+
+def test_a_job_whose_fate_nobody_knows_is_lost_and_started_again(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.finish(job, "lost", reason="the host was started anew while it ran")
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(lost=1)
+    assert ended(world, operation, job).reason == "the host was started anew while it ran"
+    assert len(node.jobs) == 1
+    assert job not in node.jobs
+
+
+def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.finish(job)
+    other = world.node("n2")
+    lose(world, other)
+    world.settle_down()
+    assert len(other.jobs) == 1
+    node.register()
+    world.settle_down()
+    assert world.states([operation]) == "c"
+    assert counts(world, operation) == JobCounts(completed=1, lost=1, aborted=1)
+    assert other.jobs == {}
+
+
+def test_a_lost_job_that_failed_meanwhile_is_not_counted_twice(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.finish(job, "failed")
+    other = world.node("n2")
+    lose(world, other)
+    node.register()
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(lost=1)
+    assert len(other.jobs) == 1
+
+
+def test_a_job_that_is_taken_over_again_stays_counted_as_lost(world):
+    node = world.node("n1")
+    operation = run(world)
+    before = set(node.jobs)
+    lose(world)
+    node.register()
+    world.settle_down()
+    assert set(node.jobs) == before
+    assert counts(world, operation) == JobCounts(lost=1)
+
+
+def test_a_job_that_has_ended_is_not_taken_over_again(world):
+    node = world.node("n1")
+    operation = run(world, 3)
+    job = next(iter(node.jobs))
+    kept = node.jobs[job]
+    node.finish(job)
+    node.beat()
+    node.jobs[job] = kept
+    world.set_operation(operation, resource_limits={"cpu": 0})
+    answer = node.beat()
+    assert [(stop.job_id, stop.why) for stop in answer.stop] == [(job, "it was reported as completed before")]
+    assert counts(world, operation) == JobCounts(completed=1)
+    assert job not in {each.id for each in world.jobs_of(operation)}
+
+
+def test_an_end_that_is_told_after_a_restart_stays_in_the_history_of_a_finished_operation(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    world.abort(operation)
+    node.keeps_stopping = True
+    node.beat()
+    world.restart()
+    node.let_go(job, "aborted", exit_code=143)
+    node.beat()
+    assert (ended(world, operation, job).state, ended(world, operation, job).exit_code) == ("aborted", 143)
+    assert node.finished == {}
+
+
+# --- jobs that were told to stop
+
+
+@pytest.mark.parametrize(("state", "exit_code"), [("aborted", 0), ("aborted", 1), ("failed", 1), ("lost", None)])
+def test_6_7_a_preempted_job_is_aborted_whatever_its_exit_code_and_started_again(state, exit_code):
+    world = World(fair_share_starvation_timeout=0, max_unpreemptible_running_job_count=0)
+    world.create_pool("low")
+    world.create_pool("high", strong_guarantee_resources={"cpu": 10})
+    node = world.node("n1", cpu=10)
+    low = world.start("low", max_failed_job_count=1)
+    world.settle_down()
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.start("high", jobs=10)
+    world.settle_down()
+    assert list(node.stopping) == [job]
+    why = node.stopping[job].why
+    node.let_go(job, state, exit_code=exit_code)
+    node.beat()
+    record = ended(world, low, job)
+    assert (record.state, record.exit_code, record.reason) == ("aborted", exit_code, why)
+    assert record.preemption is not None
+    assert record.preemption.kind == "preempted"
+    assert counts(world, low) == JobCounts(aborted=1)
+    assert world.operation(low).needed == {"t": 1}
+    world.node("n2", cpu=10)
+    world.settle_down()
+    assert len(world.jobs_of(low)) == 1
+    assert_consistent(world.state)
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_1_9_a_job_of_an_overcommitted_node_is_recorded_with_kind_sentence_and_exit_code(world, exit_code):
+    node = world.node("n1", cpu=2)
+    operation = run(world, 2)
+    node.has(1.0)
+    node.keeps_stopping = True
+    for _ in range(17):
+        world.step()
+    (job,) = node.stopping
+    stop = node.stopping[job]
+    assert stop.kind == "overcommit"
+    node.let_go(job, "aborted", exit_code=exit_code)
+    node.foreign.clear()
+    world.settle_down()
+    record = ended(world, operation, job)
+    assert (record.state, record.exit_code, record.reason) == ("aborted", exit_code, stop.why)
+    assert record.preemption is not None
+    assert record.preemption.kind == "overcommit"
+    assert len(world.jobs_of(operation)) == 2
+
+
+def test_1_9_a_job_that_its_node_stopped_by_itself_keeps_the_nodes_reason_and_is_started_again(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    why = "resource_overdraft: Resource usage overdraft adjustment"
+    node.finish(job, "aborted", exit_code=143, reason=why)
+    world.settle_down()
+    record = ended(world, operation, job)
+    assert (record.state, record.reason, record.exit_code, record.preemption) == ("aborted", why, 143, None)
+    assert len(node.jobs) == 1
+
+
+def test_1_9_the_nodes_own_reason_stands_when_the_scheduler_stopped_the_job_too(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    node.let_go(job, "aborted", reason="resource_overdraft: too much")
+    node.beat()
+    assert ended(world, operation, job).reason == "resource_overdraft: too much"
+
+
+def test_6_7_a_job_that_completes_although_it_was_told_to_stop_has_completed(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    node.let_go(job, "completed")
+    node.beat()
+    assert world.states([operation]) == "c"
+    assert ended(world, operation, job).reason == ""
+
+
+def test_a_job_that_is_being_stopped_over_a_restart_of_the_scheduler_ends_as_its_node_says(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    world.restart()
+    node.beat()
+    node.let_go(job, "aborted", exit_code=0)
+    node.beat()
+    record = ended(world, operation, job)
+    assert (record.state, record.exit_code) == ("aborted", 0)
+    assert record.reason == "the operation was suspended with abort_running_jobs"
+    assert world.operation(operation).needed == {"t": 1}
+
+
+# --- two agents with one node id
+
+
+def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
+    node = world.node("n1")
+    operation = run(world)
+    late = msgspec.structs.replace(node.registration(), address="old.example")
+    node.restart_agent()
+    world.settle_down()
+    before = describe(world.state)
+    with pytest.raises(CommandError) as caught:
+        world.state.register(late)
+    sentence = str(caught.value)
+    assert "the run i1 of its agent (address n1) was replaced by the later run i2 (address n1)" in sentence
+    assert "give each its own node_id" in sentence
+    assert describe(world.state) == before
+    assert node.beat().accepted
+    assert len(world.jobs_of(operation)) == 1
+
+
+def test_both_addresses_are_named(world):
+    first = PlayedNode(world, "n1", 4)
+    world.carry_out(world.state.register(msgspec.structs.replace(first.registration(), address="a.example")))
+    second = msgspec.structs.replace(first.registration(), address="b.example", incarnation="i2")
+    world.carry_out(world.state.register(second))
+    with pytest.raises(CommandError, match=r"i1 .*a\.example.*i2 .*b\.example"):
+        first.register()
+
+
+def test_the_run_that_is_registered_may_register_again_and_a_new_one_may_replace_it(world):
+    node = world.node("n1")
+    node.register()
+    for _ in range(20):
+        node.restart_agent()
+    assert len(world.state.nodes["n1"].replaced) == 8
+    assert node.beat().accepted
+    node.incarnation = "i13"
+    with pytest.raises(CommandError, match="was replaced"):
+        node.register()
+
+
+def test_a_node_that_was_given_up_may_come_back_as_the_same_run(world):
+    node = world.node("n1")
+    node.restart_agent()
+    lose(world)
+    node.register()
+    assert node.beat().accepted
