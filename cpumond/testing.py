@@ -1,12 +1,13 @@
 """Parts for tests and for trying things out: fake trees and clocks, real cgroups, real load, a cluster of processes.
 
-Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts. Nothing here runs
-in the agent.
+Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts. Nothing here
+runs in the agent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -515,14 +516,18 @@ class ClusterNode(ClusterProcess):
         """The JSON of a GET over the agent's control socket, for example ``/v1/status``. Raises UnavailableError."""
         return _request("GET", f"http://agent{path}", uds=self.control_socket)
 
-    def end_keeper(self) -> None:
-        """SIGKILL to the process that keeps the node's jobs; it has outlived the agent."""
-        for pid in _find_keepers(self.runtime_dir):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def find_keepers(self) -> list[int]:
+        """The process that keeps the node's jobs; it outlives the agent."""
+        return _find_keepers(self.runtime_dir)
 
-    def close(self) -> None:
-        """Remove what is not in the cluster's directory."""
+    def close(self, timeout_s: float = 5.0) -> None:
+        """SIGKILL to the keeper, and remove what is not in the cluster's directory."""
+        deadline_s = time.monotonic() + timeout_s
+        while (keepers := self.find_keepers()) and time.monotonic() < deadline_s:
+            for pid in keepers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _PAUSE.wait(0.01)
         if self._short_dir:
             shutil.rmtree(self._short_dir, ignore_errors=True)
 
@@ -587,17 +592,16 @@ class Cluster:
         """End every process and every job of it, and remove its cgroups. Files stay where they are."""
         for process in (*self.nodes, self.scheduler):
             process.kill()
-        for node in self.nodes:
-            node.end_keeper()
+        # Jobs first: then there is still somebody who waits for them. Again for one that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:
-            # One that was just being started when its agent was killed.
-            node.end_keeper()
             node.close()
+        remove_cgroups(self.cgroup_prefix, self.mountinfo)
 
-    def leftover_cgroups(self) -> list[str]:
-        """Its cgroups that are there, in every hierarchy; after ``close`` none."""
-        return _list_places(self.cgroup_prefix, self.mountinfo)
+    def leftovers(self) -> list[str]:
+        """What of it is there: cgroups of every hierarchy, and keepers; after ``close`` nothing."""
+        keepers = [f"process {pid}" for node in self.nodes for pid in node.find_keepers()]
+        return _list_places(self.cgroup_prefix, self.mountinfo) + keepers
 
     # --- requests
 
@@ -713,11 +717,20 @@ def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout
 
 
 def _kill_and_remove(top: str) -> None:
-    for place, _, _ in os.walk(top, topdown=False):
+    for place, _, files in os.walk(top, topdown=False):
+        processes: list[int] = []
         with contextlib.suppress(OSError), open(os.path.join(place, "cgroup.procs"), encoding="ascii") as file:
-            for pid in [int(word) for word in file.read().split() if word.isdigit() and word != "0"]:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            processes = [int(word) for word in file.read().split() if word.isdigit() and word != "0"]
+        for pid in processes:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         # Not while a process is still on its way out: the next round does it.
         with contextlib.suppress(OSError):
-            os.rmdir(place)
+            try:
+                os.rmdir(place)
+            except OSError as error:
+                # A tree of plain files; a cgroup is never "not empty" because of its files.
+                if error.errno == errno.ENOTEMPTY and not processes:
+                    for name in files:
+                        os.unlink(os.path.join(place, name))
+                    os.rmdir(place)

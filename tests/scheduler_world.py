@@ -62,8 +62,8 @@ class PlayedJob:
 class PlayedNode:
     """A node that obeys: it starts what it is told to, stops what it is told to, and repeats what has ended.
 
-    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all. While it
-    ``has_no_room``, jobs wait here, of which it says nothing, until ``begin``.
+    ``keeps_stopping`` leaves a job that is told to stop alive until ``let_go``; ``deaf`` obeys no order at all. While
+    it ``has_no_room``, jobs wait here until ``begin``, and it says nothing of them.
     """
 
     world: World

@@ -10,7 +10,7 @@ import msgspec
 
 from cpumond.cli.demo_host import choose_place, make_directory, need_scheduler, stop_on_signals
 from cpumond.cli.options import check_cores
-from cpumond.errors import CreateError
+from cpumond.errors import UnavailableError
 
 if TYPE_CHECKING:
     from cpumond.testing import Cluster
@@ -84,8 +84,8 @@ def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:
 
     if not keep:
         shutil.rmtree(cluster.directory, ignore_errors=True)
-    left = cluster.leftover_cgroups()
+    left = cluster.leftovers()
     if left:
-        raise CreateError(f"cgroups are left: {', '.join(left)}; end what is in them and remove them with rmdir")
+        raise UnavailableError(f"not all could be removed: {', '.join(left)}; end what is in them and use rmdir")
     if not as_json:
         click.echo(f"All of it is removed{f', but the files in {cluster.directory}' if keep else ''}.")

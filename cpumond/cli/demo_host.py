@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cpumond.cgroup import mounts
-from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.errors import ConfigError, UnavailableError
 
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
@@ -98,7 +98,7 @@ def _start_again_in_scope() -> None:
     """Replace this process by itself in a transient scope with Delegate=yes, when the manager grants one."""
     manager = [] if os.geteuid() == 0 else ["--user"]
     scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
-    probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)
+    probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)  # noqa: S603
     if probe.returncode == 0:
         command = [*scope, sys.executable, "-m", "cpumond", *sys.argv[1:]]
         os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
@@ -140,8 +140,3 @@ def remove_directories(name: str) -> None:
         path = os.path.join(top, entry)
         if is_left(entry, name) and os.path.isdir(path) and os.lstat(path).st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def explain_simulation(error: CpumondError) -> str:
-    """Why no real cgroup is used, as part of a sentence."""
-    return str(error).rstrip(".")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 MAX_CAPACITY = 2.0
+MACHINE_SHARE = 0.5
+"""Of the machine's CPUs: an overcommitted node must fit on them, beside the scheduler, the agent and all else."""
+
 CHECK_PERIOD_S = 0.5
 OVERCOMMIT_S = 4.0
-MONITOR = {"smoothing_factor": 0.3, "decrease_coefficient": 0.8}
+MONITOR = {"smoothing_factor": 0.3, "decrease_coefficient": 0.8, "relative_lower_bound": 0.3, "min_limit_ratio": 0.2}
 QUICKER = (
     f"Quicker than the defaults: check_period {CHECK_PERIOD_S:g}s, smoothing_factor {MONITOR['smoothing_factor']}, "
-    f"decrease_coefficient {MONITOR['decrease_coefficient']}, heartbeat_period 200ms, "
+    f"decrease_coefficient {MONITOR['decrease_coefficient']}, relative_lower_bound {MONITOR['relative_lower_bound']}, "
+    f"min_limit_ratio {MONITOR['min_limit_ratio']}, heartbeat_period 200ms, "
     f"allowed_node_resources_overcommit_duration {OVERCOMMIT_S:g}s."
 )
 WEIGHTS = {"research": 3.0, "batch": 1.0}
@@ -53,8 +57,8 @@ while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < tim
             wanted[0] = float(file.read() or wanted[0])
 os._exit(0)
 """
-"""``OWNER CORES SECONDS FILE``: uses CORES, or as many as FILE says at the moment; ends with the process OWNER, or after
-SECONDS. Threads of one process: hashing lets the others run."""
+"""``OWNER CORES SECONDS FILE``: uses CORES, or as many as FILE says at the moment; ends with the process OWNER, or
+after SECONDS. Threads of one process: hashing lets the others run."""
 
 Load = Literal["simulation", "render", "frames"]
 
@@ -62,7 +66,7 @@ Load = Literal["simulation", "render", "frames"]
 class Order(msgspec.Struct, frozen=True):
     """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds`` a job lives, 0: until it is stopped.
 
-    ``at_once``: so many of its jobs at the same time; 0: all.
+    ``at_once``: so many of its jobs at the same time; 0: all. ``monitor`` is its ``job_cpu_monitor``.
     """
 
     pool: str
@@ -71,6 +75,7 @@ class Order(msgspec.Struct, frozen=True):
     job_count: int = 1
     seconds: float = 0.0
     at_once: int = 0
+    monitor: dict[str, Any] = {}
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,13 +87,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(cpu_count: float) -> Plan:
-    """The plan for a machine with so many CPUs: at most ``MAX_CAPACITY`` of them are used."""
-    capacity = min(cpu_count, MAX_CAPACITY)
+    """The plan for a machine with so many CPUs."""
+    capacity = min(cpu_count * MACHINE_SHARE, MAX_CAPACITY)
     return Plan(
         capacity,
         {
             "simulation": Order("research", capacity, capacity),
-            "render": Order("batch", capacity / 2, capacity / 2),
+            # On a machine that is busy with other things it gets less than it wants, and should not lose that, too.
+            "render": Order("batch", capacity / 2, capacity / 2, monitor={"mode": "up-only"}),
             "frames": Order("batch", capacity / 10, capacity / 20, 10_000, 3.0, at_once=1),
         },
         idle_cores=capacity / 10,
@@ -129,4 +135,5 @@ class Sleeper:
         if changes:
             self.is_awake = not self.is_awake
             self._since_s = now_s
+            self._guest_since_s = self._alone_since_s = None
         return changes

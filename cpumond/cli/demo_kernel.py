@@ -21,6 +21,7 @@ class _Counters:
         self.throttled = 0
         self.throttled_s = 0.0
         self.seen: dict[int, float] = {}
+        self.starts: dict[int, int] = {}
 
     def format(self) -> str:
         # Never shorter than before: it is overwritten in place, under the eyes of those who read it.
@@ -72,7 +73,15 @@ class PlainKernel:
         self._counters = {place: self._counters[place] for place in found}
 
     def _count(self, place: str, counters: _Counters, seconds: float) -> None:
-        times = {pid: used for pid in _read_members(place) if (used := _read_cpu_s(pid)) is not None}
+        listed = _read_members(place)
+        times: dict[int, float] = {}
+        for pid in listed:
+            found = _read_process(pid)
+            # An id that has another start time belongs to somebody else by now.
+            if found is not None and counters.starts.setdefault(pid, found[0]) == found[0]:
+                times[pid] = found[1]
+        if len(times) < len(listed):
+            _write_members(place, list(times))
         # A process that is new here brings its whole time: it was started for this job.
         used_s = sum(max(used - counters.seen.get(pid, 0.0), 0.0) for pid, used in times.items())
         counters.seen = times
@@ -99,14 +108,22 @@ def _read_members(place: str) -> list[int]:
         return []
 
 
-def _read_cpu_s(pid: int) -> float | None:
-    """CPU time of a process in seconds; None when it has ended."""
+def _write_members(place: str, pids: list[int]) -> None:
+    """Take out who has ended."""
+    path = os.path.join(place, "cgroup.procs")
+    with open(f"{path}.new", "w", encoding="ascii") as file:
+        file.writelines(f"{pid}\n" for pid in pids)
+    os.rename(f"{path}.new", path)
+
+
+def _read_process(pid: int) -> tuple[int, float] | None:
+    """When a process was started (ticks since the boot), and its CPU time in seconds; None when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else (int(fields[11]) + int(fields[12])) * TICK_S
+    return None if fields[0] in "ZX" else (int(fields[19]), (int(fields[11]) + int(fields[12])) * TICK_S)
 
 
 def _read_limit(place: str) -> float:

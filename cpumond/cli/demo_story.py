@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from cpumond.cgroup import open_cgroup
+from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cli.demo_jobs import CHECK_PERIOD_S, WEIGHTS, Load, Plan
+from cpumond.cli.demo_jobs import WEIGHTS, Load, Plan
 from cpumond.cli.tables import show_cores
 from cpumond.errors import CpumondError, UnavailableError
 from cpumond.testing import Cluster, ClusterNode
 
-TELL_RATIO = 0.8
+TELL_RATIO = 0.7
 """A limit that went down is told again below this share of what was told last."""
 NEAR = 0.01
 QUIET = ("frames",)
@@ -96,6 +95,8 @@ class Story:
         self._told_limit = plan.orders["simulation"].cpu_limit
         self._is_over = False
         self._counted_s: float | None = None
+        self._told_ends: set[str] = set()
+        self._cgroups: dict[str, Cgroup] = {}
 
     # --- looking
 
@@ -109,15 +110,21 @@ class Story:
 
     def look_around(self, now_s: float) -> None:
         """Everything else, for a few times a second. Raises UnavailableError when a process has died."""
-        for operation_id, load in self._operations.items():
-            self._take_ends(operation_id, load, now_s)
+        for operation_id in self._operations:
+            self._take_ends(operation_id, now_s)
         self._read_usage()
+        self.read_limits()
         for job in self.jobs.values():
             if job.lives:
-                self._read_limit(job)
                 self._read_counters(job)
         self._take_node(now_s)
         self._take_pools(now_s)
+
+    def read_limits(self) -> None:
+        """The limits in force, from the cgroups."""
+        for job in self.jobs.values():
+            if job.lives:
+                self._read_limit(job)
 
     def living(self, load: Load) -> JobFacts | None:
         """The job of an operation that runs, the first of them."""
@@ -170,27 +177,36 @@ class Story:
 
     # --- limits and counters, from the cgroups' files
 
-    def _read_limit(self, job: JobFacts) -> None:
-        with contextlib.suppress(CpumondError):
-            cgroup = open_cgroup(self._hierarchies, job.cgroup)
+    def _find_cgroup(self, job: JobFacts) -> Cgroup | None:
+        """The job's cgroup, opened once; None while it is not there."""
+        cgroup = self._cgroups.get(job.id)
+        if cgroup is None:
+            with contextlib.suppress(CpumondError):
+                cgroup = open_cgroup(self._hierarchies, job.cgroup)
             if cgroup is not None:
-                try:
-                    settings = cgroup.read_settings()
-                finally:
-                    cgroup.close()
-                if settings is not None:
-                    job.limit = min(settings.cores, job.ordered)
+                self._cgroups[job.id] = cgroup
+        return cgroup
+
+    def _read_limit(self, job: JobFacts) -> None:
+        cgroup = self._find_cgroup(job)
+        # Its end is the scheduler's to tell.
+        with contextlib.suppress(CpumondError):
+            settings = None if cgroup is None else cgroup.read_settings()
+            if settings is not None:
+                job.limit = min(settings.cores, job.ordered)
 
     def _read_counters(self, job: JobFacts) -> None:
+        cgroup = self._find_cgroup(job)
         with contextlib.suppress(CpumondError):
-            cgroup = open_cgroup(self._hierarchies, job.cgroup)
-            if cgroup is not None:
-                try:
-                    reading = cgroup.read(0.0)
-                finally:
-                    cgroup.close()
-                if reading is not None:
-                    job.used_cpu_s = reading.total_cpu_s
+            reading = None if cgroup is None else cgroup.read(0.0)
+            if reading is not None:
+                job.used_cpu_s = reading.total_cpu_s
+
+    def close(self) -> None:
+        """Let go of the cgroups."""
+        for cgroup in self._cgroups.values():
+            cgroup.close()
+        self._cgroups.clear()
 
     def _follow_limit(self, job: JobFacts, now_s: float) -> None:
         is_full = job.limit >= job.ordered * (1.0 - NEAR)
@@ -205,9 +221,9 @@ class Story:
         elif job.limit <= self._told_limit * TELL_RATIO + NEAR:
             self._told_limit = job.limit
             free = self.plan.capacity - self.limits
-            are_free = f"{show_cores(round(free, 2))} are free" if free > 0 else "none are free"
-            limit = show_cores(round(job.limit, 2))
-            self._tell(now_s, f"simulation's limit went down to {limit} of {show_cores(job.ordered)} cores, {are_free}")
+            are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
+            limit = f"{_show(job.limit)} of {tell_cores(job.ordered)}"
+            self._tell(now_s, f"simulation's limit went down to {limit}, {are_free}")
 
     # --- the agent
 
@@ -224,7 +240,7 @@ class Story:
 
     # --- the scheduler
 
-    def _take_ends(self, operation_id: str, load: Load, now_s: float) -> None:
+    def _take_ends(self, operation_id: str, now_s: float) -> None:
         for seen in self.cluster.get(f"/api/v1/operations/{operation_id}/jobs?limit=20")["jobs"]:
             job = self.jobs.get(seen["id"])
             if job is None or not job.lives or seen["state"] == job.state:
@@ -232,17 +248,25 @@ class Story:
             job.state, job.reason = seen["state"], seen["reason"]
             if seen["preemption"] is not None:
                 job.kind, job.reason = seen["preemption"]["kind"], seen["preemption"]["why"]
-            is_told = job.state != "stopping" and any(text == job.id for text in self._told_ends)
             if seen["finish_time"] is not None:
-                job.ended_at = seen["finish_time"]
-                job.limit = 0.0
-                if seen["cpu_seconds"] is not None:
-                    job.used_cpu_s = seen["cpu_seconds"]
-            if job.state in ("starting", "running") or is_told:
-                continue
-            self._told_ends.append(job.id)
-            if job.kind or job.state not in ("stopping", "completed") or load not in QUIET:
-                self._tell(now_s, f"{job.name} {'stopped' if job.kind else job.state}: {job.reason or 'by itself'}")
+                self._take_end(job, seen)
+            if job.state not in ("starting", "running") and job.id not in self._told_ends:
+                self._told_ends.add(job.id)
+                self._tell_end(job, now_s)
+
+    def _take_end(self, job: JobFacts, seen: dict[str, Any]) -> None:
+        job.ended_at, job.limit, job.usage = seen["finish_time"], 0.0, None
+        if seen["cpu_seconds"] is not None:
+            job.used_cpu_s = seen["cpu_seconds"]
+        cgroup = self._cgroups.pop(job.id, None)
+        if cgroup is not None:
+            cgroup.close()
+
+    def _tell_end(self, job: JobFacts, now_s: float) -> None:
+        if job.kind:
+            self._tell(now_s, f"{job.name} stopped: {job.reason}")
+        elif job.load not in QUIET or job.state not in ("stopping", "completed"):
+            self._tell(now_s, f"{job.name} {job.state}{f': {job.reason}' if job.reason else ''}")
 
     def _take_node(self, now_s: float) -> None:
         node = self.cluster.get(f"/api/v1/nodes/{self.node.node_id}")
@@ -250,11 +274,9 @@ class Story:
         is_over = free < -NEAR
         if is_over and not self._is_over:
             self.overcommits += 1
-            used = show_cores(round(capacity - free, 2))
-            self._tell(now_s, f"the node is overcommitted: {used} of {show_cores(capacity)} cores")
+            self._tell(now_s, f"the node is overcommitted: {_show(capacity - free)} of {tell_cores(capacity)}")
         elif self._is_over and not is_over:
-            self._tell(now_s, f"the node fits again: {show_cores(round(capacity - free, 2))} of "
-                              f"{show_cores(capacity)} cores")  # fmt: skip
+            self._tell(now_s, f"the node fits again: {_show(capacity - free)} of {tell_cores(capacity)}")
         self._is_over = is_over
 
     def _take_pools(self, now_s: float) -> None:
@@ -267,3 +289,12 @@ class Story:
                 pool.fair_share = seen["fair_share"]["cpu"]
         status = self.cluster.get("/api/v1/status")
         self.heartbeats = status["requests"].get("heartbeat", {}).get("count", 0)
+
+
+def tell_cores(cores: float) -> str:
+    """Cores with their noun."""
+    return f"{_show(cores)} core{'' if round(cores, 2) == 1.0 else 's'}"
+
+
+def _show(cores: float) -> str:
+    return show_cores(round(cores, 2))

@@ -14,7 +14,7 @@ from cpumond.api.formats import YtError, read_yson, to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
 from cpumond.cli.options import check_cores, print_json
-from cpumond.cli.pools import show_amounts, show_limits, show_state, show_value
+from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
@@ -267,12 +267,14 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("started", show_time(answer.start_time)),
         ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
+        ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
         ("gang", "yes" if answer.is_gang else ""),
     ]
     for task in answer.tasks:
         words = task.command if isinstance(task.command, str) else " ".join(task.command)
         orders = {"cpu": task.cpu_limit, "memory": float(task.memory_limit), "gpu": task.gpu_limit}
-        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}: {words}"
+        where = f" in {task.working_directory}" if task.working_directory else ""
+        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}{where}: {words}"
         fields.append((f"task {show_name(task.name)}", show_name(text)))
     for name, pool in answer.pools.items():
         fields.append((f"tree {show_name(name)}", f"pool {show_name(pool)}"))

@@ -55,6 +55,15 @@ def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
     return ", ".join(texts) or nothing
 
 
+SINCE_START: Final = ", since the start of the scheduler"
+
+
+def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
+    """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
+    reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
+    return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
+
+
 def show_limits(limits: dict[str, float]) -> str:
     """As ``show_amounts``, where 0 is a limit, too."""
     texts = [f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits]
@@ -297,6 +306,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("demand", show_amounts(answer.demand)),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
             ("volume", show_amounts(answer.volume, "")),
+            ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds) + SINCE_START),
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
             ("state", state if isinstance(state, str) else state[0]),

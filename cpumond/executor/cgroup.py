@@ -68,6 +68,8 @@ class _Job:
         self.start: dict[str, Any] | None = None
         """The keeper's order, until the keeper shows that it has it."""
         self.started = False
+        self.interrupted = False
+        """To be interrupted as soon as it runs."""
         self.killed = False
         self.result: dict[str, Any] | None = None
         """The keeper's last word."""
@@ -119,7 +121,7 @@ class CgroupExecutor:
         self._settle(wanted)
         found = {}
         for job_id, job in self._jobs.items():
-            if job.silent:
+            if job.silent and not job.is_over:
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and not job.is_over:
                 found[job_id] = self._describe_start(job)
@@ -137,6 +139,7 @@ class CgroupExecutor:
         job_id = launch.job_id
         if job_id in self._jobs:
             raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+        self._told = [record for record in self._told if record.job_id != job_id]
         if not launch.argv:
             self._add_event(NotStarted(job_id, "its command is empty"))
             return
@@ -145,7 +148,8 @@ class CgroupExecutor:
         except CpumondError as error:
             self._add_event(NotStarted(job_id, str(error), node_fault=True))
             return
-        record = Record(job_id, launch.directory, launch.max_log_bytes, procs)
+        directory = os.path.abspath(launch.directory)
+        record = Record(job_id, directory, launch.max_log_bytes, procs)
         job = self._jobs[job_id] = _Job(record)
         try:
             self._store(record)
@@ -160,7 +164,7 @@ class CgroupExecutor:
             "environment": launch.environment,
             "user": launch.user,
             "working_directory": launch.working_directory,
-            "directory": launch.directory,
+            "directory": directory,
             "max_log_bytes": launch.max_log_bytes,
             "procs": procs,
         }
@@ -171,8 +175,13 @@ class CgroupExecutor:
 
     def interrupt(self, job_id: str) -> None:
         """See ``Executor.interrupt``."""
-        if job_id in self._jobs:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        if job.started:
             self._cgroups.signal(job_id, signal.SIGTERM)
+        else:
+            job.interrupted = True
 
     def kill(self, job_id: str) -> None:
         """See ``Executor.kill``; ``poll`` goes on with it until the job is over."""
@@ -305,7 +314,8 @@ class CgroupExecutor:
         for record in self._told:
             _unlink(self._record_path(record.job_id))
             if record.directory:
-                _unlink(os.path.join(record.directory, keeper.RESULT_NAME))
+                for suffix in ("", ".new"):
+                    _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
         self._told.clear()
 
     # ---- events
@@ -325,6 +335,8 @@ class CgroupExecutor:
         if job.started:
             return
         job.started = True
+        if job.interrupted:
+            self._cgroups.signal(job.record.job_id, signal.SIGTERM)
         if not job.silent:
             self._add_event(self._describe_start(job))
 
@@ -354,7 +366,8 @@ class CgroupExecutor:
             self._send({"forget": job_id})
         if record.directory:
             for name in keeper.STREAMS:
-                _unlink(os.path.join(record.directory, f"{name}.fifo"))
+                for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
+                    _unlink(os.path.join(record.directory, name + suffix))
         del self._jobs[job_id]
         self._told.append(record)
         event = record.not_started or record.ended
@@ -523,6 +536,8 @@ class CgroupExecutor:
             for line in lines:
                 message = json.loads(line)
                 if "hello" in message:
+                    if message["hello"]["version"] != keeper.VERSION:
+                        log.warning("the keeper of jobs is of another version; it ends when its jobs and this agent do")
                     self._greet(message["hello"]["jobs"])
                 elif "job" in message:
                     self._note(message["job"])
@@ -573,7 +588,7 @@ class CgroupExecutor:
         """The end of a job that no keeper has: from what the dead one wrote, if it could."""
         result = _read_result(job.record.directory)
         if result is None:
-            started = job.record.pid is not None
+            started = job.record.start_time > 0.0
             result = {
                 "state": "ended" if started else "failed",
                 "finish_time": time.time(),

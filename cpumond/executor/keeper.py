@@ -40,7 +40,7 @@ STREAMS: Final = ("stdout", "stderr")
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 
 IDLE_S: Final = 3.0
-_RETRY_S: Final = 0.05
+_RETRY_S: Final = 0.01
 _WATCH_S: Final = 0.5
 _CHUNK_BYTES: Final = 65_536
 _DRAIN_CHUNKS: Final = 32
@@ -113,7 +113,8 @@ class Log:
         return written
 
     def _rotate(self) -> None:
-        os.rename(self.path, f"{self.path}.1")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.path, f"{self.path}.1")
         self._before += self._size
         self._write_total()
         os.close(self._file)
@@ -154,6 +155,8 @@ class Job:
         self.pidfd = self.status = -1
         self.own = True
         self.over = False
+        self.look_at_s = 0.0
+        self.pause_s = _RETRY_S
         self.start_time = 0.0
         self.finish_time = 0.0
         self.exit_code: int | None = None
@@ -352,6 +355,9 @@ class Keeper:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._jobs: dict[str, Job] = {}
+        self._living: set[str] = set()
+        self._due: dict[str, Job] = {}
+        """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
         self._clients: dict[int, Client] = {}
         self._watch(listener.fileno(), self._accept)
 
@@ -371,25 +377,21 @@ class Keeper:
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler()
-            for job in list(self._jobs.values()):
-                self._advance(job)
-            if self._clients or any(job.state in ("starting", "running") for job in self._jobs.values()):
+            now_s = time.monotonic()
+            for job in list(self._due.values()):
+                if now_s >= job.look_at_s:
+                    self._advance(job, now_s)
+            if self._clients or self._living:
                 idle_since_s = None
             elif idle_since_s is None:
-                idle_since_s = time.monotonic()
-            elif time.monotonic() - idle_since_s >= IDLE_S:
+                idle_since_s = now_s
+            elif now_s - idle_since_s >= IDLE_S:
                 return
 
     def _timeout_s(self) -> float:
-        timeout_s = -1.0 if self._clients else IDLE_S
-        for job in self._jobs.values():
-            if job.state in ("ended", "failed"):
-                continue
-            if job.over:
-                return _RETRY_S
-            if job.pidfd < 0:
-                timeout_s = _WATCH_S
-        return timeout_s
+        if self._due:
+            return max(min(job.look_at_s for job in self._due.values()) - time.monotonic(), 0.0)
+        return -1.0 if self._clients or self._living else IDLE_S
 
     # -- agents
 
@@ -463,6 +465,7 @@ class Keeper:
             if body["id"] in self._jobs:
                 return
             job = self._jobs[body["id"]] = Job(body)
+            self._living.add(job.id)
             if verb == "start":
                 self._start(job)
             else:
@@ -540,6 +543,8 @@ class Keeper:
                 self._end(job)
         if job.pidfd >= 0:
             self._watch(job.pidfd, lambda: self._end(job))
+        elif not job.over:
+            self._due[job.id] = job
         self._tell(job)
 
     def _read_status(self, job: Job) -> None:
@@ -583,18 +588,23 @@ class Keeper:
         job.over = True
         job.finish_time = time.time()
         job.write_result()
+        job.pause_s, job.look_at_s = _RETRY_S, 0.0
+        self._due[job.id] = job
 
-    def _advance(self, job: Job) -> None:
-        if job.state in ("ended", "failed"):
-            return
-        if not job.over and not job.own and job.pidfd < 0 and not list_processes(job.cgroups):
+    def _advance(self, job: Job, now_s: float) -> None:
+        if not job.over and not list_processes(job.cgroups):
             self._end(job)
         if job.over and kill_processes(job.cgroups):
             self._finish(job)
+            return
+        job.pause_s = min(job.pause_s * 2.0, _WATCH_S) if job.over else _WATCH_S
+        job.look_at_s = now_s + job.pause_s
 
     def _finish(self, job: Job) -> None:
         failed = bool(job.problem) and job.own
         job.state = "failed" if failed else "ended"
+        self._living.discard(job.id)
+        self._due.pop(job.id, None)
         job.finish_time = job.finish_time or time.time()
         for log in job.logs:
             self._unwatch(log.fifo)
@@ -630,7 +640,10 @@ def main(runtime_dir: str) -> int:
         os.setsid()
     if os.fork():
         os._exit(0)
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:  # what the agent did not mean to hand down
+            with contextlib.suppress(OSError):
+                os.close(int(name))
     directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
@@ -642,6 +655,9 @@ def main(runtime_dir: str) -> int:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    # An agent that was started with it ignored would cost us the exit codes.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -16,6 +16,7 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -40,6 +41,7 @@ else:
 _log = structlog.get_logger()
 
 SLICE = "cpumond-jobs.slice"
+SLICE_CGROUP = "cpumond.slice/cpumond-jobs.slice"
 UNIT_PREFIX = "cpumond-job-"
 JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 QUOTA_PERIOD_US = 100_000
@@ -57,6 +59,7 @@ CALL_TIMEOUT_S = 25.0
 """Of one call; systemd answers nothing while it reloads its units."""
 LOOK_PERIOD_S = 5.0
 """How often all units are listed, in case a signal of the bus got lost."""
+FIRST_LOOK_S = 0.01
 RECONNECT_FIRST_S = 0.1
 RECONNECT_MAX_S = 10.0
 BUS_WAIT_S = 10.0
@@ -65,17 +68,27 @@ STOP_TIMEOUT_US = 5_000_000
 """Between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
 START_TIMEOUT_US = 30_000_000
 JOURNAL_TIMEOUT_S = 10.0
-JOURNAL_SYNC_TIMEOUT_S = 3.0
+JOURNAL_SYNC_TIMEOUT_S = 1.0
+"""journald does not come to an end of it while a job floods it."""
+COUNT_S = 1.0
+"""How long a log is read on, only to count its bytes."""
+SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
+"""The journal's MESSAGE_ID of systemd when it could not execute a unit's program (systemd.journal-fields(7))."""
 
+SYSTEMD_EXITS = range(200, 244)
 ALL_RIGHT: Final = (
-    [*range(1, 200), *range(244, 256)],
+    [code for code in range(1, 256) if code not in SYSTEMD_EXITS],
     [number for number in range(1, 65) if number not in (signal.SIGSTOP, signal.SIGCONT)],
 )
 """Exit codes and signals after which the unit stays "active (exited)", cgroup included, until its result is taken: all
 but those by which systemd says that it could not run the program. An exit code is no failure of a unit here."""
 
-PRIORITIES: Final[dict[LogStream, str]] = {"stdout": "info", "stderr": "notice"}
-_PRIORITY_NUMBERS: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
+PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
+"""The journal's PRIORITY of what a job writes (info, notice); it tells the two streams apart."""
+JOURNAL_SOCKET = "/run/systemd/journal/stdout"
+JOURNAL_BUFFER_BYTES = 8_388_608
+SEARCH_PATH_VERSION = 250
+"""The first systemd that looks a program up in directories of the unit's own (ExecSearchPath=)."""
 
 EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
 _EXIT_WORDS: Final = {
@@ -91,18 +104,6 @@ _EXIT_WORDS: Final = {
     237: "its keyring cannot be set up", 243: "its credentials cannot be set up",
 }  # fmt: skip
 """systemd's own exit codes (systemd.exec(5)) that are the node's fault, in words."""
-
-# Run as the job's user in its directory before the job, so that a wrong program is known before the job counts as
-# started: the agent itself may neither see nor enter what the job's user can.
-_FIND_PROGRAM = f"""\
-set -f
-can_run() {{ [ -f "$1" ] && [ -x "$1" ]; }}
-case $1 in
-*/*) can_run "$1" && exit 0 ;;
-*) IFS=:; for d in $PATH; do can_run "${{d:-.}}/$1" && exit 0; done ;;
-esac
-exit {EXIT_EXEC}
-"""
 
 _CLD_EXITED = 1
 _UNKNOWN_COUNTER = 2**64 - 1
@@ -126,8 +127,6 @@ class UnitState(msgspec.Struct, frozen=True):
     result: str
     main_code: int
     main_status: int
-    check_code: int
-    check_status: int
     cpu_seconds: float | None
     max_memory: int | None
     user: str
@@ -135,9 +134,16 @@ class UnitState(msgspec.Struct, frozen=True):
     program: str
 
     @property
-    def was_active(self) -> bool:
-        """The program was executed, whatever became of it."""
-        return self.active_since > 0.0
+    def has_run(self) -> bool | None:
+        """The program was executed, whatever became of it; None when this does not tell.
+
+        A program that ends at once can do so before systemd has seen that it began.
+        """
+        if self.active_since > 0.0:
+            return True
+        if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
+            return None
+        return self.main_code != 0
 
     @property
     def is_gone(self) -> bool:
@@ -185,20 +191,35 @@ def check_launch(launch: Launch) -> str:
     return ""
 
 
-def unit_properties(launch: Launch, cat: str, user: str) -> list[tuple[str, str, Any]]:
-    """(name, D-Bus signature, value) of the unit of a job; ``cat`` is systemd-cat's path, ``user`` "" is root."""
-    unit = unit_name(launch.job_id)
-    # The unit's own settings can give both streams to one connection of journald only; this program connects each,
-    # with a priority of its own, and becomes the job.
-    streams = [f"--priority={PRIORITIES['stdout']}", f"--stderr-priority={PRIORITIES['stderr']}"]
-    command = [cat, f"--identifier={unit.removesuffix('.service')}", *streams, "--level-prefix=false", "--"]
-    plain = ["no-env-expand"]
+def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
+    """The program as systemd shall look for it, and the directories where; none: it knows where.
+
+    It looks in the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
+    """
+    name = launch.argv[0]
+    path = launch.environment.get("PATH")
+    if "/" in name:
+        return os.path.normpath(os.path.join(launch.working_directory, name)), []
+    if path is None:
+        return name, []
+    if systemd_version >= SEARCH_PATH_VERSION:
+        return name, [directory for directory in path.split(":") if directory.startswith("/")]
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise ExecutorError(f"there is no program {name!r} in its PATH; name it with its full path")
+    return found, []
+
+
+def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tuple[str, str, Any]]:
+    """(name, D-Bus signature, value) for the unit of a job; ``user`` "" is root. Raises ExecutorError."""
+    program, search_path = find_program(launch, systemd_version)
+    # systemd replaces $NAME in the words of a command, and $$ by one $.
+    argv = [word.replace("$", "$$") for word in launch.argv]
     properties: list[tuple[str, str, Any]] = [
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
         ("Slice", "s", SLICE),
         ("Type", "s", "exec"),
-        ("ExecStartPreEx", "a(sasas)", [["/bin/sh", ["/bin/sh", "-c", _FIND_PROGRAM, "sh", launch.argv[0]], plain]]),
-        ("ExecStartEx", "a(sasas)", [[cat, [*command, *launch.argv], plain]]),
+        ("ExecStart", "a(sasb)", [[program, argv, False]]),
         ("Environment", "as", [f"{name}={value}" for name, value in launch.environment.items()]),
         ("WorkingDirectory", "s", launch.working_directory),
         ("RemainAfterExit", "b", True),
@@ -218,15 +239,38 @@ def unit_properties(launch: Launch, cat: str, user: str) -> list[tuple[str, str,
         # A pipeline in a shell relies on it; systemd's own default is for daemons.
         ("IgnoreSIGPIPE", "b", False),
         ("StandardInput", "s", "null"),
-        ("StandardOutput", "s", "journal"),
-        ("StandardError", "s", "journal"),
-        ("SyslogLevelPrefix", "b", False),
     ]
+    if search_path:
+        properties.append(("ExecSearchPath", "as", search_path))
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
     if user:
-        properties += [("User", "s", user)]
+        properties.append(("User", "s", user))
     return properties
+
+
+def open_journal(unit: str, stream: LogStream) -> socket.socket:
+    """A stream of the journal for one of a job's two, as systemd opens it itself, but with a priority of its own.
+
+    journald files each line under the unit of the process that wrote it, and where that has ended already, under the
+    one named here, for only root may name one. Raises OSError.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # With a queue that is full the answer comes at once, too.
+        connection.setblocking(False)
+        connection.connect(JOURNAL_SOCKET)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, JOURNAL_BUFFER_BYTES)
+        # Identifier, unit, priority, whether "<N>" at a line's begin is one; not to syslog, kernel log and console.
+        header = [unit.removesuffix(".service"), unit, str(PRIORITIES[stream]), "0", "0", "0", "0"]
+        connection.sendall("".join(f"{line}\n" for line in header).encode())
+        connection.shutdown(socket.SHUT_RD)
+        # The job gets it as its standard output, which must wait when it is full.
+        connection.setblocking(True)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
@@ -244,8 +288,7 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
         value = properties.get(name)
         return None if value is None or value == _UNKNOWN_COUNTER else int(value)
 
-    check = (properties.get("ExecStartPre") or [[]])[0]
-    arguments = (properties.get("ExecStartPre") or [["", [""]]])[0][1]
+    command = (properties.get("ExecStart") or [["", []]])[0][1]
     cpu_ns = counter("CPUUsageNSec")
     return UnitState(
         active=active,
@@ -258,22 +301,17 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
         result=str(properties.get("Result") or ""),
         main_code=number("ExecMainCode"),
         main_status=number("ExecMainStatus"),
-        check_code=int(check[8]) if len(check) == 10 else 0,
-        check_status=int(check[9]) if len(check) == 10 else 0,
         cpu_seconds=None if cpu_ns is None else cpu_ns / 1e9,
         max_memory=counter("MemoryPeak"),
         user=str(properties.get("User") or "root"),
         directory=str(properties.get("WorkingDirectory") or "/"),
-        program=str(arguments[-1]) if arguments else "",
+        program=str(command[0]).replace("$$", "$") if command else "",
     )
 
 
 def explain_start_failure(state: UnitState) -> tuple[str, bool]:
     """Why a unit did not become active, in a sentence, and whether that is the node's fault."""
-    if state.check_code:
-        code, status = state.check_code, state.check_status
-    else:
-        code, status = state.main_code, state.main_status
+    code, status = state.main_code, state.main_status
     if code == 0:
         if state.is_gone:
             return "its unit was stopped before it ran", False
@@ -317,7 +355,8 @@ def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | Non
 def read_memory_files(cgroup: str, root: str = "/sys/fs/cgroup") -> tuple[int | None, int]:
     """(Peak of a cgroup's memory in bytes or None, processes killed for lack of it), as far as the kernel tells.
 
-    For systemd before 255, which does not say; ``root`` is where systemd itself mounts cgroups, always.
+    systemd before 255 does not say, and removes the cgroup with its last process, so often there is nothing to read.
+    ``root`` is where systemd itself mounts cgroups, always.
     """
     if not cgroup:
         return None, 0
@@ -375,7 +414,9 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class _Job:
     """One job as this run of the agent knows it; used by the executor's thread only."""
 
-    __slots__ = ("job_id", "unit", "path", "changed", "seen", "asked", "running", "killed", "interrupted")
+    __slots__ = (
+        "job_id", "unit", "path", "changed", "seen", "asked", "running", "killed", "interrupted",
+    )  # fmt: skip
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -397,7 +438,6 @@ class SystemdExecutor:
 
     def __init__(self, cgroups: JobCgroups) -> None:
         self._cgroups = cgroups
-        self._cat = shutil.which("systemd-cat") or "/usr/bin/systemd-cat"
         self._events: collections.deque[Event] = collections.deque()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
@@ -407,6 +447,9 @@ class SystemdExecutor:
         self._jobs: dict[str, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._connected: asyncio.Event = asyncio.Event()
+        self._version = 0
+        self._root_cgroup = ""
+        self._unknown: set[str] = set()
 
     # ---- called by the agent's thread
 
@@ -474,19 +517,15 @@ class SystemdExecutor:
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
         """See ``Executor.read_log``; read from the journal, ``directory`` is not used.
 
-        The total is what was read: more than the tail when there is more, but not all of it. The journal keeps neither
-        empty lines nor blanks at the end of a line, and drops lines of a job that writes too many at once
-        (journald.conf(5), RateLimitBurst=).
+        The total is of what the journal has, and of a log too long to be counted in 1 s only of its last
+        part. The journal keeps neither empty lines nor blanks at the end of a line, and drops lines of a job that
+        writes too many at once (journald.conf(5), RateLimitBurst=).
         """
         unit = unit_name(job_id)
-        # What a job wrote last may still lie in its socket; without an answer we read what is there.
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            self._run_journalctl(["--sync"], JOURNAL_SYNC_TIMEOUT_S)
-        mine = [f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=stdout", f"PRIORITY={_PRIORITY_NUMBERS[stream]}"]
-        # Why systemd-cat could not become the job's program, is said in its own name.
-        cat = ["+", f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=journal", "SYSLOG_IDENTIFIER=systemd-cat"]
+        self._sync_journal()
+        matches = [f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=stdout", f"PRIORITY={PRIORITIES[stream]}"]
         try:
-            content, total = self._read_tail(mine + (cat if stream == "stderr" else []), tail_bytes)
+            content, total = self._read_tail(matches, tail_bytes)
             # Silent jobs have a log, too: systemd's own words about the unit show that it was here.
             if not total and not self._run_journalctl(["--lines=1", "--output=cat", f"UNIT={unit}"], JOURNAL_TIMEOUT_S):
                 raise ExecutorError(f"the journal has nothing about job {job_id}: it never ran here, or is too old")
@@ -501,6 +540,11 @@ class SystemdExecutor:
 
     # ---- the journal
 
+    def _sync_journal(self) -> None:
+        """What was written last may still lie in a socket; without an answer we read what is there."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._run_journalctl(["--sync"], JOURNAL_SYNC_TIMEOUT_S)
+
     @staticmethod
     def _run_journalctl(arguments: list[str], timeout_s: float) -> bytes:
         command = ["journalctl", "--quiet", "--no-pager", *arguments]
@@ -511,11 +555,12 @@ class SystemdExecutor:
 
     @staticmethod
     def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
-        """The last bytes of what matches, read from its end and no further than needed."""
+        """The last bytes of what matches, read from its end, and how many there are in all."""
         command = ["journalctl", "--quiet", "--no-pager", "--all", "--reverse", "--output=export"]
         command += ["--output-fields=MESSAGE,_LINE_BREAK", *matches]
         pieces: list[bytes] = []
         total = 0
+        enough_s = time.monotonic() + COUNT_S
         with subprocess.Popen(  # noqa: S603 - the arguments are ours
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
@@ -531,10 +576,11 @@ class SystemdExecutor:
                 assert process.stdout is not None
                 for entry in read_export(process.stdout):
                     piece = entry.get(b"MESSAGE", b"") + _LINE_ENDS.get(entry.get(b"_LINE_BREAK", b""), b"\n")
-                    pieces.append(piece)
-                    total += len(piece)
-                    if total > tail_bytes:
+                    if total < tail_bytes:
+                        pieces.append(piece)
+                    elif time.monotonic() > enough_s:
                         break
+                    total += len(piece)
             finally:
                 timer.cancel()
                 process.kill()
@@ -586,14 +632,22 @@ class SystemdExecutor:
         thread.join(2.0)
 
     async def _shut_down(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._bus is not None:
-            self._bus.disconnect()
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            bus.disconnect()
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._bus.wait_for_disconnect(), 1.0)  # type: ignore[no-untyped-call]
+                await asyncio.wait_for(self._wait_for_disconnect(bus), 1.0)
+
+    @staticmethod
+    async def _wait_for_disconnect(bus: MessageBus) -> None:
+        """Until the connection is lost, for whatever reason; who stops waiting leaves the bus as it is."""
+        waiting = asyncio.ensure_future(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
+        with contextlib.suppress(Exception):
+            await asyncio.shield(waiting)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -606,7 +660,7 @@ class SystemdExecutor:
         """Connect and ask for the signals. Raises ExecutorError."""
         bus = None
         try:
-            bus = MessageBus(bus_type=BusType.SYSTEM)
+            bus = MessageBus(bus_type=BusType.SYSTEM, negotiate_unix_fd=True)
             await asyncio.wait_for(bus.connect(), RECOVER_S / 2)
             self._bus = bus
             bus.add_message_handler(self._on_message)
@@ -615,6 +669,9 @@ class SystemdExecutor:
             for job in self._jobs.values():
                 await self._match("AddMatch", self._rule(job))
             await self._subscribe()
+            number = re.search(r"\d+", await self._ask_manager("Version"))
+            self._version = int(number[0]) if number else 0
+            self._root_cgroup = await self._ask_manager("ControlGroup")
         except Exception as error:
             # Whatever the library raises for a bus that is not there, or not well.
             self._bus = None
@@ -630,8 +687,7 @@ class SystemdExecutor:
     async def _keep_connected(self) -> None:
         while True:
             assert self._bus is not None
-            with contextlib.suppress(Exception):
-                await self._bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
+            await self._wait_for_disconnect(self._bus)
             self._bus = None
             self._connected.clear()
             _log.warning("bus_lost", advice="jobs go on; their ends are seen when the system bus is back")
@@ -679,14 +735,23 @@ class SystemdExecutor:
             self._look_at_all()
 
     async def _call(
-        self, destination: str, path: str, interface: str, member: str, signature: str, body: list[Any]
+        self,
+        destination: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str,
+        body: list[Any],
+        descriptors: Iterable[int] = (),
     ) -> list[Any]:
         """Call a method. Raises _BusAway or _Refused."""
         bus = self._bus
         if bus is None:
             raise _BusAway("not connected")
         try:
-            message = Message(destination, path, interface, member, signature=signature, body=body)
+            message = Message(
+                destination, path, interface, member, signature=signature, body=body, unix_fds=list(descriptors)
+            )
             reply = await asyncio.wait_for(bus.call(message), CALL_TIMEOUT_S)
         except (TypeError, ValueError) as error:
             # What cannot be put into a message.
@@ -701,6 +766,11 @@ class SystemdExecutor:
                 raise _BusAway(name)
             raise _Refused(name, str(reply.body[0]) if reply.body else name)
         return list(reply.body)
+
+    async def _ask_manager(self, name: str) -> str:
+        """A property of systemd itself."""
+        answer = await self._call(_SYSTEMD, _MANAGER_PATH, _PROPERTIES, "Get", "ss", [_MANAGER, name])
+        return str(answer[0].value)
 
     async def _manage(self, member: str, signature: str = "", *body: Any) -> list[Any]:
         return await self._call(_SYSTEMD, _MANAGER_PATH, _MANAGER, member, signature, list(body))
@@ -733,14 +803,17 @@ class SystemdExecutor:
             else:
                 return read_state({name: variant.value for name, variant in body[0].items()}, job.seen)
 
-    async def _until(self, job: _Job, condition: Callable[[UnitState], bool]) -> UnitState:
-        """Wait for a state of the unit; looks when it has changed, or may have."""
+    async def _until(self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False) -> UnitState:
+        """Wait for a state of the unit; looks when it has changed or may have, and again and again if it comes soon."""
+        pause_s = FIRST_LOOK_S
         while True:
             job.changed.clear()
             state = await self._look(job)
             if condition(state):
                 return state
-            await job.changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(job.changed.wait(), pause_s if soon else None)
+            pause_s = min(2 * pause_s, LOOK_PERIOD_S)
 
     async def _list_units(self) -> dict[str, tuple[str, str]]:
         """Unit of a job -> its active state and its sub-state."""
@@ -751,6 +824,7 @@ class SystemdExecutor:
         """Signals can get lost; a list of all units now and then shows what was missed."""
         while True:
             await asyncio.sleep(LOOK_PERIOD_S)
+            mine = {job.unit for job in self._jobs.values()}
             try:
                 units = await self._list_units()
             except (_BusAway, _Refused):
@@ -758,6 +832,8 @@ class SystemdExecutor:
             for job in self._jobs.values():
                 if not (job.running and units.get(job.unit) == ("active", "running")):
                     job.changed.set()
+            # What ended and was forgotten while the list was made, is not unknown.
+            self._care_for_unknown({unit: state for unit, state in units.items() if unit not in mine})
 
     # ---- jobs
 
@@ -777,12 +853,7 @@ class SystemdExecutor:
                 found.append(self._add(job_id))
             else:
                 self._emit(Ended(job_id, time.time(), problem=_GONE))
-        mine = {job.unit for job in found}
-        for unit in sorted(units.keys() - mine):
-            job_id = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
-            _log.warning("unknown_job", job_id=job_id, unit=unit, state=" ".join(units[unit]))
-            if units[unit] != ("active", "running") and JOB_ID.fullmatch(job_id) is not None:
-                self._spawn(self._tidy_unknown(_Job(job_id)))
+        self._care_for_unknown(units)
         started = await asyncio.gather(*(self._adopt(job) for job in found))
         return {one.job_id: one for one in started if one is not None}
 
@@ -808,14 +879,27 @@ class SystemdExecutor:
         with contextlib.suppress(_BusAway, _Refused):
             await self._match("AddMatch", self._rule(job))
         try:
-            state = await asyncio.wait_for(self._until(job, lambda s: s.was_active or s.is_over), RECOVER_S / 3)
+            state = await asyncio.wait_for(self._until(job, lambda s: bool(s.has_run) or s.is_over), RECOVER_S / 3)
         except TimeoutError:
             self._spawn(self._follow(job))
             return None
-        self._spawn(self._follow(job, announced=True))
-        if state.is_over:
-            return None
-        return Started(job.job_id, state.cgroup, state.started)
+        has_run = await self._has_run(job, state)
+        job.running = has_run and not state.is_over
+        self._spawn(self._follow(job, announced=has_run or state.is_gone))
+        return Started(job.job_id, state.cgroup, state.started) if job.running else None
+
+    def _care_for_unknown(self, units: dict[str, tuple[str, str]]) -> None:
+        """Jobs that nobody asked for: told once, and removed when they have ended."""
+        self._unknown &= units.keys()
+        for unit in units.keys() - {job.unit for job in self._jobs.values()}:
+            job_id = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
+            if JOB_ID.fullmatch(job_id) is None:
+                continue
+            if unit not in self._unknown:
+                _log.warning("unknown_job", job_id=job_id, unit=unit, state=" ".join(units[unit]))
+                self._unknown.add(unit)
+            if units[unit] != ("active", "running"):
+                self._spawn(self._tidy_unknown(_Job(job_id)))
 
     async def _tidy_unknown(self, job: _Job) -> None:
         """Remove the unit of a job that nobody asked for, unless a process lives in it."""
@@ -845,7 +929,10 @@ class SystemdExecutor:
         user = launch.user
         if not user and os.geteuid() != 0:
             user = pwd.getpwuid(os.geteuid()).pw_name
-        properties = [[n, Variant(signature, v)] for n, signature, v in unit_properties(launch, self._cat, user)]
+        try:
+            properties = unit_properties(launch, user, self._version)
+        except ExecutorError as error:
+            return NotStarted(job.job_id, str(error))
         deadline_s = time.monotonic() + BUS_WAIT_S
         again = False
         while True:
@@ -855,7 +942,7 @@ class SystemdExecutor:
                 await asyncio.wait_for(self._connected.wait(), max(0.0, deadline_s - time.monotonic()))
                 await self._match("AddMatch", self._rule(job))
                 job.asked = True
-                await self._manage("StartTransientUnit", "ssa(sv)a(sa(sv))", job.unit, "fail", properties, [])
+                await self._start_unit(job, properties)
             except TimeoutError:
                 return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
             except _BusAway:
@@ -868,12 +955,31 @@ class SystemdExecutor:
                     return None
                 own_fault = refused.name in _OWN_FAULT
                 return NotStarted(job.job_id, f"systemd refuses its unit: {refused.text}", node_fault=not own_fault)
+            except OSError as error:
+                problem = f"journald does not take what it writes: {JOURNAL_SOCKET}: {describe(error)}"
+                return NotStarted(job.job_id, problem, node_fault=True)
             return None
+
+    async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
+        """Raises _BusAway, _Refused, and OSError when there is no journal."""
+        with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
+            said = [[name, Variant(signature, value)] for name, signature, value in properties]
+            # A descriptor is its number in the list of those that go with the message.
+            said += [[f"Standard{name}FileDescriptor", Variant("h", n)] for n, name in enumerate(("Output", "Error"))]
+            await self._call(
+                _SYSTEMD,
+                _MANAGER_PATH,
+                _MANAGER,
+                "StartTransientUnit",
+                "ssa(sv)a(sa(sv))",
+                [job.unit, "fail", said, []],
+                [stdout.fileno(), stderr.fileno()],
+            )
 
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
         """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""
-        state = await self._until(job, lambda s: s.was_active or s.is_over)
-        if not (state.was_active or announced):
+        state = await self._until(job, lambda s: bool(s.has_run) or s.is_over)
+        if not (announced or await self._has_run(job, state)):
             if job.killed:
                 problem, node_fault = "it was killed before it was started", False
             else:
@@ -883,13 +989,13 @@ class SystemdExecutor:
             self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
+        cgroup = state.cgroup or self._cgroup_of(job)
         if not announced:
-            self._emit(Started(job.job_id, state.cgroup, state.started))
+            self._emit(Started(job.job_id, cgroup, state.started))
         if job.killed:
             self._spawn(self._signal(job, signal.SIGKILL))
         elif job.interrupted:
             self._spawn(self._signal(job, signal.SIGTERM))
-        cgroup = state.cgroup
         state = await self._until(job, lambda s: s.is_over)
         job.running = False
         await self._kill_rest(job)
@@ -899,6 +1005,25 @@ class SystemdExecutor:
         await self._remove_unit(job)
         await self._forget(job)
         self._emit(make_ended(job.job_id, state, totals, peak, oom_kills))
+
+    def _cgroup_of(self, job: _Job) -> str:
+        """Where the cgroup of a unit was that has none any more."""
+        return f"{self._root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
+
+    async def _has_run(self, job: _Job, state: UnitState) -> bool:
+        """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""
+        if state.has_run is not None:
+            return state.has_run
+        matches = ["--lines=1", "--output=cat", f"MESSAGE_ID={SPAWN_FAILED}", f"UNIT={job.unit}"]
+
+        def look() -> bytes:
+            self._sync_journal()
+            return self._run_journalctl(matches, JOURNAL_TIMEOUT_S)
+
+        try:
+            return not await asyncio.to_thread(look)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
 
     async def _kill_rest(self, job: _Job) -> None:
         """SIGKILL to all processes of a unit until there is none."""
@@ -921,7 +1046,8 @@ class SystemdExecutor:
     async def _remove_unit(self, job: _Job) -> None:
         """Leave nothing of the unit: neither its cgroup nor its result."""
         await self._insist("StopUnit", "ss", job.unit, "replace")
-        state = await self._until(job, lambda s: s.active in ("inactive", "failed") and not s.queued)
+        # The last change of a unit that is removed with it may come without a signal.
+        state = await self._until(job, lambda s: s.active in ("inactive", "failed") and not s.queued, soon=True)
         if not state.is_gone:
             await self._insist("ResetFailedUnit", "s", job.unit)
 
@@ -945,11 +1071,7 @@ class SystemdExecutor:
         job = self._jobs.get(job_id)
         if job is None:
             return
+        # What is not yet there to be hit, is hit when it runs.
         job.killed = True
         if job.asked:
-            self._spawn(self._kill(job))
-
-    async def _kill(self, job: _Job) -> None:
-        if not job.running:
-            await self._insist("StopUnit", "ss", job.unit, "replace")
-        await self._signal(job, signal.SIGKILL)
+            self._spawn(self._signal(job, signal.SIGKILL))

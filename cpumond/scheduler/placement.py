@@ -19,7 +19,10 @@ SHARE_EPS = 1e-9
 ROUNDING = 1e-9
 NEVER = float("inf")
 
-Entry = tuple[float, int, int, Element]
+Key = tuple[float, float]
+"""What decides between siblings, lower is earlier; the second number decides between equals."""
+
+Entry = tuple[Key, int, int, Element]
 """Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
 
 
@@ -46,6 +49,16 @@ def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
         return max(open_ratios)
     blocked = [u / f for u, f in zip(usage, fair, strict=True) if f > SHARE_EPS]
     return min(blocked, default=1.0)
+
+
+def pool_key(pool: PoolElement, least: float) -> Key:
+    """The key of a pool whose least satisfied child has ``least`` (7.1); its own satisfaction decides between equals.
+
+    A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has a
+    child without any: by the minimum alone the first such pool would get every slot, however far above its share.
+    """
+    own = satisfaction(pool)
+    return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
 
 
 def wants_jobs(element: OperationElement) -> bool:
@@ -86,7 +99,7 @@ class ServiceOrder:
         tree.changed.clear()
         self._build(tree.root)
 
-    def _build(self, pool: PoolElement) -> float | None:
+    def _build(self, pool: PoolElement) -> Key | None:
         heap = self._heaps[pool] = _Heap()
         for child in pool.children.values():
             key = self._build(child)
@@ -103,30 +116,30 @@ class ServiceOrder:
             if element in heap.ranks:
                 self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
         heapify(heap.entries)
-        return self._key_of_pool(heap)
+        return self._key_of_pool(pool, heap)
 
-    def _enter(self, heap: _Heap, child: Element, key: float | None) -> None:
+    def _enter(self, heap: _Heap, child: Element, key: Key | None) -> None:
         """Note an entry in a heap that is being built; None for one that wants nothing."""
         self._version += 1
         heap.versions[child] = -1 if key is None else self._version
         if key is not None:
             heap.entries.append((key, heap.ranks[child], self._version, child))
 
-    def _key_of(self, element: OperationElement) -> float:
+    def _key_of(self, element: OperationElement) -> Key:
         parent = element.parent
         assert parent is not None
         element.satisfaction = satisfaction(element)
         if parent.mode == "fifo" and self.tree.config.settings.fifo_pool_scheduling_order == "fifo":
-            return 0.0
-        return element.satisfaction
+            return (0.0, 0.0)
+        return (element.satisfaction, 0.0)
 
-    def _key_of_pool(self, heap: _Heap) -> float | None:
-        """A pool's key: of its best child; None when nothing below wants a job."""
+    def _key_of_pool(self, pool: PoolElement, heap: _Heap) -> Key | None:
+        """A pool's key, from its best child; None when nothing below wants a job."""
         top = heap.top()
         if top is None:
             return None
         child = top[3]
-        return child.satisfaction if isinstance(child, OperationElement) else top[0]
+        return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0][0])
 
     def best(self) -> OperationElement | None:
         """The operation that is served next, None when nobody wants a job."""
@@ -163,7 +176,7 @@ class ServiceOrder:
             self.refresh(element)
         changed.clear()
 
-    def _place(self, element: OperationElement, key: float | None) -> None:
+    def _place(self, element: OperationElement, key: Key | None) -> None:
         child: Element = element
         pool = element.parent
         while pool is not None:
@@ -175,9 +188,7 @@ class ServiceOrder:
             heap.versions[child] = -1 if key is None else self._version
             if key is not None:
                 heappush(heap.entries, (key, heap.ranks[child], self._version, child))
-            if before is heap.top() and before is not None and before[3] is not child:
-                return
-            key = self._key_of_pool(heap)
+            key = self._key_of_pool(pool, heap)
             if before is None and key is None:
                 return
             child, pool = pool, pool.parent
@@ -253,21 +264,21 @@ def service_rank(elements: Sequence[OperationElement]) -> list[OperationElement]
     """Operations in the order of service, least satisfied on every level first; for preemptive stages (6.6, 7.1)."""
     if not elements:
         return []
-    satisfactions: dict[Element, float] = {}
+    keys: dict[Element, Key] = {}
 
     def least(pool: PoolElement) -> float:
         values = [least(child) for child in pool.children.values()]
         values += [satisfaction(element) for element in pool.operations.values() if wants_jobs(element)]
-        satisfactions[pool] = min(values, default=NEVER)
-        return satisfactions[pool]
+        keys[pool] = pool_key(pool, min(values, default=NEVER))
+        return keys[pool][0]
 
     least(elements[0].tree.root)
 
-    def key(element: OperationElement) -> tuple[tuple[float, str], ...]:
-        path = [(satisfactions.get(pool, NEVER), pool.name) for pool in element.ancestors()]
+    def key(element: OperationElement) -> tuple[tuple[Key, str], ...]:
+        path = [(keys.get(pool, (NEVER, NEVER)), pool.name) for pool in element.ancestors()]
         parent = element.parent
         is_fifo = parent is not None and parent.mode == "fifo" and element.fifo_index is not None
         own = float(element.fifo_index or 0) if is_fifo else satisfaction(element)
-        return (*reversed(path[:-1]), (own, element.name))
+        return (*reversed(path[:-1]), ((own, 0.0), element.name))
 
     return sorted(elements, key=key)

@@ -54,6 +54,14 @@ class Loop(Cluster):
         options.setdefault("check_period", "250ms")
         super().__init__(directory, nodes, cgroup_prefix=f"cpumond-loop-{os.getpid()}-{next(_numbers)}", **options)
 
+    def __enter__(self) -> Loop:
+        super().__enter__()
+        # Jobs get more than their limits are lowered to, whatever else runs on the machine, and do not starve it.
+        name, weight = ("cpu.weight", 800) if self.hierarchies.cpu_version == 2 else ("cpu.shares", 8_192)
+        for cgroup in (self.cgroup_prefix, *(node.cgroup_root for node in self.nodes)):
+            Path(self.hierarchies.cpu_root, cgroup, name).write_text(str(weight), encoding="ascii")
+        return self
+
     # --- commands
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -305,6 +305,16 @@ class ExecutorContract:
         rig.executor.interrupt(job_id)
         rig.assert_nothing_left(job_id)
 
+    def test_an_interrupt_while_it_is_being_started_is_not_lost(self, rig: Rig) -> None:
+        job_ids = []
+        for _ in range(5):
+            job_ids.append(rig.start("sleep", "1000"))
+            rig.executor.interrupt(job_ids[-1])
+        for job_id in job_ids:
+            event = rig.wait_over(job_id)
+            assert isinstance(event, NotStarted) or event.signal == 15
+        rig.assert_nothing_left(*job_ids)
+
     def test_a_job_that_is_just_being_started_is_killed(self, rig: Rig) -> None:
         job_ids = []
         for _ in range(10):

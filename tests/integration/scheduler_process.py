@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import itertools
 import json
@@ -271,6 +272,8 @@ class PlayedNode:
         """The reports of the jobs that live here, by id; tests change them."""
         self.finished: dict[str, dict[str, Any]] = {}
         """Ended jobs that were not acknowledged yet."""
+        self.logs: dict[tuple[str, str], bytes] = {}
+        """(job, stream) -> what it wrote."""
 
     def register(self) -> dict[str, Any]:
         """Make the node known; the answer."""
@@ -315,7 +318,20 @@ class PlayedNode:
             self.end(order["job_id"], "aborted", reason=order["why"])
         for job_id in answer["acknowledged"]:
             self.finished.pop(job_id, None)
+        for request in answer["logs"]:
+            self.send_log(request)
         return answer
+
+    def send_log(self, request: dict[str, Any]) -> None:
+        """The end of a log that somebody waits for."""
+        body: dict[str, Any] = {"node_id": self.id, "request_id": request["request_id"]}
+        written = self.logs.get((request["job_id"], request["stream"]))
+        if written is None:
+            body["error"] = f"node {self.id} has no log of it"
+        else:
+            content = base64.b64encode(written[-request["tail_bytes"] :]).decode()
+            body |= {"content": content, "total_bytes": len(written)}
+        self.scheduler.post("logs", body)
 
     def end(self, job_id: str, state: str = "completed", **facts: Any) -> None:
         """A job ends; the next heartbeat says so."""

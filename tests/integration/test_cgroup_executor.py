@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +19,13 @@ import pytest
 from executor_contract import ExecutorContract, Rig
 from waiting import wait_until
 
+from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.errors import CpumondError
 from cpumond.executor import Ended, NotStarted, Started, keeper
 from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
+from cpumond.testing import make_v2_host
 
 pytestmark = pytest.mark.cgroup
 
@@ -387,7 +388,96 @@ def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
     assert answer == [3, "65534\n", "cannot become the user 'root': Operation not permitted"]
 
 
-def test_time_from_start_to_started(rig):
-    began_s = time.perf_counter()
-    rig.wait(Started, rig.start("true"))
-    assert time.perf_counter() - began_s < 5.0
+@pytest.fixture
+def real_tree(hierarchies: Hierarchies) -> Iterator[JobCgroupTree]:
+    """Cgroups of jobs below a root of their own, which is removed with them."""
+    root = f"cpumond-test-{os.getpid()}-tree-{next(_numbers)}"
+    tree = JobCgroupTree(hierarchies, root)
+    yield tree
+    for job_id in tree.list_job_ids():
+        wait_until(lambda job_id=job_id: tree.kill(job_id) or tree.remove(job_id), "it can be removed")
+    remove_root(hierarchies, root)
+
+
+def start_in(tree: JobCgroupTree, job_id: str, *argv: str) -> subprocess.Popen[bytes]:
+    """A process that is in the cgroup before its program begins."""
+    script = 'for file in "$@"; do [ "$file" = -- ] && break; echo $$ > "$file"; shift; done; shift; exec "$@"'
+    return subprocess.Popen(["sh", "-c", script, "sh", *tree.join_files(job_id), "--", *argv])
+
+
+@pytest.mark.parametrize(("above", "wanted", "found"), [(0.5, 2.0, 0.5), (0.5, 0.2, 0.2), (0.3333, 5.0, 0.3333)])
+def test_a_quota_above_holds_the_jobs(hierarchies, real_tree, above, wanted, found):
+    if hierarchies.cpu_version == 2:
+        pytest.skip("v2 takes any quota below any other")
+    root = os.path.join(hierarchies.cpu_root, os.path.dirname(real_tree.path("a")))
+    os.mkdir(root)
+    Path(root, "cpu.cfs_quota_us").write_text(str(round(above * 100_000)))
+    real_tree.create("a", wanted, 0)
+    cgroup = open_cgroup(hierarchies, real_tree.path("a"))
+    assert cgroup is not None
+    with contextlib.closing(cgroup):
+        settings = cgroup.read_settings()
+        assert settings is not None
+        assert settings.cores == pytest.approx(found, abs=0.001)
+
+
+@pytest.mark.parametrize("cores", [0.0, 0.001, 0.0101, 0.5, 7.77, 512.0])
+def test_every_limit_is_taken_by_the_kernel(hierarchies, real_tree, cores):
+    real_tree.create("a", cores, 1 << 26)
+    cgroup = open_cgroup(hierarchies, real_tree.path("a"))
+    assert cgroup is not None
+    with contextlib.closing(cgroup):
+        settings = cgroup.read_settings()
+        assert settings is not None
+        assert settings.cores == pytest.approx(max(cores, 0.001), rel=0.01)
+
+
+def test_processes_that_fork_all_the_time_are_killed(real_tree):
+    real_tree.create("a", 2.0, 0)
+    script = "fork() { while :; do (sleep 0.01 & sleep 0.01) & sleep 0.005; done; }; fork & fork & fork & wait"
+    with start_in(real_tree, "a", "sh", "-c", script) as process:
+        wait_until(lambda: len(real_tree.list_processes("a")) > 5, "they fork")
+        assert real_tree.remove("a") is False
+        wait_until(lambda: real_tree.kill("a") or not real_tree.list_processes("a"), "all are killed")
+        assert process.wait(30) == -signal.SIGKILL
+    assert real_tree.remove("a") is True
+    assert real_tree.join_files("a") == []
+    assert real_tree.list_job_ids() == []
+
+
+def test_one_signal_reaches_all_and_nobody_else(real_tree):
+    real_tree.create("a", 1.0, 0)
+    real_tree.create("b", 1.0, 0)
+    with (
+        start_in(real_tree, "a", "sleep", "1000") as one,
+        start_in(real_tree, "a", "sleep", "1000") as two,
+        start_in(real_tree, "b", "sleep", "1000") as other,
+    ):
+        wait_until(lambda: len(real_tree.list_processes("a")) == 2, "both are there")
+        wait_until(lambda: real_tree.list_processes("b") == [other.pid], "the other is there")
+        real_tree.signal("a", signal.SIGTERM)
+        assert (one.wait(30), two.wait(30)) == (-signal.SIGTERM, -signal.SIGTERM)
+        assert other.poll() is None
+        other.kill()
+    assert real_tree.list_processes("a") == []
+
+
+def test_jobs_in_a_tree_of_plain_files(tmp_path):
+    mountinfo = make_v2_host(tmp_path, {})
+    hierarchies = open_hierarchies(mountinfo)
+    cgroups = JobCgroupTree(hierarchies, "jobs", mountinfo)
+    run = tmp_path / "run"
+    rig = Rig(lambda: CgroupExecutor(cgroups, str(run)), cgroups, hierarchies, tmp_path / "jobs")
+    try:
+        ending, killed = rig.shell("echo here; exit 3"), rig.start("sleep", "1000", cpu_limit=0.5)
+        started = rig.wait(Started, killed)
+        assert (tmp_path / "cgroup" / started.cgroup / "cpu.max").read_text() == "50000 100000\n"
+        assert rig.wait(Ended, ending).exit_code == 3
+        assert rig.read(ending) == b"here\n"
+        rig.executor.kill(killed)
+        assert rig.wait(Ended, killed).signal == 9
+        rig.assert_nothing_left(ending, killed)
+        rig.close()
+    finally:
+        for pid in find_keepers(run):
+            os.kill(pid, signal.SIGKILL)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import pytest
@@ -28,6 +30,7 @@ from cpumond.scheduler.model import AUTHENTICATION, CommandError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 PERIOD_S = 0.02
+T = TypeVar("T")
 
 
 class LiveScheduler:
@@ -122,6 +125,8 @@ class FakeNode:
         self.sequence = itertools.count()
         self.jobs: dict[str, dict[str, Any]] = {}
         self.finished: list[dict[str, Any]] = []
+        self.logs: dict[tuple[str, str], bytes] = {}
+        """(job, stream) -> what it wrote."""
         self.incarnation = f"{name}-1"
 
     def register(self) -> Any:
@@ -147,7 +152,27 @@ class FakeNode:
                 }  # fmt: skip
         for order in answer["stop"]:
             self.finish(order["job_id"], "aborted")
+        for request in answer["logs"]:
+            self.send_log(request)
         return answer
+
+    def send_log(self, request: dict[str, Any]) -> Any:
+        """The end of a log that somebody waits for."""
+        body: dict[str, Any] = {"node_id": self.name, "request_id": request["request_id"]}
+        written = self.logs.get((request["job_id"], request["stream"]))
+        if written is None:
+            body["error"] = f"node {self.name} has no log of it"
+        else:
+            end = written[-request["tail_bytes"] :]
+            body |= {"content": base64.b64encode(end).decode(), "total_bytes": len(written)}
+        return self.server.post("/logs", body)
+
+    def beat_until_done(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives, in a thread of its own, while heartbeats go on."""
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(work)
+            wait_until(lambda: self.beat() and done.done(), "the end of the work")
+            return done.result()
 
     def finish(self, job_id: str, state: str = "completed") -> None:
         job = self.jobs.pop(job_id, None)
@@ -501,3 +526,99 @@ def test_everything_is_there_again_after_a_restart(tmp_path):
         assert server.get("/trees/default/pools/a")["weight"] == 2.0
         assert server.get(f"/operations/{operation_id}")["state"] == "running"
         assert [node["id"] for node in server.get("/nodes")["nodes"]] == ["n1"]
+
+
+# --- logs of jobs, and what jobs used
+
+
+def run_one(server: LiveScheduler) -> tuple[FakeNode, str, str]:
+    """A node with one job that runs; operation and job."""
+    node = FakeNode(server, "n1")
+    node.register()
+    operation = server.start("p")
+    wait_until(lambda: node.beat() and node.jobs, "the job")
+    node.beat()
+    return node, operation, next(iter(node.jobs))
+
+
+def test_the_end_of_a_log_is_given_byte_by_byte(server):
+    node, operation, job = run_one(server)
+    node.logs[job, "stdout"] = b"begin" + bytes(range(256)) + b"end"
+    node.logs[job, "stderr"] = b"<script>"
+    path = f"/api/v1/operations/{operation}/jobs/{job}/log"
+    whole = node.beat_until_done(lambda: server.client.get(path))
+    assert (whole.status_code, whole.content) == (200, node.logs[job, "stdout"])
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert whole.headers["x-cpumond-total-bytes"] == "264"
+    end = node.beat_until_done(lambda: server.client.get(f"{path}?tail=3"))
+    assert (end.content, end.headers["x-cpumond-total-bytes"]) == (b"end", "264")
+    assert node.beat_until_done(lambda: server.client.get(f"{path}?stream=stderr")).content == b"<script>"
+    node.finish(job)
+    assert node.beat_until_done(lambda: server.client.get(f"{path}?stream=stderr")).content == b"<script>"
+
+
+def test_the_longest_log_may_be_longer_than_other_bodies(server):
+    node, operation, job = run_one(server)
+    node.logs[job, "stdout"] = b"x" * 2**21
+    path = f"/api/v1/operations/{operation}/jobs/{job}/log?tail={2**20}"
+    assert len(node.beat_until_done(lambda: server.client.get(path)).content) == 2**20
+
+
+def test_a_log_that_cannot_be_given_is_an_error_in_json(server):
+    node, operation, job = run_one(server)
+    path = f"/operations/{operation}/jobs/{job}/log"
+    refusal = node.beat_until_done(lambda: server.get(path, 404))
+    assert (refusal["error"], refusal["code"]) == (f"job {job}: node n1 has no log of it", 203)
+    assert server.get(f"/operations/{operation}/jobs/1-2-3-4/log", 404)["code"] == 203
+    assert server.get("/operations/1-2-3-4/jobs/1-2-3-4/log", 404)["code"] == 1915
+    assert "tail" in server.get(path, 422, tail=2**20 + 1)["error"]
+    assert "stream" in server.get(path, 422, stream="both")["error"]
+    server.call(lambda scheduler: setattr(scheduler.logs, "timeout_s", 0.05))
+    assert "did not send the log within 0.05 s: is its agent running?" in server.get(path, 504)["error"]
+    server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", False))
+    assert "was last heard of" in server.get(path, 503)["error"]
+
+
+def test_only_the_node_that_was_asked_may_send_a_log(server):
+    node, operation, job = run_one(server)
+    node.logs[job, "stdout"] = b"true"
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(server.client.get, f"/api/v1/operations/{operation}/jobs/{job}/log")
+        wait_until(lambda: server.call(lambda scheduler: len(scheduler.logs)), "the request")
+        (request,) = server.call(lambda scheduler: scheduler.logs.requests_of("n1"))
+        forged = {"node_id": "n2", "request_id": request.request_id, "content": ""}
+        assert "node n2 was not asked" in server.post("/logs", forged, 422)["error"]
+        node.beat()
+        assert reading.result().content == b"true"
+    assert server.post("/logs", {**forged, "node_id": "n1"}) == {"is_wanted": False}
+
+
+def test_jobs_say_where_they_are_and_pools_what_was_used(server):
+    node, operation, job = run_one(server)
+    node.jobs[job] |= {"cgroup": f"/cpumond/{job}", "cpu_seconds": 12.5, "reclaimed_cpu_seconds": 3.0}
+    node.beat()
+    (shown,) = server.get(f"/operations/{operation}/jobs")["jobs"]
+    assert (shown["node"], shown["node_id"], shown["cgroup"]) == ("n1", "n1", f"/cpumond/{job}")
+    assert (shown["cpu_seconds"], shown["reclaimed_cpu_seconds"]) == (12.5, 3.0)
+    told = server.get(f"/operations/{operation}")
+    assert (told["cpu_seconds"], told["trees"]["default"]["cpu_seconds"]) == (12.5, 12.5)
+    assert server.get("/trees/default/pools/p")["reclaimed_cpu_seconds"] == 3.0
+    assert server.get("/trees/default/pools/p/orchid")["aggregated_preempted_cpu_x100"] == 300
+    node.finish(job)
+    node.beat()
+    (shown,) = server.get(f"/operations/{operation}/jobs")["jobs"]
+    assert (shown["state"], shown["node"], shown["cpu_seconds"]) == ("completed", "n1", 12.5)
+    assert server.get(f"/operations/{operation}")["cpu_seconds"] == 12.5
+    assert server.get("/trees/default/pools/%3CRoot%3E")["cpu_seconds"] == 12.5
+
+
+def test_an_agent_that_was_replaced_is_refused(server):
+    first, second = FakeNode(server, "n1"), FakeNode(server, "n1")
+    second.incarnation = "n1-2"
+    first.register()
+    second.register()
+    assert first.beat(409)["register"]
+    body = {"node_id": "n1", "incarnation": "n1-1", "resources": {"cpu": 4}, "address": "elsewhere"}
+    assert "give each its own node_id" in server.post("/nodes", body, 422)["error"]
+    assert second.beat()["accepted"]

@@ -268,6 +268,80 @@ def test_the_spec_carries_what_the_options_say(server, cpumond):
     assert shown["tasks"][0]["command"] == ["a", "--b"]
 
 
+def test_the_documents_form_of_job_cpu_monitor_is_understood(server, cpumond):
+    monitor = "{min_cpu_limit=0.1;enable_cpu_reclaim=%true;vote_window_size=5u}"
+    operation_id = cpumond("operation", "start", "--pool", "p", "--job-cpu-monitor", monitor, "--", "a").strip()
+    shown = cpumond.json("operation", "show", operation_id)
+    assert shown["job_cpu_monitor"] == {"min_cpu_limit": 0.1, "enable_cpu_reclaim": True, "vote_window_size": 5}
+
+
+def test_a_task_has_an_environment_and_a_place_to_work(server, cpumond):
+    node = FakeNode(server, "n1")
+    node.register()
+    words = ("--env", "A=1", "--env", "B=x=y", "--working-directory", "/srv/data", "--interruptible")
+    operation_id = cpumond("operation", "start", "--pool", "p", *words, "--", "a").strip()
+    assert "in /srv/data: a" in cpumond("operation", "show", operation_id)
+    (order,) = wait_until(lambda: node.beat()["start"], "the order")
+    assert order["environment"] == {"A": "1", "B": "x=y"}
+    assert (order["working_directory"], order["interruptible"]) == ("/srv/data", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--working-directory", "data"), 78, "expected an absolute path"),
+        (("--env", "A"), 64, "expected NAME=VALUE"),
+        (("--env", "=1"), 64, "expected NAME=VALUE"),
+        (("--job-cpu-monitor", "{min_cpu_limit=}"), 64, "expected a map in YSON or JSON"),
+    ],
+)
+def test_what_a_job_cannot_have_is_said(server, cpumond, words, code, sentence):
+    cpumond("operation", "start", "--pool", "p", *words, "--", "a", code=code)
+    assert sentence in cpumond.err
+
+
+def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
+    node = FakeNode(server, "n1")
+    node.register()
+    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
+    cpumond("operation", "log", operation_id, code=69)
+    assert "has no job that has started" in cpumond.err
+    wait_until(lambda: node.beat() and node.jobs, "the job")
+    node.beat()
+    (job,) = node.jobs
+    node.logs[job, "stdout"] = b"first\nlast\x1b[2J"
+    node.logs[job, "stderr"] = b"oops\n"
+
+    def log(*words: str, code: int = 0) -> str:
+        return node.beat_until_done(lambda: cpumond("operation", "log", operation_id, *words, code=code))
+
+    assert log() == "first\nlast\x1b[2J"
+    assert cpumond.err == ""
+    assert log(job, "--stderr") == "oops\n"
+    assert log("--tail", "2") == "2J"
+    assert "12 bytes before these are not shown; raise --tail" in cpumond.err
+    log("1-2-3-4", code=69)
+    assert "No such job 1-2-3-4" in cpumond.err
+    cpumond("operation", "log", operation_id, "--tail", "2M", code=64)
+    assert "--tail: expected 1 to 1048576 bytes" in cpumond.err
+
+
+def test_jobs_and_pools_say_what_was_used(server, cpumond):
+    node = FakeNode(server, "n1")
+    node.register()
+    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
+    wait_until(lambda: node.beat() and node.jobs, "the job")
+    (job,) = node.jobs
+    node.jobs[job] |= {"cgroup": "/jobs/1", "cpu_seconds": 12.5, "reclaimed_cpu_seconds": 3.0}
+    node.beat()
+    (shown,) = cpumond.json("operation", "jobs", operation_id)["jobs"]
+    assert {name: shown[name] for name in ("node", "cgroup", "cpu_seconds", "state")} == {
+        "node": "n1", "cgroup": "/jobs/1", "cpu_seconds": 12.5, "state": "running",
+    }  # fmt: skip
+    assert "12.5 core-seconds used, 3 reclaimed" in cpumond("operation", "show", operation_id)
+    assert "12.5 core-seconds used, 3 reclaimed, since the start" in cpumond("pool", "show", "p")
+
+
 def test_why_a_job_does_not_fit_anywhere(server, cpumond):
     node = FakeNode(server, "n1", cpu=2.0)
     node.register()

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -579,7 +580,63 @@ def test_an_operation_is_tracked_until_its_end(world, bindings, kind):
     assert "Traceback" not in said
 
 
+def test_who_tracks_an_operation_is_told_the_last_words_of_its_failed_job(world, bindings, kind):
+    scheduler, node = world.scheduler, world.node
+    scheduler.create_pool(f"{kind}-failing")
+    tasks = '{t={job_count=1;command="false";cpu_limit=1.;memory_limit=1000000}}'
+    client = subprocess.Popen(
+        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={kind}-failing;max_failed_job_count=1}}"),
+        env=scheduler.yt_environment(bindings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        path = f"operations?pool={kind}-failing"
+        operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
+        node.beat_until(lambda: node.jobs_of(operation), "its job")
+        (job,) = node.jobs_of(operation)
+        node.logs[job, "stderr"] = b"no such file: weights.bin\n"
+        node.end(job, "failed", reason="exit code 1")
+        node.beat_until(lambda: client.poll() is not None, "the end of the client")
+        _, said = client.communicate(timeout=30)
+    finally:
+        client.kill()
+        client.wait()
+    assert client.returncode != 0
+    assert "no such file: weights.bin" in said
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_words_of_a_job_are_read(world, bindings, kind):
+    scheduler, node = world.scheduler, world.node
+    scheduler.create_pool(f"{kind}-words")
+    operation = scheduler.start_operation(f"{kind}-words")
+    node.beat_until(lambda: node.jobs_of(operation), "the job")
+    (job,) = node.jobs_of(operation)
+    written = "oops: не так\n\x1b[0m".encode() + b"\xff\x00"
+    node.logs[job, "stderr"] = written
+
+    def read(*words: str) -> subprocess.CompletedProcess[bytes]:
+        with ThreadPoolExecutor(1) as thread:
+            command = scheduler.yt_command("get-job-stderr", *words)
+            environment = scheduler.yt_environment(bindings)
+            running = thread.submit(
+                subprocess.run, command, env=environment, capture_output=True, timeout=60, check=False
+            )
+            node.beat_until(running.done, "the end of the client")
+            return running.result()
+
+    done = read("--job-id", job, "--operation", operation)
+    assert (done.returncode, done.stdout) == (0, written), done.stderr
+    node.end(job, "failed")
+    node.beat()
+    assert read(job, operation).stdout == written
+    del node.logs[job, "stderr"]
+    done = read(job, operation)
+    assert done.returncode == 1
+    assert f"node {node.id} has no log of it" in done.stderr.decode()
+    assert "Traceback" not in done.stderr.decode()
 
 
 def test_what_is_refused_says_why_and_changes_nothing(world, bindings, kind):

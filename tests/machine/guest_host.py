@@ -22,6 +22,7 @@ GUEST_PYTHON = "3.11"
 """Debian 12's; what is compiled is fetched for it, whichever Python runs the tests."""
 SOURCE_ONLY = ("cgroupspy",)
 """Dependencies published as sources alone; they are pure Python, so a wheel made here fits there."""
+SHARED_MODULES = ("executor_contract.py", "waiting.py")
 
 Facts = dict[str, Any]
 
@@ -44,11 +45,11 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def install_dependencies(extras: Sequence[str]) -> Path:
+def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
     """The dependencies for the guest's Python in a directory, fetched once for each list of them."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
-    wanted = sorted([*project["dependencies"], *(name for extra in extras for name in optional[extra])])
+    wanted = sorted([*project["dependencies"], *(name for extra in extras for name in optional[extra]), *tools])
     key = hashlib.sha256(json.dumps([GUEST_PYTHON, wanted]).encode()).hexdigest()[:16]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
     site = base / f"site-{key}"
@@ -71,16 +72,19 @@ def install_package(target: Path, work: Path) -> None:
     pip("install", "--no-deps", f"--target={target}", str(source))
 
 
-def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = ()) -> Facts:
+def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tools: Sequence[str] = ()) -> Facts:
     """Run ``guest/SCRIPT`` in a guest with the package and the files of ``systemd/``; what it left, step by step.
 
-    ``extras`` are optional dependencies of the package. Skips the test on a host that cannot boot the guest.
+    ``extras`` are optional dependencies of the package, ``tools`` what the script needs besides; modules of the
+    integration tests it can import. Skips the test on a host that cannot boot the guest.
     """
     skip_without_means()
     stage, out = work / "in", work / "out"
     shutil.copytree(HERE / "guest", stage)
     shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
-    shutil.copytree(install_dependencies(extras), stage / "site")
+    shutil.copytree(install_dependencies(extras, tools), stage / "site")
+    for module in SHARED_MODULES:
+        shutil.copy(REPOSITORY / "tests" / "integration" / module, stage)
     install_package(stage / "site", work)
     stage.chmod(0o755)
     command = [str(NSPAWN), "run", "-i", str(stage), "-o", str(out), "-t", str(limit_s)]

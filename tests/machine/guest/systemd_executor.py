@@ -202,7 +202,6 @@ def refusals() -> dict[str, Any]:
             "environment": d.run("odd-environment", "true", environment={"a-b": "1"}),
             "interpreter": d.run("interpreter", "/usr/local/bin/bad-interpreter"),
         }
-        result["interpreter_log"] = d.log("interpreter", "stderr")
         result["after"] = d.run("after-all-that", "true")
         return {**result, "left": left_over()}
 
@@ -314,6 +313,7 @@ def logs() -> dict[str, Any]:
         script = 'for i in $(seq 1 500); do echo "line $i"; done; echo "<3>to stderr" >&2; printf "no end"'
         d.run("talk", *sh(script))
         d.run("silent", "true")
+        d.run("short-lived", *sh("for i in $(seq 1 200); do /bin/echo $i; /bin/echo e$i >&2; done"))
         d.run("long", "python3", "-c", "print('x' * 200_000); print('\\xe9\\x01 end')")
         return {
             "all": d.log("talk", "stdout", 100_000),
@@ -321,6 +321,9 @@ def logs() -> dict[str, Any]:
             "none": d.log("talk", "stdout", 0),
             "stderr": d.log("talk", "stderr"),
             "silent": d.log("silent", "stdout"),
+            "short_lived": [d.log("short-lived", "stdout"), d.log("short-lived", "stderr")],
+            "exited": d.run("exited", "/bin/echo", "only line")["events"][-1]["exit_code"],
+            "exited_log": d.log("exited", "stdout"),
             "long": [len(d.log("long", "stdout", 1_000_000)[0]), d.log("long", "stdout", 1_000_000)[0][-10:]],
             "unknown": d.log("never-ran", "stdout"),
         }
@@ -387,7 +390,9 @@ def recovery() -> dict[str, Any]:
 def reloads() -> dict[str, Any]:
     """daemon-reload, daemon-reexec and a new bus while jobs run and are started: none is lost."""
     with driver() as d:
-        d.start("through", *sh("while ! [ -e /tmp/enough ]; do sleep 0.02; done; exit 9"), cpu_limit=0.7)
+        odd = ["$HOME", "${A} %n", "", '"', "'", "\\", ";", "line\nfeed", "\t", "x" * 100_000]
+        script = "while ! [ -e /tmp/enough ]; do sleep 0.02; done; exit 9"
+        d.start("through", *sh(script, *odd), cpu_limit=0.7, environment={"PATH": "/usr/bin:/bin", "A": "\n%n$B\"'"})
         started = d.take("through", Started)
         answers = []
         for number, verb in enumerate(("daemon-reload", "daemon-reexec", "daemon-reload", "daemon-reexec")):
@@ -397,9 +402,17 @@ def reloads() -> dict[str, Any]:
         names = [f"{when}-{number}" for number in range(4) for when in ("before", "after")]
         ends = {name: msgspec.to_builtins(d.take(name, Ended, NotStarted)) for name in names}
         quota_us = (Path("/sys/fs/cgroup/cpu") / started.cgroup / "cpu.cfs_quota_us").read_text()
+        unit = "cpumond-job-through.service"
+        load_state = systemctl("show", "-p", "LoadState", "--value", unit)["output"].strip()
         Path("/tmp/enough").touch()
         d.take("through", Ended)
-        return {"ends": ends, "quota_us": quota_us, "through": d.events_of("through"), "left": left_over()}
+        return {
+            "ends": ends,
+            "quota_us": quota_us,
+            "load_state": load_state,
+            "through": d.events_of("through"),
+            "left": left_over(),
+        }
 
 
 def bus_restart() -> dict[str, Any]:

@@ -431,6 +431,51 @@ def test_metrics_are_bounded_and_escaped(store):
     run(work())
 
 
+def test_cpu_time_of_pools_is_counted_for_prometheus(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        node = PlayedNode(scheduler)
+        await node.register()
+        await scheduler.execute(start(jobs=1), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        (job,) = node.jobs
+        node.jobs[job] = msgspec.structs.replace(node.jobs[job], cpu_seconds=7.25, reclaimed_cpu_seconds=1.5)
+        await node.beat()
+        text = MetricsText(scheduler, 100).encode().decode()
+        assert "# TYPE cpumond_pool_cpu_usage_seconds_total counter\n" in text
+        for pool in ("p", "<Root>"):
+            label = f'{{tree="default",pool="{pool}"}}'
+            assert f"\ncpumond_pool_cpu_usage_seconds_total{label} 7.25\n" in text
+            assert f"\ncpumond_pool_reclaimed_cpu_seconds_total{label} 1.5\n" in text
+
+    run(work())
+
+
+def test_jobs_that_an_earlier_version_stored_are_read(store):
+    async def work() -> str:
+        scheduler = make_scheduler(store)
+        node = PlayedNode(scheduler)
+        await node.register()
+        operation = (await scheduler.execute(start(jobs=2), "ann")).id
+        await scheduler.update_all()
+        await node.beat()
+        for job in list(node.jobs):
+            node.finish(job)
+        await node.beat()
+        return operation
+
+    operation = asyncio.run(work())
+    stored = {key: value for kind, key, value in store.load() if kind == "job"}
+    for key, value in stored.items():
+        record = msgspec.json.decode(value)
+        old = {name: value for name, value in record.items() if name not in ("cgroup", "reclaimed_cpu_seconds")}
+        store.write([Change("job", key, msgspec.json.encode(old))])
+    again = make_scheduler(store)
+    assert {job.cgroup for job in again.state.finished_jobs[operation].values()} == {""}
+    assert set(again.state.finished_jobs[operation]) == set(stored)
+
+
 def test_ids_have_the_form_that_yt_prints():
     parts = make_id().split("-")
     assert len(parts) == 4

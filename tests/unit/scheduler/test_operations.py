@@ -51,6 +51,33 @@ def test_a_task_says_what_its_jobs_order():
     assert found.spec == {"custom": "kept"}
 
 
+def test_a_task_says_where_and_how_its_jobs_run():
+    found = task(**{"working-directory": "/srv/data", "environment": {"A": "x=y"}, "interruptible": True})
+    assert (found.working_directory, found.environment, found.interruptible) == ("/srv/data", {"A": "x=y"}, True)
+    assert task(working_directory="").working_directory == ""
+    assert found.spec == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"working_directory": "data"}, "working_directory: expected an absolute path such as /srv/data, got 'data'"),
+        ({"working_directory": 1}, "working_directory: expected text"),
+        ({"working_directory": "/" + "x" * 4095}, "at most 4095 characters"),
+        ({"working_directory": "/a\0b"}, "working_directory: a character with the code 0"),
+        ({"command": "a\0b"}, "command: a character with the code 0"),
+        ({"command": ["a", "b\0"]}, "command: a character with the code 0"),
+        ({"environment": {"A": "\0"}}, "environment/A: a character with the code 0"),
+        ({"environment": {"": "x"}}, "expected the name of a variable"),
+        ({"environment": {"A=B": "x"}}, "expected the name of a variable without an equals sign, got 'A=B'"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused(given, sentence):
+    with pytest.raises(CommandError) as caught:
+        task(**given)
+    assert sentence in str(caught.value)
+
+
 def test_0_2_hyphens_are_underscores_and_aliases_are_folded():
     assert task(**{"cpu-limit": 3}).cpu_limit == 3
     assert task(cpu=3, memory=7).resources == (1.0, 3.0, 0.0, 7.0, 0.0)

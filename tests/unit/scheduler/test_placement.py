@@ -105,6 +105,31 @@ def test_7_1_each_start_is_seen_by_the_next_choice(world):
     assert started(world, operations) == [3, 3, 3]
 
 
+def test_7_1_pools_of_many_small_operations_get_their_shares(world):
+    """Each of them always has an operation without a job: the least child alone would not tell them apart."""
+    world.create_pool("a", weight=2, max_running_operation_count=50)
+    world.create_pool("b", max_running_operation_count=50)
+    operations = {name: [world.start(name) for _ in range(40)] for name in ("b", "a")}
+    world.node("n1", cpu=30)
+    world.step()
+    assert {name: sum(started(world, ids)) for name, ids in operations.items()} == {"a": 20, "b": 10}
+
+
+def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_have_jobs(world):
+    world.create_pool("crowd")
+    world.create_pool("single", strong_guarantee_resources={"cpu": 6})
+    crowd = [world.start("crowd") for _ in range(40)]
+    first, second = world.node("n1", cpu=5), world.node("n2", cpu=5)
+    world.update()
+    first.beat()
+    assert sum(started(world, crowd)) == 5
+    single = world.start("single", jobs=40)
+    world.update()
+    second.beat()
+    assert started(world, [single]) == [5]
+    assert sum(started(world, crowd)) == 5
+
+
 def test_7_1_sub_pools_share_what_their_pool_gets(world):
     world.create_pool("top")
     world.create_pool("a", "top", weight=3)

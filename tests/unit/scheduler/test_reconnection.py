@@ -1,4 +1,4 @@
-"""What is said twice, late, out of order or not at all: the scheduler and its nodes agree again (semantics.md 1.8, 6.7).
+"""What is said twice, late, out of order or not at all: scheduler and nodes agree again (semantics.md 1.8, 6.7).
 
 Silence, repeats and restarts that concern nodes as a whole are in test_state_nodes.
 """
@@ -57,6 +57,8 @@ def lose(world: World, *alive: PlayedNode) -> None:
     for node in alive:
         node.beat()
     world.expire()
+    for _ in range(3 if alive else 0):
+        world.step(1.0, *alive)
 
 
 # --- jobs that wait on their node, of which it says nothing
@@ -192,12 +194,11 @@ def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced(world):
     node.finish(job)
     other = world.node("n2")
     lose(world, other)
-    world.settle_down()
     assert len(other.jobs) == 1
     node.register()
     world.settle_down()
     assert world.states([operation]) == "c"
-    assert counts(world, operation) == JobCounts(completed=1, lost=1, aborted=1)
+    assert counts(world, operation) == JobCounts(completed=1, lost=1)
     assert other.jobs == {}
 
 
@@ -356,7 +357,7 @@ def test_a_job_that_is_being_stopped_over_a_restart_of_the_scheduler_ends_as_its
     node.beat()
     record = ended(world, operation, job)
     assert (record.state, record.exit_code) == ("aborted", 0)
-    assert record.reason == "the operation was suspended with abort_running_jobs"
+    assert "suspended with abort_running_jobs" in record.reason
     assert world.operation(operation).needed == {"t": 1}
 
 

@@ -1,0 +1,649 @@
+"""The closed loop where something goes wrong: processes that die, networks that fail, jobs that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from closed_loop import (
+    MIB,
+    WAIT_S,
+    WORKER,
+    Loop,
+    Proxy,
+    configure,
+    count_descriptors,
+    is_alive,
+    node_states,
+    restart,
+)
+from waiting import wait_until
+
+from cpumond.cgroup.mounts import Hierarchies, read_mounts
+
+pytestmark = pytest.mark.cgroup
+
+MAX_LOG_BYTES = 65_536
+OFFLINE_S = 1.0
+GONE_S = 6.0
+SHRINKING = {"min_cpu_limit": 0.2, "decrease_coefficient": 0.5, "smoothing_factor": 0.5}
+
+
+class Gates:
+    """Jobs that write their id into a file when they start and end with the exit code that they are told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+        place = f"'{directory}'"
+        self.command = (
+            f"echo $CPUMOND_JOB_ID >> {place}/starts; mkfifo {place}/$CPUMOND_JOB_ID; "
+            f"read code < {place}/$CPUMOND_JOB_ID; exit $code"
+        )
+
+    @property
+    def starts(self) -> list[str]:
+        """The id of each process that was started, in order."""
+        file = self.directory / "starts"
+        return file.read_text().split() if file.exists() else []
+
+    def end(self, job_id: str, code: int = 0) -> None:
+        """Let a job end."""
+        fd = wait_until(lambda: self._open(job_id), f"job {job_id} waits", WAIT_S)
+        os.write(fd, f"{code}\n".encode())
+        os.close(fd)
+
+    def _open(self, job_id: str) -> int | None:
+        with contextlib.suppress(OSError):
+            return os.open(self.directory / job_id, os.O_WRONLY | os.O_NONBLOCK)
+        return None
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    return Gates(tmp_path / "gates")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """One node for all tests that leave it as it was."""
+    with Loop(
+        tmp_path_factory.mktemp("loop"),
+        hierarchies,
+        cpu=4.0,
+        agent_config=f"[executor]\nmax_log_bytes = {MAX_LOG_BYTES}\n",
+    ) as cluster:
+        cluster.set_tree(job_preemption_timeout=1000)
+        cluster.create_pool("p")
+        yield cluster
+    assert cluster.leftover_cgroups() == []
+
+
+@pytest.fixture
+def loop(shared: Loop) -> Iterator[Loop]:
+    """The shared node, without jobs."""
+    yield shared
+    for operation in shared.get("/api/v1/operations?state=running")["operations"]:
+        shared.abort(operation["id"])
+    shared.await_no_jobs()
+
+
+@pytest.fixture
+def own(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """A node of this test's own; the scheduler repairs no overcommit."""
+    config = 'allowed_node_resources_overcommit_duration = "1h"\n'
+    with Loop(tmp_path / "loop", hierarchies, cpu=2.0, scheduler_config=config) as cluster:
+        cluster.create_pool("p")
+        yield cluster
+    assert cluster.leftover_cgroups() == []
+
+
+class Network:
+    """Two nodes, each with a proxy between it and the scheduler."""
+
+    def __init__(self, loop: Loop, proxies: list[Proxy]) -> None:
+        self.loop = loop
+        self.proxies = proxies
+
+    def proxy_of(self, job: dict[str, Any]) -> Proxy:
+        """The network of the node that a job runs on."""
+        return self.proxies[[node.node_id for node in self.loop.nodes].index(job["node_id"])]
+
+    def is_online(self, job: dict[str, Any]) -> bool:
+        """Whether the scheduler hears of the node that a job runs on."""
+        return bool(self.loop.get(f"/api/v1/nodes/{job['node_id']}")["is_online"])
+
+
+@pytest.fixture
+def network(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Network]:
+    loop = Loop(
+        tmp_path / "loop", hierarchies, nodes=2, cpu=1.0, scheduler_config=f'node_heartbeat_timeout = "{OFFLINE_S}s"\n',
+        agent_config='[scheduler]\ntimeout = "700ms"\nretry_max = "300ms"\n',
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(lambda: loop.scheduler.listen)) for _ in loop.nodes]
+        for node, proxy in zip(loop.nodes, proxies, strict=True):
+            configure(node, f'[scheduler]\nurl = "{proxy.url}"\n')
+        stack.enter_context(loop)
+        loop.set_tree(node_reconnection_timeout=GONE_S * 1000)
+        loop.create_pool("p")
+        yield Network(loop, proxies)
+    assert loop.leftover_cgroups() == []
+
+
+def counts(loop: Loop, operation: str) -> dict[str, int]:
+    """How the jobs of an operation ended, and how many live; without zeros."""
+    jobs = loop.operation(operation)["jobs"]
+    return {name: jobs[name] for name in ("active", "completed", "failed", "aborted", "lost") if jobs[name]}
+
+
+def job_of(loop: Loop, operation: str, job_id: str) -> dict[str, Any]:
+    """One job as the scheduler shows it."""
+    [found] = [job for job in loop.jobs(operation) if job["id"] == job_id]
+    return found
+
+
+# ---- processes of ours that die
+
+
+def test_a_killed_agent_finds_its_jobs_again(own, gates):
+    operation = own.start_operation("p", gates.command, monitor=SHRINKING, max_failed_job_count=1)
+    [job] = own.await_running(operation)
+    own.wait(lambda: own.quota_cores(job["cgroup"]) < 0.5, "its limit is down", WAIT_S)
+    pid, node = own.main_pid(job), own.nodes[0]
+    node.kill()
+    assert is_alive(pid)
+    node.start()
+    assert node.log_events("jobs_adopted")[-1]["adopted"] == 1
+    found = own.wait(
+        lambda: [each for each in node.get("/v1/status")["jobs"] if each["job_id"] == job["id"]], "it is seen"
+    )
+    assert (found[0]["cpu_limit"], own.main_pid(job)) == (1.0, pid)
+    own.wait(lambda: job_of(own, operation, job["id"])["state"] == "running", "the scheduler has it")
+    assert node.stop() == 0
+    # The agent gave back what was ordered, not what the one that was killed had left.
+    assert (own.quota_cores(job["cgroup"]), own.main_pid(job)) == (1.0, pid)
+    node.start()
+    gates.end(job["id"], 3)
+    failed = own.await_state(operation, "failed")
+    assert "exit code 3" in failed["error"]
+    assert job_of(own, operation, job["id"])["exit_code"] == 3
+    assert gates.starts == [job["id"]]
+
+
+def test_jobs_that_end_while_there_is_no_agent_are_reported_with_their_exit_codes(own, gates):
+    operation = own.start_operation("p", gates.command, 2, max_failed_job_count=2)
+    good, bad = own.await_running(operation, 2)
+    keeper, node = own.keeper_of(good), own.nodes[0]
+    node.kill()
+    gates.end(good["id"])
+    gates.end(bad["id"], 7)
+    # It does not stay when it has nothing to do.
+    own.wait(lambda: not is_alive(keeper), "the keeper has ended", WAIT_S)
+    node.start()
+    own.wait(lambda: counts(own, operation) == {"active": 1, "completed": 1, "failed": 1}, "both ends are counted")
+    assert job_of(own, operation, bad["id"])["exit_code"] == 7
+    [again] = own.await_running(operation)
+    gates.end(again["id"])
+    own.await_state(operation, "completed")
+    assert counts(own, operation) == {"completed": 2, "failed": 1}
+    assert gates.starts == [*sorted([good["id"], bad["id"]], key=gates.starts.index), again["id"]]
+
+
+def test_a_killed_scheduler_takes_its_jobs_over(own, gates):
+    operation = own.start_operation("p", gates.command, 3, cpu_limit=0.5)
+    jobs = own.await_running(operation, 3)
+    pids = {job["id"]: own.main_pid(job) for job in jobs}
+    own.scheduler.kill()
+    gates.end(jobs[0]["id"])
+    own.wait(lambda: not is_alive(pids[jobs[0]["id"]]), "one has ended")
+    own.scheduler.start()
+    own.wait(lambda: counts(own, operation) == {"active": 2, "completed": 1}, "all are known again", WAIT_S)
+    assert {job["id"]: own.main_pid(job) for job in own.await_running(operation, 2)} == {
+        job["id"]: pids[job["id"]] for job in jobs[1:]
+    }
+    for job in jobs[1:]:
+        gates.end(job["id"])
+    own.await_state(operation, "completed")
+    assert counts(own, operation) == {"completed": 3}
+    assert sorted(gates.starts) == sorted(pids)
+
+
+def test_a_killed_keeper_costs_only_the_exit_code(own, gates):
+    operation = own.start_operation("p", gates.command)
+    [job] = own.await_running(operation)
+    pid, keeper = own.main_pid(job), own.keeper_of(job)
+    os.kill(keeper, signal.SIGKILL)
+    own.wait(lambda: not is_alive(keeper), "the keeper is gone")
+    assert is_alive(pid)
+    gates.end(job["id"])
+    # What it came to is not known: it is done again.
+    own.wait(lambda: counts(own, operation) == {"active": 1, "lost": 1}, "the job is lost", WAIT_S)
+    assert "exit code" in job_of(own, operation, job["id"])["reason"]
+    [again] = own.await_running(operation)
+    gates.end(again["id"])
+    own.await_state(operation, "completed")
+    assert gates.starts == [job["id"], again["id"]]
+
+
+def test_an_agent_that_is_stopped_leaves_its_jobs_their_full_limits(own, gates):
+    operation = own.start_operation("p", gates.command, 2, monitor=SHRINKING)
+    jobs = own.await_running(operation, 2)
+    own.wait(lambda: all(own.quota_cores(job["cgroup"]) < 0.5 for job in jobs), "their limits are down", WAIT_S)
+    pids = {job["id"]: own.main_pid(job) for job in jobs}
+    assert own.nodes[0].stop() == 0
+    assert [own.quota_cores(job["cgroup"]) for job in jobs] == [1.0, 1.0]
+    own.nodes[0].start()
+    assert {job["id"]: own.main_pid(job) for job in own.await_running(operation, 2)} == pids
+    own.wait(lambda: all(own.quota_cores(job["cgroup"]) < 0.5 for job in jobs), "their limits are down again", WAIT_S)
+    for job in jobs:
+        gates.end(job["id"])
+    own.await_state(operation, "completed")
+    assert (counts(own, operation), sorted(gates.starts)) == ({"completed": 2}, sorted(pids))
+
+
+def test_after_a_restart_of_the_host_its_jobs_are_lost_and_started_again(own, gates):
+    operation = own.start_operation("p", gates.command)
+    [job] = own.await_running(operation)
+    node, keeper, pids = own.nodes[0], own.keeper_of(job), own.pids(job["cgroup"])
+    # Played: nothing of the host's memory is left, and what is on disk tells of another boot.
+    node.kill()
+    for pid in (keeper, *pids):
+        os.kill(pid, signal.SIGKILL)
+    own.wait(lambda: not any(is_alive(pid) for pid in (keeper, *pids)), "all are gone")
+    for mount in read_mounts():
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(os.path.join(mount.mount_point, job["cgroup"]))
+    shutil.rmtree(node.runtime_dir)
+    file = Path(node.jobs_dir, job["id"], "job.json")
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "boot_id": "11111111-2222-3333-4444-555555555555"}))
+    node.start()
+    own.wait(lambda: counts(own, operation) == {"active": 1, "lost": 1}, "the job is lost", WAIT_S)
+    assert "the host was started anew" in job_of(own, operation, job["id"])["reason"]
+    [again] = own.await_running(operation)
+    gates.end(again["id"])
+    own.await_state(operation, "completed")
+    assert gates.starts == [job["id"], again["id"]]
+
+
+def test_an_agent_that_cannot_write_starts_nothing_and_keeps_what_runs(own, gates):
+    """A full disk, played by a limit on the size of files: every write of the agent to a file fails."""
+    running = own.start_operation("p", gates.command, monitor=SHRINKING)
+    [job] = own.await_running(running)
+    pid, node = own.main_pid(job), own.nodes[0]
+    resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    blocked = own.start_operation("p", "true", max_failed_job_count=1)
+    own.wait(lambda: "could not be" in node.get("/v1/status")["executor"]["problem"], "the node says so", WAIT_S)
+    view = own.operation(blocked)
+    assert view["state"] == "running", "the node's fault is not the operation's"
+    assert {each["state"] for each in own.jobs(blocked)} <= {"aborted", "running", "starting"}
+    own.wait(
+        lambda: own.get(f"/api/v1/nodes/{node.node_id}")["capacity"]["user_slots"] == 0, "it offers nothing", WAIT_S
+    )
+    assert (is_alive(pid), job_of(own, running, job["id"])["state"]) == (True, "running")
+    gates.end(job["id"])
+    own.await_state(running, "completed")
+    # With room again, the next run of the agent starts what waits.
+    node.kill()
+    node.start()
+    own.await_state(blocked, "completed")
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("fault", ["cut", "refuse", "no answers", "half-open"])
+def test_a_network_that_fails_for_a_short_time_loses_nothing(network, gates, fault):
+    loop = network.loop
+    operation = loop.start_operation("p", gates.command)
+    [job] = loop.await_running(operation)
+    proxy, pid = network.proxy_of(job), loop.main_pid(job)
+    if fault == "half-open":
+        taken = len(proxy.heartbeats())
+        proxy.cut_half_open()
+        loop.wait(lambda: len(proxy.heartbeats()) > taken, "heartbeats come over another connection", WAIT_S)
+    else:
+        proxy.mode = fault
+        if fault != "no answers":
+            loop.wait(lambda: not network.is_online(job), "the node is offline")
+        gates.end(job["id"])
+        loop.wait(lambda: not is_alive(pid), "it ended meanwhile")
+        if fault == "no answers":
+            # The scheduler has counted it, and the node does not know: it tells it again.
+            loop.await_state(operation, "completed")
+        else:
+            assert loop.operation(operation)["state"] == "running"
+        proxy.mode = "pass"
+    if fault == "half-open":
+        gates.end(job["id"])
+    loop.await_state(operation, "completed")
+    assert (counts(loop, operation), gates.starts) == ({"completed": 1}, [job["id"]])
+    loop.await_no_jobs()
+
+
+def test_a_job_of_a_node_that_is_away_too_long_runs_elsewhere_and_ends_when_the_node_is_back(network, gates):
+    loop = network.loop
+    operation = loop.start_operation("p", gates.command)
+    [job] = loop.await_running(operation)
+    proxy, pid = network.proxy_of(job), loop.main_pid(job)
+    proxy.mode = "cut"
+    other = loop.wait(lambda: [each for each in loop.await_running(operation) if each["id"] != job["id"]], "another")[0]
+    assert other["node_id"] != job["node_id"]
+    assert counts(loop, operation) == {"active": 1, "lost": 1}
+    assert "silent" in job_of(loop, operation, job["id"])["reason"]
+    # Nobody can reach it there.
+    assert is_alive(pid)
+    proxy.mode = "pass"
+    loop.wait(lambda: not is_alive(pid), "the replaced job is stopped", WAIT_S)
+    loop.wait(lambda: network.is_online(job), "its node is back")
+    assert is_alive(loop.main_pid(other))
+    gates.end(other["id"])
+    loop.await_state(operation, "completed")
+    assert counts(loop, operation) == {"completed": 1, "lost": 1}
+    assert gates.starts == [job["id"], other["id"]]
+    loop.await_no_jobs()
+
+
+def test_work_that_was_done_while_the_node_was_away_counts(network, gates):
+    loop = network.loop
+    operation = loop.start_operation("p", gates.command)
+    [job] = loop.await_running(operation)
+    proxy = network.proxy_of(job)
+    proxy.mode = "cut"
+    other = loop.wait(lambda: [each for each in loop.await_running(operation) if each["id"] != job["id"]], "another")[0]
+    gates.end(job["id"])
+    pid = loop.main_pid(other)
+    proxy.mode = "pass"
+    loop.await_state(operation, "completed")
+    loop.wait(lambda: not is_alive(pid), "the other one is not needed any more", WAIT_S)
+    assert job_of(loop, operation, job["id"])["state"] == "completed"
+    loop.await_no_jobs()
+
+
+def test_an_answer_that_is_lost_starts_nothing_twice(network, gates):
+    loop = network.loop
+    for proxy in network.proxies:
+        proxy.mode = "no answers"
+    operation = loop.start_operation("p", gates.command, 2, cpu_limit=0.5)
+    # The scheduler has ordered the jobs, no node knows.
+    loop.wait(lambda: counts(loop, operation) == {"active": 2}, "jobs are ordered", WAIT_S)
+    assert gates.starts == []
+    for proxy in network.proxies:
+        proxy.mode = "pass"
+    jobs = loop.await_running(operation, 2)
+    for proxy in network.proxies:
+        proxy.mode = "no answers"
+    # The ends are counted, and told again and again, because nobody acknowledges them.
+    gates.end(jobs[0]["id"])
+    loop.wait(lambda: counts(loop, operation) == {"active": 1, "completed": 1}, "one end is counted", WAIT_S)
+    told = [len(ends_of(proxy, jobs[0]["id"])) for proxy in network.proxies]
+    for proxy in network.proxies:
+        proxy.mode = "pass"
+    loop.wait(lambda: [len(ends_of(p, jobs[0]["id"])) for p in network.proxies] != told, "it is told again", WAIT_S)
+    gates.end(jobs[1]["id"])
+    loop.await_state(operation, "completed")
+    loop.await_no_jobs()
+    assert counts(loop, operation) == {"completed": 2}
+    assert sorted(gates.starts) == sorted(job["id"] for job in jobs)
+
+
+def ends_of(proxy: Proxy, job_id: str) -> list[dict[str, Any]]:
+    """The heartbeats that told the end of a job."""
+    return [beat for beat in proxy.heartbeats() if job_id in {job["job_id"] for job in beat["finished_jobs"]}]
+
+
+def test_slow_answers_cost_time_only(network, gates):
+    loop = network.loop
+    for proxy in network.proxies:
+        proxy.delay_s = 0.4
+    operation = loop.start_operation("p", f"echo $CPUMOND_JOB_ID >> '{gates.directory}/starts'", 8, cpu_limit=0.2)
+    loop.await_state(operation, "completed")
+    assert (counts(loop, operation), len(set(gates.starts)), len(gates.starts)) == ({"completed": 8}, 8, 8)
+
+
+def test_old_messages_that_come_again_change_nothing(network, gates):
+    loop, node = network.loop, network.loop.nodes[0]
+    operation = loop.start_operation("p", gates.command, 2)
+    first, second = loop.await_running(operation, 2)
+    gates.end(first["id"])
+    loop.wait(lambda: counts(loop, operation) == {"active": 1, "completed": 1}, "the first is done", WAIT_S)
+    pid = loop.main_pid(second)
+    node.kill()
+    node.start()
+    loop.wait(lambda: loop.get(f"/api/v1/nodes/{node.node_id}")["is_online"], "the node is back")
+    [registration] = [body for path, body in network.proxies[0].requests if path == "/api/v1/nodes"][-1:]
+    before = [(job["id"], job["state"], job["finish_time"]) for job in loop.jobs(operation)]
+    with httpx2.Client(base_url=loop.url, trust_env=False) as client:
+        for proxy in network.proxies:
+            for path, body in reversed(list(proxy.requests)):
+                answer = client.post(path, json=body)
+                if path == "/api/v1/heartbeats":
+                    assert answer.json()["accepted"] is False, answer.text
+                elif body["incarnation"] not in (
+                    registration["incarnation"],
+                    network.proxies[1].requests[0][1]["incarnation"],
+                ):
+                    assert answer.status_code == 400
+                    assert "was replaced by the later run" in answer.text
+    after = [(job["id"], job["state"], job["finish_time"]) for job in loop.jobs(operation)]
+    assert (after, loop.main_pid(second)) == (before, pid)
+    gates.end(second["id"])
+    loop.await_state(operation, "completed")
+    assert counts(loop, operation) == {"completed": 2}
+    assert sorted(gates.starts) == sorted([first["id"], second["id"]])
+
+
+# ---- jobs that misbehave
+
+
+def test_a_job_that_ignores_sigterm_is_killed_when_its_time_is_over(loop, tmp_path):
+    marker = tmp_path / "interrupted"
+    operation = loop.start_operation("p", f"trap 'echo x > {marker}' TERM; while :; do sleep 1000 & wait $!; done")
+    [job] = loop.await_running(operation)
+    pids = loop.pids(job["cgroup"])
+    loop.abort(operation)
+    loop.wait(lambda: not any(is_alive(pid) for pid in pids), "it is killed", WAIT_S)
+    loop.await_no_jobs()
+    ended = job_of(loop, operation, job["id"])
+    assert (ended["state"], ended["exit_code"]) == ("aborted", 128 + signal.SIGKILL)
+    # It was asked first, and had the second that job_preemption_timeout gives.
+    assert ended["finish_time"] - marker.stat().st_mtime > 0.8
+
+
+def test_what_a_job_leaves_in_the_background_ends_with_it(loop, tmp_path):
+    file = tmp_path / "pid"
+    daemon = (
+        f"setsid bash -c 'trap \"\" TERM HUP; echo $$ > {file}.new; mv {file}.new {file}; while :; do sleep 1; done'"
+    )
+    operation = loop.start_operation(
+        "p", f"{daemon} </dev/null >/dev/null 2>&1 & while [ ! -e {file} ]; do sleep 0.05; done"
+    )
+    loop.await_state(operation, "completed")
+    assert counts(loop, operation) == {"completed": 1}
+    loop.wait(lambda: not is_alive(int(file.read_text())), "its child is gone")
+    assert not loop.pids(loop.jobs(operation)[0]["cgroup"])
+
+
+def test_a_job_that_writes_without_end_fills_no_disk(loop, tmp_path):
+    done = tmp_path / "done"
+    operation = loop.start_operation(
+        "p", f"yes 0123456789abcde | head -c {8 * MIB}; echo THE END; echo said >&2; touch {done}; sleep 1000"
+    )
+    [job] = loop.await_running(operation)
+    loop.wait(done.exists, "it has written all", WAIT_S)
+    path = f"{loop.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
+    with httpx2.Client(trust_env=False) as client:
+        loop.wait(lambda: client.get(path, params={"tail_bytes": 8}).text == "THE END\n", "the end can be read")
+        text = client.get(path, params={"tail_bytes": 1000}).text
+        assert (len(text), text.endswith("abcde\n0123456789abcde\nTHE END\n")) == (1000, True)
+        assert client.get(path, params={"stream": "stderr"}).text == "said\n"
+    directory = Path(loop.nodes[0].jobs_dir, job["id"])
+    assert sum(file.stat().st_size for file in directory.iterdir() if file.is_file()) < 2 * MAX_LOG_BYTES + 16_384
+    assert loop.pids(job["cgroup"])
+
+
+def test_jobs_that_end_at_once_are_all_counted(loop):
+    operation = loop.start_operation("p", ["/bin/true"], 20, cpu_limit=0.2)
+    loop.await_state(operation, "completed")
+    assert counts(loop, operation) == {"completed": 20}
+    assert {job["exit_code"] for job in loop.jobs(operation)} == {0}
+
+
+def test_an_operation_whose_program_is_not_there_fails_with_the_reason(loop):
+    operation = loop.start_operation("p", ["/no/such/program"], 5, cpu_limit=0.2, max_failed_job_count=3)
+    failed = loop.await_state(operation, "failed")
+    assert "'/no/such/program': No such file or directory" in failed["error"]
+    assert "max_failed_job_count" in failed["error"]
+    loop.await_no_jobs()
+    jobs = loop.jobs(operation)
+    assert len([job for job in jobs if job["state"] == "failed"]) >= 3
+    assert all("/no/such/program" in job["reason"] for job in jobs if job["state"] == "failed")
+
+
+def test_an_operation_fails_with_the_last_words_of_its_jobs(loop):
+    operation = loop.start_operation("p", "echo 'no such table' >&2; exit 5", 2, max_failed_job_count=3)
+    failed = loop.await_state(operation, "failed")
+    assert "exit code 5; stderr: no such table" in failed["error"]
+    assert counts(loop, operation) == {"failed": 3} or counts(loop, operation) == {"failed": 3, "aborted": 1}
+
+
+@pytest.fixture
+def reconfigured(loop: Loop) -> Iterator[Loop]:
+    """The shared node; whatever configuration the test gives it is taken away again."""
+    yield loop
+    configure(loop.nodes[0], "")
+    restart(loop.nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('user = "no-such-user-here"', "user 'no-such-user-here' is not known on node node-1"),
+        ("allow_root = false", "jobs may not run as root on node node-1"),
+    ],
+)
+def test_jobs_whose_user_is_refused_fail_with_the_reason(reconfigured, config, reason):
+    if os.geteuid() != 0:
+        pytest.skip("only root can run jobs as somebody else")
+    configure(reconfigured.nodes[0], f"[executor]\n{config}\n")
+    restart(reconfigured.nodes[0])
+    operation = reconfigured.start_operation("p", "true", max_failed_job_count=2)
+    failed = reconfigured.await_state(operation, "failed")
+    assert reason in failed["error"]
+
+
+def test_a_job_runs_as_the_user_of_the_node_and_is_at_home_there(reconfigured):
+    if os.geteuid() != 0:
+        pytest.skip("only root can run jobs as somebody else")
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o711)
+        configure(reconfigured.nodes[0], f'[executor]\nuser = "nobody"\njobs_dir = "{place}"\n')
+        restart(reconfigured.nodes[0])
+        operation = reconfigured.start_operation("p", "id -un; touch here && ls; sleep 1000")
+        [job] = reconfigured.await_running(operation)
+        path = f"{reconfigured.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
+        with httpx2.Client(trust_env=False) as client:
+            wait_until(lambda: client.get(path).text == "nobody\nhere\n", "it has said who it is")
+        reconfigured.abort(operation)
+        reconfigured.await_no_jobs()
+
+
+# ---- operations
+
+
+def test_an_operation_is_suspended_resumed_and_aborted_with_its_processes(loop, gates):
+    operation = loop.start_operation("p", gates.command, 3, cpu_limit=2.0)
+    first, second = loop.await_running(operation, 2)
+    loop.post(f"/api/v1/operations/{operation}/suspend", {})
+    gates.end(first["id"])
+    loop.wait(lambda: counts(loop, operation) == {"active": 1, "completed": 1}, "no other one was started")
+    assert loop.main_pid(second)
+    pid = loop.main_pid(second)
+    assert loop.run("operation", "suspend", operation, "--abort-running-jobs").returncode == 0
+    loop.wait(lambda: not is_alive(pid), "the other one is gone", WAIT_S)
+    loop.wait(lambda: counts(loop, operation) == {"completed": 1, "aborted": 1}, "and counted")
+    assert (loop.operation(operation)["state"], len(gates.starts)) == ("running", 2)
+    assert loop.run("operation", "resume", operation).returncode == 0
+    pids = [loop.main_pid(job) for job in loop.await_running(operation, 2)]
+    assert loop.run("operation", "abort", operation).returncode == 0
+    loop.wait(lambda: not any(is_alive(pid) for pid in pids), "all are gone", WAIT_S)
+    loop.await_no_jobs()
+    assert (loop.operation(operation)["state"], len(gates.starts)) == ("aborted", 4)
+    assert counts(loop, operation) == {"completed": 1, "aborted": 3}
+
+
+def test_fifty_jobs_started_and_aborted_leave_nothing_behind(loop):
+    node = loop.nodes[0]
+
+    def run_and_abort() -> tuple[list[dict[str, Any]], int]:
+        operation = loop.start_operation("p", "sleep 1000 & sleep 1000", 10, cpu_limit=0.2)
+        jobs = loop.await_running(operation, 10)
+        keeper = loop.keeper_of(jobs[0])
+        pids = [pid for job in jobs for pid in loop.pids(job["cgroup"])]
+        loop.abort(operation)
+        loop.wait(lambda: not any(is_alive(pid) for pid in pids), "their processes are gone", WAIT_S)
+        loop.await_no_jobs()
+        ended = loop.jobs(operation)
+        assert ({job["state"] for job in ended}, len(ended)) == ({"aborted"}, 10)
+        return ended, keeper
+
+    _, keeper = run_and_abort()
+    before = (count_descriptors(node.pid), count_descriptors(keeper), sorted(os.listdir(node.runtime_dir)))
+    jobs = [job for _ in range(5) for job in run_and_abort()[0]]
+    after = (count_descriptors(node.pid), count_descriptors(keeper), sorted(os.listdir(node.runtime_dir)))
+    assert after == before
+    assert len({job["id"] for job in jobs}) == 50
+    places = [os.path.join(mount.mount_point, node.cgroup_root) for mount in read_mounts()]
+    assert not [name for place in places if os.path.isdir(place) for name in os.listdir(place) if "cpumond-job" in name]
+    wait_until(lambda: os.listdir(os.path.join(node.runtime_dir, "cgroup-jobs")) == [], "no record is left")
+    kept = {file for job in jobs for file in os.listdir(os.path.join(node.jobs_dir, job["id"]))}
+    assert kept <= {"job.json", "stdout", "stdout.total", "stderr", "stderr.total"}
+    assert loop.get(f"/api/v1/nodes/{node.node_id}")["jobs"] == []
+    assert node.get("/v1/status")["jobs"] == []
+
+
+# ---- overdraft
+
+
+def test_a_node_that_is_overdrawn_for_too_long_aborts_the_job_that_was_started_last(own, tmp_path):
+    node, wake = own.nodes[0], tmp_path / "wake"
+    configure(node, '[resources]\ncpu_overdraft_timeout = "1s"\nresource_adjustment_period = "100ms"\n')
+    restart(node)
+    monitor = {"enable_cpu_reclaim": True, "min_cpu_limit": 0.4, "decrease_coefficient": 0.5, "smoothing_factor": 0.5}
+    a = own.start_operation(
+        "p", [sys.executable, "-S", "-c", WORKER, str(wake)], cpu_limit=2.0, memory=64 * MIB, monitor=monitor
+    )
+    [owner] = own.await_running(a)
+    kept = {"enable_cpu_reclaim": False}
+    jobs = []
+    for _ in range(2):
+        operation = own.start_operation("p", "sleep 1000", cpu_limit=0.7, monitor=kept)
+        jobs.append((operation, own.await_running(operation)[0]))
+    pids = [own.main_pid(job) for _, job in jobs]
+    wake.touch()
+    # 2.0 + 0.7 + 0.7 of 2 cores: the two that came last must go.
+    records = []
+    for operation, job in jobs:
+        own.wait(lambda: own.jobs(operation, "aborted"), "it is aborted", WAIT_S)  # noqa: B023
+        records.append(job_of(own, operation, job["id"]))
+    assert all("resource_overdraft" in record["reason"] for record in records), records
+    assert not any(is_alive(pid) for pid in pids)
+    assert [job["id"] for job in own.jobs(a, "running")] == [owner["id"]]
+    stopping = [event for event in node.log_events("job_stopping") if event["kind"] == "resource_overdraft"]
+    assert [event["job_id"] for event in stopping] == [job["id"] for _, job in reversed(jobs)]
+    assert node.get("/v1/status")["executor"]["counters"]["overdraft"] == 2
+    assert time.time() > records[0]["finish_time"] > owner["start_time"]
+    assert sum(node_states(node).values()) == 1

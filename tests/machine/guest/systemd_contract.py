@@ -1,0 +1,123 @@
+"""Runs inside the guest: what every executor does (``executor_contract.py``), for the kind "systemd".
+
+Leaves the outcome of each test in /out/facts.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = ["/in", "/in/site"]
+
+import pytest
+from executor_contract import HOG, ExecutorContract, Rig
+from waiting import wait_until
+
+from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.executor import Ended, Launch
+from cpumond.executor.systemd import SLICE_CGROUP, UNIT_PREFIX, SystemdExecutor, unit_name
+
+ROOT = Path("/sys/fs/cgroup/unified") / SLICE_CGROUP
+
+
+class UnitCgroups:
+    """The cgroups that systemd makes for jobs, as the rig asks for them."""
+
+    def path(self, job_id: str) -> str:
+        return f"{SLICE_CGROUP}/{unit_name(job_id)}"
+
+    def list_processes(self, job_id: str) -> list[int]:
+        try:
+            return [int(pid) for pid in (ROOT / unit_name(job_id) / "cgroup.procs").read_text().split()]
+        except OSError:
+            return []
+
+    def kill(self, job_id: str) -> None:
+        for pid in self.list_processes(job_id):
+            os.kill(pid, signal.SIGKILL)
+
+    def list_job_ids(self) -> list[str]:
+        return [path.stem.removeprefix(UNIT_PREFIX) for path in ROOT.glob(f"{UNIT_PREFIX}*.service")]
+
+
+class UnitRig(Rig):
+    """No job id is used twice: the journal keeps what a job wrote for longer than a test."""
+
+    numbers = itertools.count()
+
+    def describe(self, argv: list[str], **changes: Any) -> Launch:
+        changes.setdefault("job_id", f"job-{next(self.numbers)}")
+        return super().describe(argv, **changes)
+
+
+def list_units() -> str:
+    command = ["systemctl", "list-units", "--all", "--plain", "--no-legend", f"{UNIT_PREFIX}*"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    cgroups: Any = UnitCgroups()
+    opened = UnitRig(lambda: SystemdExecutor(cgroups), cgroups, open_hierarchies(), tmp_path / "jobs")
+    yield opened
+    for job_id in cgroups.list_job_ids():
+        opened.executor.kill(job_id)
+    # Units of jobs that it was not told of are removed now and then.
+    wait_until(lambda: not (UnitCgroups().list_job_ids() or list_units()), "no unit of a job is left", 20.0)
+    opened.close()
+
+
+class TestSystemdExecutor(ExecutorContract):
+    # The journal has limits of its own, on the size of all logs and on the rate of each.
+    test_a_flood_stays_below_the_cap = None  # type: ignore[assignment]
+
+    def test_counters_of_the_whole_job(self, rig: Rig) -> None:
+        """Where cpu and cpuacct are mounted apart, as here, systemd does not count CPU time."""
+        job_id = rig.shell("sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done' & wait")
+        ended = rig.wait(Ended, job_id)
+        assert ended.cpu_seconds is None or 0.01 < ended.cpu_seconds < 20.0
+        assert ended.max_memory is None or 0 < ended.max_memory < 1 << 30
+
+    def test_too_much_memory_is_told(self, rig: Rig) -> None:
+        """On v1 systemd does not learn why the kernel killed."""
+        job_id = rig.start(sys.executable, "-S", "-c", HOG, memory_limit=64 << 20)
+        assert rig.wait(Ended, job_id).signal == 9
+        rig.assert_nothing_left(job_id)
+
+
+class Recorder:
+    """A plugin of pytest that keeps how each test went."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("::")[2]
+        before = self.facts.get(name, {"outcome": "passed"})
+        if (report.when == "call" or report.outcome != "passed") and before["outcome"] == "passed":
+            self.facts[name] = {"outcome": report.outcome, "took_s": report.duration, "text": report.longreprtext}
+
+
+def main() -> None:
+    for controller in ("memory", "pids"):
+        subprocess.run(["mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{controller}"], timeout=60, check=True)
+    # systemd takes the two for one mount, and does not use it; without it the agent counts CPU time with cgroup2.
+    subprocess.run(["umount", "/sys/fs/cgroup/cpuacct"], timeout=60, check=True)
+    subprocess.run(["systemctl", "daemon-reexec"], timeout=60, check=True)
+    recorder = Recorder()
+    pytest.main(["-p", "no:cacheprovider", "-q", "-W", "error", "/in/systemd_contract.py", *sys.argv[1:]], [recorder])
+    Path("/out/facts.json").write_text(json.dumps(recorder.facts, indent=1))
+    journal = subprocess.run(["journalctl", "--no-pager"], capture_output=True, text=True, timeout=60, check=True)
+    Path("/out/journal.txt").write_text(journal.stdout)
+
+
+if __name__ == "__main__":
+    main()
