@@ -30,6 +30,9 @@ from cpumond.units import DEFAULT_PERIOD_US
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Of the cgroups of a ``Cluster``; its process id follows."""
 
+RUN_PREFIX = "cpumond-run-"
+"""Of an agent's ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
+
 MAX_RUNTIME_DIR = 80
 """Bytes of a path; the address of a unix socket below it may have 107."""
 
@@ -473,7 +476,7 @@ class ClusterNode(ClusterProcess):
         self.runtime_dir = os.path.join(self.directory, "run")
         self._short_dir = ""
         if len(os.fsencode(self.runtime_dir)) > MAX_RUNTIME_DIR:
-            self.runtime_dir = self._short_dir = tempfile.mkdtemp(prefix="cpumond-run-")
+            self.runtime_dir = self._short_dir = tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-")
         self.state_dir = os.path.join(self.directory, "state")
         self.jobs_dir = os.path.join(self.directory, "jobs")
         self._cluster = cluster
@@ -680,7 +683,10 @@ def _request(method: str, url: str, body: object = None, uds: str | None = None)
     except httpx2.TransportError as error:
         raise UnavailableError(f"{method} {url}: nobody answers: {error or type(error).__name__}") from error
     if not answer.is_success:
-        raise UnavailableError(f"{method} {url}: answered {answer.status_code}: {answer.text}")
+        told = answer.text
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            told = answer.json()["error"]
+        raise UnavailableError(f"{method} {url}: answered {answer.status_code}: {told}")
     return answer.json()
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from cpumond.cli.demo_host import choose_place, make_directory, need_scheduler, stop_on_signals
 from cpumond.cli.options import check_cores
 from cpumond.errors import UnavailableError
 
@@ -36,9 +35,10 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
 
     Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
     """
-    need_scheduler()
+    from cpumond.cli.demo_host import choose_place, make_directory, need_scheduler, stop_on_signals
     from cpumond.testing import CLUSTER_PREFIX, Cluster
 
+    need_scheduler()
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
         place = choose_place(CLUSTER_PREFIX)

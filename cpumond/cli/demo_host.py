@@ -19,6 +19,7 @@ import msgspec
 
 from cpumond.cgroup import mounts
 from cpumond.errors import ConfigError, UnavailableError
+from cpumond.testing import RUN_PREFIX, remove_cgroups
 
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
@@ -58,7 +59,8 @@ def choose_place(name: str) -> Place:
 
     What dead processes have left under that name is removed. Raises UnavailableError: why there is no such place.
     """
-    remove_directories(name)
+    for prefix in (name, RUN_PREFIX):
+        remove_directories(prefix)
     hierarchies = mounts.open_hierarchies()
     own = f"{name}{os.getpid()}"
     if hierarchies.cpu_version == 1:
@@ -116,8 +118,6 @@ def is_left(entry: str, name: str) -> bool:
 
 def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
     """Kill and remove the cgroups ``parent``/``name``PID of dead processes, in all hierarchies."""
-    from cpumond.testing import remove_cgroups
-
     with contextlib.suppress(OSError):
         for mount in mounts.read_mounts(mountinfo):
             pattern = os.path.join(glob.escape(os.path.join(mount.mount_point, parent)), f"{name}*")

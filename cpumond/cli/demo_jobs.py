@@ -85,6 +85,16 @@ class Plan(msgspec.Struct, frozen=True):
     orders: dict[Load, Order]
     idle_cores: float
 
+    def describe(self) -> str:
+        """What is going to run, in a sentence or two."""
+        simulation, render, frames = (self.orders[load] for load in ("simulation", "render", "frames"))
+        return (
+            f"The node offers {self.capacity:g} of this machine's cores. In pool {simulation.pool} (weight "
+            f"{WEIGHTS[simulation.pool]:g}) simulation orders {simulation.cpu_limit:g} and mostly sleeps; in pool "
+            f"{render.pool} (weight {WEIGHTS[render.pool]:g}) render orders {render.cpu_limit:g} and uses all it gets, "
+            f"and short frames order {frames.cpu_limit:g} each."
+        )
+
 
 def make_plan(cpu_count: float) -> Plan:
     """The plan for a machine with so many CPUs."""

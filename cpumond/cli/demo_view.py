@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 12
 BAR = 24
+BUSY = 1.5
 
 
 class PoolSummary(msgspec.Struct, frozen=True):
@@ -43,6 +44,7 @@ class Summary(msgspec.Struct, frozen=True):
     ``given_cpu_s``: what jobs used that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
     to its full limit. ``start_s``: from a heartbeat to the running process. ``restored``: every limit was as ordered
     when the agent had ended; ``removed``: no process, cgroup or file is left. ``not_reached``: what was not seen.
+    ``machine_load``: processes of the whole machine that wanted to run, for each CPU, over the last minute.
     """
 
     kernel: str
@@ -62,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True):
     pools: dict[str, PoolSummary]
     heartbeats: int
     not_reached: list[str]
+    machine_load: float
     restored: bool
     removed: bool
 
@@ -158,6 +161,9 @@ def show_summary(summary: Summary) -> None:
                f"{summary.heartbeats} heartbeats.")  # fmt: skip
     for sentence in summary.not_reached:
         click.echo(f"Not seen: {sentence}.")
+    if summary.machine_load > BUSY:
+        click.echo(f"The machine is busy with other things, too: {summary.machine_load:.1f} processes wanted each CPU. "
+                   "A job that cannot use its limit is not held back by it, and gets no more.")  # fmt: skip
     click.echo(QUICKER)
     click.echo("Every limit went back to what was ordered." if summary.restored
                else "Some limits did NOT go back to what was ordered.")  # fmt: skip

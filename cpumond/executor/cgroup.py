@@ -32,7 +32,7 @@ KEEPER_LOG_NAME: Final = "keeper.log"
 UNKNOWN: Final = (
     "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
 )
-NEVER_STARTED: Final = "it was not started: the process that starts jobs was killed"
+NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
 KILLED_BEFORE: Final = "it was killed before it was started"
 
 _CONNECT_S: Final = 8.0
@@ -561,7 +561,9 @@ class CgroupExecutor:
         """A job that the keeper does not have: it was never told of it, or another keeper was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
-        if not has_processes and job.start is not None:
+        # A keeper's first step. A job that has got so far is not begun again: it may have run already.
+        begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
+        if job.start is not None and not begun and not has_processes and _read_result(record.directory) is None:
             if job.killed:
                 record.not_started = NotStarted(record.job_id, KILLED_BEFORE)
                 self._ring()
@@ -607,6 +609,8 @@ class CgroupExecutor:
         """The keeper tells of a job."""
         job = self._jobs.get(snapshot["id"])
         if job is None or job.is_over:
+            if job is None and snapshot["state"] in ("ended", "failed"):
+                self._send({"forget": snapshot["id"]})
             return
         job.start = None
         state = snapshot["state"]

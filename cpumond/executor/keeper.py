@@ -44,6 +44,7 @@ _RETRY_S: Final = 0.01
 _WATCH_S: Final = 0.5
 _CHUNK_BYTES: Final = 65_536
 _DRAIN_CHUNKS: Final = 32
+_DRAIN_READS: Final = 1000
 _MAX_WAITING_BYTES: Final = 1 << 26
 _PIDFDS_AT_ONCE: Final = 200
 _SOFT_DESCRIPTORS: Final = 1024
@@ -331,7 +332,6 @@ def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
     argv = order["argv"]
     with step(f"run {argv[0]!r}"):
         os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - what the job orders, as its user
-    raise AssertionError
 
 
 # ---- the parent
@@ -350,7 +350,7 @@ class Keeper:
     """All jobs, all agents, one loop."""
 
     def __init__(self, listener: socket.socket, hard_descriptors: int) -> None:
-        self._listener: socket.socket | None = listener
+        self._listener = listener
         self._hard_descriptors = hard_descriptors
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
@@ -396,7 +396,6 @@ class Keeper:
     # -- agents
 
     def _accept(self) -> None:
-        assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
         except OSError:
@@ -406,6 +405,11 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
+        # What an agent that ended has ordered comes first: the next one must hear of all of it.
+        for other in list(self._clients.values()):
+            for _ in range(_DRAIN_READS):
+                if not self._serve(other):
+                    break
         client = Client(sock)
         self._clients[sock.fileno()] = client
         self._watch(sock.fileno(), lambda: self._serve(client))
@@ -438,19 +442,20 @@ class Keeper:
             return
         self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if client.waiting else 0))
 
-    def _serve(self, client: Client) -> None:
+    def _serve(self, client: Client) -> bool:
+        """Read once; whether there was something."""
         self._flush(client)
         if client.sock.fileno() < 0:
-            return
+            return False
         try:
             data = client.sock.recv(_CHUNK_BYTES * 4)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop(client)
-            return
+            return False
         *lines, client.received = (client.received + data).split(b"\n")
         try:
             for line in lines:
@@ -459,6 +464,8 @@ class Keeper:
         except (ValueError, TypeError, KeyError, AttributeError):
             # Not a language that is spoken here; jobs have nothing to do with it.
             self._drop(client)
+            return False
+        return True
 
     def _obey(self, verb: str, body: Any) -> None:
         if verb in ("start", "adopt"):
@@ -542,10 +549,17 @@ class Keeper:
                 self._close_pidfd(job)
                 self._end(job)
         if job.pidfd >= 0:
-            self._watch(job.pidfd, lambda: self._end(job))
+            self._watch(job.pidfd, lambda: self._look_at_adopted(job))
         elif not job.over:
             self._due[job.id] = job
         self._tell(job)
+
+    def _look_at_adopted(self, job: Job) -> None:
+        """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
+        poller = select.poll()
+        poller.register(job.pidfd, select.POLLIN)
+        if poller.poll(0):
+            self._end(job)
 
     def _read_status(self, job: Job) -> None:
         """The child's problem; the end of the pipe without one says that the job's program runs."""

@@ -86,7 +86,6 @@ but those by which systemd says that it could not run the program. An exit code 
 PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
 """The journal's PRIORITY of what a job writes (info, notice); it tells the two streams apart."""
 JOURNAL_SOCKET = "/run/systemd/journal/stdout"
-JOURNAL_BUFFER_BYTES = 8_388_608
 SEARCH_PATH_VERSION = 250
 """The first systemd that looks a program up in directories of the unit's own (ExecSearchPath=)."""
 
@@ -131,7 +130,7 @@ class UnitState(msgspec.Struct, frozen=True):
     max_memory: int | None
     user: str
     directory: str
-    program: str
+    argv: list[str]
 
     @property
     def has_run(self) -> bool | None:
@@ -260,7 +259,6 @@ def open_journal(unit: str, stream: LogStream) -> socket.socket:
         # With a queue that is full the answer comes at once, too.
         connection.setblocking(False)
         connection.connect(JOURNAL_SOCKET)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, JOURNAL_BUFFER_BYTES)
         # Identifier, unit, priority, whether "<N>" at a line's begin is one; not to syslog, kernel log and console.
         header = [unit.removesuffix(".service"), unit, str(PRIORITIES[stream]), "0", "0", "0", "0"]
         connection.sendall("".join(f"{line}\n" for line in header).encode())
@@ -305,7 +303,7 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
         max_memory=counter("MemoryPeak"),
         user=str(properties.get("User") or "root"),
         directory=str(properties.get("WorkingDirectory") or "/"),
-        program=str(command[0]).replace("$$", "$") if command else "",
+        argv=[str(word).replace("$$", "$") for word in command],
     )
 
 
@@ -320,7 +318,7 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
         return f"signal {status} ended it before its program ran", False
     own = {
         EXIT_CHDIR: f"there is no working directory {state.directory} that user {state.user} may enter",
-        EXIT_EXEC: f"there is no program {state.program!r} that user {state.user} may run",
+        EXIT_EXEC: f"there is no program {''.join(state.argv[:1])!r} that user {state.user} may run",
         EXIT_USER: f"there is no user {state.user!r} on this host",
         EXIT_GROUP: f"the groups of user {state.user!r} cannot be determined",
     }
@@ -415,13 +413,14 @@ class _Job:
     """One job as this run of the agent knows it; used by the executor's thread only."""
 
     __slots__ = (
-        "job_id", "unit", "path", "changed", "seen", "asked", "running", "killed", "interrupted",
+        "job_id", "unit", "path", "argv", "changed", "seen", "asked", "running", "killed", "interrupted",
     )  # fmt: skip
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.unit = unit_name(job_id)
         self.path = unit_path(self.unit)
+        self.argv: list[str] = []
         self.changed = asyncio.Event()
         self.seen: dict[str, Any] = {}
         self.asked = False
@@ -635,12 +634,14 @@ class SystemdExecutor:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
         bus, self._bus = self._bus, None
         if bus is not None:
             bus.disconnect()
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._wait_for_disconnect(bus), 1.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self._wait_for_disconnect(bus)
 
     @staticmethod
     async def _wait_for_disconnect(bus: MessageBus) -> None:
@@ -661,7 +662,8 @@ class SystemdExecutor:
         bus = None
         try:
             bus = MessageBus(bus_type=BusType.SYSTEM, negotiate_unix_fd=True)
-            await asyncio.wait_for(bus.connect(), RECOVER_S / 2)
+            async with asyncio.timeout(RECOVER_S / 2):
+                await bus.connect()
             self._bus = bus
             bus.add_message_handler(self._on_message)
             await self._match("AddMatch", f"sender='{_BUS}',member='NameOwnerChanged',arg0='{_SYSTEMD}'")
@@ -752,7 +754,9 @@ class SystemdExecutor:
             message = Message(
                 destination, path, interface, member, signature=signature, body=body, unix_fds=list(descriptors)
             )
-            reply = await asyncio.wait_for(bus.call(message), CALL_TIMEOUT_S)
+            # Not wait_for: before Python 3.12 it can lose a cancellation.
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                reply = await bus.call(message)
         except (TypeError, ValueError) as error:
             # What cannot be put into a message.
             raise _Refused("InvalidArgs", str(error)) from error
@@ -812,7 +816,8 @@ class SystemdExecutor:
             if condition(state):
                 return state
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.changed.wait(), pause_s if soon else None)
+                async with asyncio.timeout(pause_s if soon else None):
+                    await job.changed.wait()
             pause_s = min(2 * pause_s, LOOK_PERIOD_S)
 
     async def _list_units(self) -> dict[str, tuple[str, str]]:
@@ -879,7 +884,8 @@ class SystemdExecutor:
         with contextlib.suppress(_BusAway, _Refused):
             await self._match("AddMatch", self._rule(job))
         try:
-            state = await asyncio.wait_for(self._until(job, lambda s: bool(s.has_run) or s.is_over), RECOVER_S / 3)
+            async with asyncio.timeout(RECOVER_S / 3):
+                state = await self._until(job, lambda s: bool(s.has_run) or s.is_over)
         except TimeoutError:
             self._spawn(self._follow(job))
             return None
@@ -939,9 +945,11 @@ class SystemdExecutor:
             if job.killed:
                 return NotStarted(job.job_id, "it was killed before it was started")
             try:
-                await asyncio.wait_for(self._connected.wait(), max(0.0, deadline_s - time.monotonic()))
+                async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                    await self._connected.wait()
                 await self._match("AddMatch", self._rule(job))
                 job.asked = True
+                job.argv = launch.argv
                 await self._start_unit(job, properties)
             except TimeoutError:
                 return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
@@ -979,8 +987,13 @@ class SystemdExecutor:
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
         """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""
         state = await self._until(job, lambda s: bool(s.has_run) or s.is_over)
-        if not (announced or await self._has_run(job, state)):
-            if job.killed:
+        damaged = await self._is_damaged(job, state)
+        if damaged or not (announced or await self._has_run(job, state)):
+            if damaged:
+                problem = "systemd was reloaded while it was being started, and damaged its command; start it again"
+                node_fault = True
+                await self._kill_rest(job)
+            elif job.killed:
                 problem, node_fault = "it was killed before it was started", False
             else:
                 problem, node_fault = explain_start_failure(state)
@@ -1024,6 +1037,22 @@ class SystemdExecutor:
             return not await asyncio.to_thread(look)
         except (OSError, subprocess.TimeoutExpired):
             return False
+
+    async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
+        """Whether systemd ran another command than it was told.
+
+        At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
+        reads back with a backslash. That does no harm to what runs, but to what is just going to.
+        """
+        if not job.argv or job.argv == state.argv or not state.started:
+            return False
+        try:
+            answer = await self._call(
+                _SYSTEMD, _MANAGER_PATH, _PROPERTIES, "Get", "ss", [_MANAGER, "UnitsLoadTimestamp"]
+            )
+        except (_BusAway, _Refused):
+            return False
+        return state.started >= int(answer[0].value) / 1e6
 
     async def _kill_rest(self, job: _Job) -> None:
         """SIGKILL to all processes of a unit until there is none."""

@@ -610,7 +610,7 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     jobs = [job for job in node.jobs.values() if job.is_active]
     for element in _operations_of(jobs):
         sort_jobs(element)
-    why = _tell_overcommit(node, now - since)
+    why = _tell_overcommit(node, now - since, allowed_s)
     found: list[tuple[Job, str]] = []
     for job in sorted(jobs, key=_protection_order):
         left = subtract(room, job.usage)
@@ -706,14 +706,17 @@ def _tell_limits(element: Element) -> str:
     return f"{_tell_name(element)} uses more than its limits allow: {', '.join(parts)}"
 
 
-def _tell_overcommit(node: Node, for_s: float) -> str:
+def _tell_overcommit(node: Node, for_s: float, allowed_s: float) -> str:
     free = node.free
     parts = [
         f"{_tell_amount(k, node.capacity[k] - free[k])} of {_tell_amount(k, node.capacity[k])} {RESOURCES[k]}"
         for k in range(len(RESOURCES))
         if free[k] < -ROUNDING * node.capacity[k]
     ]
-    return f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}"
+    return (
+        f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}; "
+        f"allowed_node_resources_overcommit_duration is {allowed_s:g} s"
+    )
 
 
 def _tell_name(element: Element) -> str:

@@ -58,8 +58,12 @@ class Loop(Cluster):
         super().__enter__()
         # Jobs get more than their limits are lowered to, whatever else runs on the machine, and do not starve it.
         name, weight = ("cpu.weight", 800) if self.hierarchies.cpu_version == 2 else ("cpu.shares", 8_192)
-        for cgroup in (self.cgroup_prefix, *(node.cgroup_root for node in self.nodes)):
-            Path(self.hierarchies.cpu_root, cgroup, name).write_text(str(weight), encoding="ascii")
+        try:
+            for cgroup in (self.cgroup_prefix, *(node.cgroup_root for node in self.nodes)):
+                Path(self.hierarchies.cpu_root, cgroup, name).write_text(str(weight), encoding="ascii")
+        except BaseException:
+            self.close()
+            raise
         return self
 
     # --- commands

@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from waiting import wait_until
 from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.errors import CpumondError
+from cpumond.errors import CpumondError, CreateError
 from cpumond.executor import Ended, NotStarted, Started, keeper
 from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
 from cpumond.testing import make_v2_host
@@ -85,8 +87,14 @@ class TestCgroupExecutor(ExecutorContract):
 
 
 def the_keeper(rig: Rig) -> int:
-    (pid,) = find_keepers(rig.directory.parent / "run")
+    (pid,) = wait_until(lambda: _find_one(rig), "there is one keeper")
     return pid
+
+
+def _find_one(rig: Rig) -> list[int]:
+    """Its keeper; the first process of a new one ends at once and does not count."""
+    found = find_keepers(rig.directory.parent / "run")
+    return found if len(found) == 1 else []
 
 
 def kill_keeper(rig: Rig) -> None:
@@ -214,11 +222,47 @@ def test_a_keeper_that_was_killed_over_and_over_loses_no_start(rig):
     for _ in range(5):
         kill_keeper(rig)
         job_ids += [rig.start("true") for _ in range(3)]
-        rig.poll(1.0)
-        wait_until(lambda: rig.poll(0.05) or find_keepers(rig.directory.parent / "run"), "a keeper is there")
+        rig.wait_over(job_ids[-1])
     for job_id in job_ids:
         rig.wait_over(job_id)
     rig.assert_nothing_left(*job_ids)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_is_killed_each_job_ends_once(rig, seed):
+    chance = random.Random(seed)
+    kinds = [["true"], ["sleep", "1000"], ["no-such-program"], ["sh", "-c", "yes | head -c 99999; setsid sleep 1000 &"]]
+    living: set[str] = set()
+    over: Counter[str] = Counter()
+
+    def note() -> None:
+        for event in rig.events:
+            if not isinstance(event, Started):
+                over[event.job_id] += 1
+                living.discard(event.job_id)
+        rig.events.clear()
+
+    for _ in range(150):
+        dice = chance.random()
+        if dice < 0.5:
+            living.add(rig.start(*chance.choice(kinds)))
+        elif dice < 0.7 and living:
+            rig.executor.kill(chance.choice(sorted(living)))
+        elif dice < 0.74:
+            for pid in find_keepers(rig.directory.parent / "run"):
+                os.kill(pid, signal.SIGKILL)
+        elif dice < 0.78:
+            rig.poll(0.0)
+            note()
+            assert set(rig.restart(*living)) <= living
+        else:
+            rig.poll(chance.choice([0.0, 0.01, 0.05]))
+        note()
+    for job_id in living:
+        rig.executor.kill(job_id)
+    wait_until(lambda: rig.poll(0.05) or note() or not living, "all jobs are over")
+    assert set(over.values()) == {1}
+    rig.assert_nothing_left(*over)
 
 
 def test_what_a_job_leaves_is_killed_without_an_agent(rig):
@@ -460,6 +504,20 @@ def test_one_signal_reaches_all_and_nobody_else(real_tree):
         assert other.poll() is None
         other.kill()
     assert real_tree.list_processes("a") == []
+
+
+def test_a_real_cgroup2_without_the_cpu_controller_is_refused_in_words(hierarchies):
+    unified = hierarchies.unified_root
+    if hierarchies.cpu_version == 2 or unified is None:
+        pytest.skip("needs a cgroup2 mount without the cpu controller, beside v1")
+    root = f"cpumond-test-{os.getpid()}-v2-{next(_numbers)}"
+    tree = JobCgroupTree(Hierarchies(2, unified, unified, None, unified), root)
+    try:
+        with pytest.raises(CreateError, match="does not have the cpu controller"):
+            tree.create("a", 1.0, 0)
+        assert tree.list_job_ids() == []
+    finally:
+        os.rmdir(os.path.join(unified, root))
 
 
 def test_jobs_in_a_tree_of_plain_files(tmp_path):

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_world import EASY, World, assert_consistent, describe
+from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
@@ -66,6 +66,15 @@ OPTIONS = st.fixed_dictionaries(
         "pool": POOLS,
     },
 )
+
+
+def behave(node: PlayedNode, keeps_stopping: bool, deaf: bool, has_no_room: bool) -> None:
+    """Change a node's manners; what it held back until now ends or begins."""
+    node.keeps_stopping, node.deaf, node.has_no_room = keeps_stopping, deaf, has_no_room
+    for job in [] if keeps_stopping else list(node.stopping):
+        node.let_go(job)
+    for job in [] if has_no_room else list(node.waiting):
+        node.begin(job)
 
 
 class Life(RuleBasedStateMachine):
@@ -204,7 +213,7 @@ class Life(RuleBasedStateMachine):
                 world.node(name, cpu=cpu, tags=tags)
 
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
-    @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "vanished"]))
+    @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "lost", "vanished"]))
     def end_a_job(self, data: st.DataObject, what: Any) -> None:
         node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
         job = self.pick(node.jobs, data)
@@ -231,13 +240,16 @@ class Life(RuleBasedStateMachine):
         self.used_cpu_s += max(seconds, 0.0)
 
     @precondition(lambda self: self.world.nodes)
-    @rule(data=st.data(), keeps=st.booleans(), deaf=st.booleans(), foreign=st.sampled_from([0.0, 0.0, 2.0]))
-    def change_manners(self, data: st.DataObject, keeps: bool, deaf: bool, foreign: float) -> None:
+    @rule(
+        data=st.data(),
+        keeps=st.booleans(),
+        deaf=st.booleans(),
+        full=st.booleans(),
+        foreign=st.sampled_from([0.0, 0.0, 2.0]),
+    )
+    def change_manners(self, data: st.DataObject, keeps: bool, deaf: bool, full: bool, foreign: float) -> None:
         node = self.world.nodes[self.pick(self.world.nodes, data)]
-        node.keeps_stopping, node.deaf = keeps, deaf
-        if not keeps:
-            for job in list(node.stopping):
-                node.let_go(job)
+        behave(node, keeps, deaf, full)
         node.foreign.clear()
         if foreign:
             node.has(foreign)
@@ -323,6 +335,24 @@ class Life(RuleBasedStateMachine):
         assert all(record.sequence <= after["sequence"] for record in before["operations"])
         for name in before:
             assert after[name] == before[name], name
+
+    def teardown(self) -> None:
+        """When all nodes obey and nothing gets lost any more, scheduler and nodes agree on who runs what."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for node in world.nodes.values():
+            behave(node, keeps_stopping=False, deaf=False, has_no_room=False)
+        for _ in range(40):
+            self.periods(1)
+        for node in world.nodes.values():
+            known = world.state.nodes.get(node.id)
+            if known is None:
+                continue  # its tags fit two trees: it was refused
+            assert set(node.jobs) == set(known.jobs), node.id
+            assert not known.stopping
+            assert not node.finished
+        assert_consistent(world.state)
 
     # --- what always holds
 

@@ -30,15 +30,15 @@ from cpumond.executor import Ended, Event, Launch, NotStarted, Started
 from cpumond.executor.systemd import SystemdExecutor
 
 DEADLINE_S = 20.0
-GONE_SCRIPT = "/root/only/for-root"
+FOR_ROOT = "/root/only/for-root"
 MiB = 1 << 20
 
 facts: dict[str, Any] = {}
 
 
-def run(*command: str) -> dict[str, Any]:
+def run(*command: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """The command's exit code and output."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, check=False)
     return {"code": done.returncode, "output": done.stdout + done.stderr}
 
 
@@ -63,6 +63,12 @@ def left_over() -> dict[str, Any]:
     for hierarchy in ("systemd", "unified", "cpu", "cpuacct", "memory"):
         found += [str(path) for path in Path("/sys/fs/cgroup", hierarchy).rglob("cpumond-job-*")]
     return {"units": [line for line in units if line], "cgroups": found}
+
+
+def write_program(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    Path(path).write_text(text)
+    os.chmod(path, 0o755)  # noqa: S103 - every user may run it
 
 
 def is_alive(pid: int) -> bool:
@@ -181,17 +187,15 @@ def exits() -> dict[str, Any]:
 def refusals() -> dict[str, Any]:
     """What cannot be started, and why."""
     os.makedirs("/root/only", mode=0o700, exist_ok=True)
-    Path(GONE_SCRIPT).write_text("#!/bin/sh\n")
-    os.chmod(GONE_SCRIPT, 0o755)
     os.chmod("/root", 0o700)
-    Path("/usr/local/bin/bad-interpreter").write_text("#!/no/such/interpreter\n")
-    os.chmod("/usr/local/bin/bad-interpreter", 0o755)
+    write_program(FOR_ROOT, "#!/bin/sh\n")
+    write_program("/usr/local/bin/bad-interpreter", "#!/no/such/interpreter\n")
     with driver() as d:
         result = {
             "program": d.run("no-program", "no-such-program"),
             "path": d.run("no-path", "/no/such/program"),
             "not_executable": d.run("not-x", "/etc/hostname"),
-            "not_for_user": d.run("not-for-user", GONE_SCRIPT, user="nobody"),
+            "not_for_user": d.run("not-for-user", FOR_ROOT, user="nobody"),
             "directory": d.run("no-directory", "true", working_directory="/no/such/directory"),
             "closed_directory": d.run("closed-directory", "true", working_directory="/root/only", user="nobody"),
             "user": d.run("no-user", "true", user="nosuchuser"),
@@ -210,9 +214,7 @@ def setting() -> dict[str, Any]:
     """Environment, arguments, user, directory."""
     script = 'printf "%s\\n" "$@"; echo "A=$A B=$B"; id -un; pwd; grep SigIgn /proc/self/status'
     environment = {"PATH": "/opt/mine:/usr/bin:/bin", "A": "x y $HOME %n", "B": 'quo"te\\'}
-    os.makedirs("/opt/mine", exist_ok=True)
-    Path("/opt/mine/my-program").write_text("#!/bin/sh\necho mine\n")
-    os.chmod("/opt/mine/my-program", 0o755)
+    write_program("/opt/mine/my-program", "#!/bin/sh\necho mine\n")
     with driver() as d:
         arguments = ["$HOME", "${A}", "%n", "a b", "", '"', "'", "\\", ";", "line\nfeed"]
         result = d.run(
@@ -517,8 +519,7 @@ def problems() -> dict[str, Any]:
     """No rights, no bus, no library."""
     result = {"rights": run(sys.executable, __file__, "no_rights")}
     no_bus = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/run/no-such-socket"}
-    done = subprocess.run([sys.executable, __file__, "say_problem"], env=no_bus, capture_output=True, text=True)
-    result["bus"] = {"code": done.returncode, "output": done.stdout + done.stderr}
+    result["bus"] = run(sys.executable, __file__, "say_problem", env=no_bus)
     hidden = "import sys; sys.modules['dbus_fast'] = None; sys.path.insert(0, '/in/site'); "
     hidden += "import importlib.util as u; s = u.spec_from_file_location('guest', sys.argv[1]); "
     hidden += "m = u.module_from_spec(s); s.loader.exec_module(m); m.say_problem()"
@@ -544,7 +545,7 @@ def in_service() -> None:
         user = pwd.getpwnam("nobody")
         folder = "/var/lib/cpumond-jobs/sandboxed"
         os.mkdir(folder)
-        os.chmod(folder, 0o711)
+        os.chmod(folder, 0o711)  # noqa: S103 - as the agent makes it
         os.mkdir(f"{folder}/work")
         os.chown(f"{folder}/work", user.pw_uid, user.pw_gid)
         os.chmod(f"{folder}/work", 0o700)
@@ -591,9 +592,7 @@ def service() -> dict[str, Any]:
         shutil.copyfile(f"/in/systemd/{source}", target)
     Path("/etc/systemd/system/cpumond.service.d/test.conf").write_text(SERVICE_TEST_CONF)
     # What ProtectHome= hides from the agent, its jobs can run all the same.
-    os.makedirs("/home/somebody", exist_ok=True)
-    Path("/home/somebody/program").write_text("#!/bin/sh\nexit 21\n")
-    os.chmod("/home/somebody/program", 0o755)
+    write_program("/home/somebody/program", "#!/bin/sh\nexit 21\n")
     answers = [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf"), systemctl("daemon-reload")]
     Path("/usr/bin/cpumond").symlink_to("/bin/true")
     verify = run("systemd-analyze", "verify", "--man=no", "cpumond.service")

@@ -1,4 +1,4 @@
-"""The parts of ``cpumond demo`` that need no agent: its plan, when its load wakes up, signals, leftovers, its kernel."""
+"""The parts of ``cpumond demo`` that need no agent: plan, wake-ups, signals, leftovers, the simulated kernel."""
 
 from __future__ import annotations
 

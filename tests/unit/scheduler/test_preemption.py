@@ -843,7 +843,10 @@ def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
 def test_1_9_the_sentence():
     _, node, _ = overcommitted(*[1.0] * 8)
     (_, why), _ = find_overcommit_victims(node, 20.0, 15.0)
-    assert why == 'node "n0" has been above its capacity for 20 s: 8 of 6 cpu'
+    assert why == (
+        'node "n0" has been above its capacity for 20 s: 8 of 6 cpu; '
+        "allowed_node_resources_overcommit_duration is 15 s"
+    )
 
 
 # --- records

@@ -1,0 +1,240 @@
+"""``cpumond.testing.Cluster`` and ``cpumond cluster``: real processes, everything reachable, and nothing left."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from cpumond.cgroup.mounts import Hierarchies, read_mounts
+from cpumond.errors import UnavailableError
+from cpumond.testing import CLUSTER_PREFIX, Cluster
+
+pytestmark = pytest.mark.cgroup
+
+
+@pytest.fixture(scope="module")
+def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes with different tags, and settings of their own."""
+    whole = Cluster(
+        tmp_path_factory.mktemp("cluster"), 2, cpu=0.5, memory=2**30, user_slots=7, check_period="100ms",
+        monitor={"min_cpu_limit": 0.1}, scheduler_config='cluster_name = "trial"\n[api]\nmax_body = 65536\n',
+        agent_config='[log]\nlevel = "debug"\n', tags={"node-2": ["fast"]},
+    )  # fmt: skip
+    with whole:
+        yield whole
+    assert whole.leftovers() == []
+
+
+def list_cgroups(pid: int | str) -> list[str]:
+    """Cgroups of the cluster of a process, in all hierarchies."""
+    roots = {mount.mount_point for mount in read_mounts("/proc/self/mountinfo")}
+    return [path for root in roots for path in glob.glob(f"{root}/{CLUSTER_PREFIX}{pid}")]
+
+
+def two(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs when there are two, else none."""
+    return jobs if len(jobs) == 2 else []
+
+
+def is_over(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_nodes_are_what_was_asked_for(cluster: Cluster) -> None:
+    nodes = {node["id"]: node for node in cluster.get("/api/v1/nodes")["nodes"]}
+    assert set(nodes) == {"node-1", "node-2"}
+    for node in nodes.values():
+        assert (node["capacity"]["cpu"], node["capacity"]["memory"], node["capacity"]["user_slots"]) == (0.5, 2**30, 7)
+    assert "fast" in nodes["node-2"]["tags"]
+    assert "fast" not in nodes["node-1"]["tags"]
+
+
+def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster) -> None:
+    operation = cluster.start_operation("p", "sleep 1", job_count=2, cpu_limit=0.4, title="two")
+    jobs = cluster.wait(lambda: two(cluster.jobs(operation, "running")), "both run")
+    assert {job["node_id"] for job in jobs} == {"node-1", "node-2"}
+    for node in cluster.nodes:
+        started = cluster.wait(
+            lambda node=node: [e for e in node.log_events("job_started") if e["operation_id"] == operation], "it starts"
+        )
+        assert [event["cgroup"].rpartition("/")[0] for event in started] == [node.cgroup_root]
+    cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "completed", "it ends")
+    assert {job["state"] for job in cluster.jobs(operation)} == {"completed"}
+
+
+def test_a_node_and_the_scheduler_are_killed_and_started_again_while_a_job_lives(cluster: Cluster) -> None:
+    operation = cluster.start_operation("p", ["sleep", "1000"], cpu_limit=0.2)
+    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
+    node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
+    url, pid = cluster.url, node.pid
+    node.kill()
+    cluster.scheduler.kill()
+    with pytest.raises(UnavailableError, match="nobody answers"):
+        cluster.get("/api/v1/status")
+    cluster.scheduler.start()
+    node.start()
+    assert cluster.url == url
+    assert node.pid != pid
+    cluster.wait(
+        lambda: [each["id"] for each in cluster.jobs(operation, "running")] == [job["id"]], "it is known again"
+    )
+    assert len(node.log_events("jobs_adopted")) >= 1
+    assert node.get("/v1/status")["node_id"] == node.node_id
+    cluster.post(f"/api/v1/operations/{operation}/abort")
+    cluster.wait(lambda: not cluster.jobs(operation, "running") and not cluster.jobs(operation, "stopping"), "it ends")
+
+
+def test_what_is_refused_comes_in_the_scheduler_s_words(cluster: Cluster) -> None:
+    cluster.create_pool("twice", weight=2.0)
+    with pytest.raises(UnavailableError, match=r'answered 409: .*"twice"'):
+        cluster.create_pool("twice")
+    with pytest.raises(UnavailableError, match='Pool "nowhere" does not exist'):
+        cluster.get("/api/v1/trees/default/pools/nowhere")
+
+
+def test_waiting_in_vain_shows_the_logs(cluster: Cluster) -> None:
+    with pytest.raises(TimeoutError, match=r"not within 0.1 s: the moon\n(?s:.*)scheduler: .*\n(?s:.*)node-2: "):
+        cluster.wait(lambda: False, "the moon", 0.1)
+
+
+def test_a_process_is_started_once(cluster: Cluster) -> None:
+    with pytest.raises(UnavailableError, match="node-1 runs already"):
+        cluster.nodes[0].start()
+
+
+def test_all_is_removed_after_an_exception_also_jobs_that_ignore_signals(
+    hierarchies: Hierarchies, tmp_path: Path
+) -> None:
+    whole = Cluster(tmp_path, 1, cpu=0.5, cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster")
+    parts: list[psutil.Process] = []
+
+    def fail() -> None:
+        with whole:
+            command = "trap '' TERM INT; sh -c 'sleep 1000 & sleep 1000' & while :; do sleep 1; done"
+            operation = whole.start_operation("p", command, 2, cpu_limit=0.1)
+            whole.wait(lambda: two(whole.jobs(operation, "running")), "they run")
+            [keeper] = [psutil.Process(pid) for pid in whole.nodes[0].find_keepers()]
+            whole.wait(lambda: len(keeper.children(recursive=True)) >= 6, "they have started what they start")
+            own = [psutil.Process(each.pid) for each in (whole.scheduler, whole.nodes[0])]
+            parts.extend([*own, keeper, *keeper.children(recursive=True)])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(parts) >= 9
+    assert all(is_over(process) for process in parts)
+    assert whole.leftovers() == []
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hierarchies, tmp_path: Path) -> None:
+    whole = Cluster(
+        tmp_path, 1, scheduler_config="fair_share_update_period = 0\n",
+        cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster",
+    )  # fmt: skip
+    with pytest.raises(UnavailableError, match=r"scheduler ended at its start: .*fair_share_update_period"), whole:
+        pass
+    assert whole.leftovers() == []
+
+
+# ---- the command
+
+
+class Command:
+    """``cpumond cluster`` with its files in a directory."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cpumond", "cluster", "--nodes", "2", "--cpu", "0.3", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"},
+        )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self, number: int = signal.SIGINT) -> str:
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        rest = self.process.stdout.read()
+        assert self.process.wait(30) == 0
+        return rest
+
+
+def operate(url: str, *arguments: str) -> str:
+    """The output of ``cpumond operation``."""
+    command = [sys.executable, "-m", "cpumond", "operation", *arguments]
+    environment = {**os.environ, "CPUMOND_SCHEDULER": url}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
+    hierarchies: Hierarchies, tmp_path: Path
+) -> None:
+    with Command(tmp_path) as command:
+        lines = []
+        while not lines or "Ctrl-C" not in lines[-1]:
+            lines.append(command.read_line().strip())
+        [url] = [line.rpartition("=")[2] for line in lines if line.startswith("export CPUMOND_SCHEDULER=")]
+        assert f"export YT_PROXY={url.removeprefix('http://')}" in lines
+        assert sum("the agent of node-" in line for line in lines) == 2
+        operation = operate(url, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
+        wait_until(lambda: "running" in operate(url, "jobs", operation), "the job runs")
+        assert list_cgroups(command.process.pid)
+        assert command.end() == "All of it is removed.\n"
+    assert list_cgroups(command.process.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
+    hierarchies: Hierarchies, tmp_path: Path
+) -> None:
+    with Command(tmp_path, "--json", "--keep") as command:
+        told = json.loads(command.read_line())
+        assert told["scheduler"].startswith("http://127.0.0.1:")
+        assert set(told["nodes"]) == {"node-1", "node-2"}
+        assert psutil.pid_exists(told["scheduler_pid"])
+        assert os.path.exists(told["nodes"]["node-2"]["control_socket"])
+        assert command.end(signal.SIGTERM) == ""
+    assert list_cgroups(command.process.pid) == []
+    assert "node_registered" in (Path(told["directory"]) / "node-1" / "log.jsonl").read_text()
+
+
+def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchies, tmp_path: Path) -> None:
+    with Command(tmp_path, "--json") as command:
+        told = json.loads(command.read_line())
+        operation = operate(told["scheduler"], "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
+        wait_until(lambda: "running" in operate(told["scheduler"], "jobs", operation), "the job runs")
+        parts = [psutil.Process(node["pid"]) for node in told["nodes"].values()]
+        command.process.kill()
+    wait_until(lambda: all(is_over(process) for process in parts), "the agents end")
+    assert list_cgroups(command.process.pid)
+    with Command(tmp_path, "--json") as after:
+        after.read_line()
+        assert list_cgroups(command.process.pid) == []
+        after.end()
+    assert list(tmp_path.iterdir()) == []

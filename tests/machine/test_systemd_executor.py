@@ -1,0 +1,309 @@
+"""The executor of kind "systemd" in a real systemd: what jobs leave, what becomes of them without the agent.
+
+Two boots: one runs what every executor must do (``guest/systemd_contract.py``), the other what is particular to systemd
+(``guest/systemd_executor.py``) and leaves facts; each test judges one.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from guest_host import Facts, assert_quiet, boot, of
+
+LIMIT_S = 240
+NOTHING = {"units": [], "cgroups": []}
+SLICE = "cpumond.slice/cpumond-jobs.slice"
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What one boot saw, step by step."""
+    return boot("systemd_executor.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["systemd"])
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """How each test of the contract went."""
+    return boot("systemd_contract.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["systemd"], ["pytest>=8.2"])
+
+
+def ended(fact: Facts) -> Facts:
+    """How a job ended that was started: exactly two events."""
+    kinds = [event["kind"] for event in fact["events"]]
+    assert kinds == ["Started", "Ended"], fact
+    end: Facts = fact["events"][1]
+    assert end["problem"] == ""
+    return end
+
+
+def refused(fact: Facts) -> str:
+    """Why a job was not started, by its own fault."""
+    assert [event["kind"] for event in fact["events"]] == ["NotStarted"], fact
+    assert not fact["events"][0]["node_fault"]
+    return str(fact["events"][0]["problem"])
+
+
+def test_what_every_executor_does(contract: Facts) -> None:
+    failures = {name: fact["text"] for name, fact in contract.items() if fact["outcome"] != "passed"}
+    assert not failures, "\n\n".join(f"{name}:\n{text}" for name, text in failures.items())
+    assert len(contract) > 30
+
+
+def test_the_guest_is_ready(facts: Facts) -> None:
+    for answer in of(facts, "install")["answers"]:
+        assert_quiet(answer)
+
+
+def test_how_jobs_end(facts: Facts) -> None:
+    fact = of(facts, "exits")
+    codes = {"zero": 0, "three": 3, "like_systemd": 203, "busy": 0, "memory": 0}
+    for name, code in codes.items():
+        end = ended(fact[name])
+        assert (end["exit_code"], end["signal"], end["oom_killed"]) == (code, None, False), name
+    for name, number in {"term": 15, "kill": 9, "segv": 11}.items():
+        end = ended(fact[name])
+        assert (end["exit_code"], end["signal"]) == (None, number), name
+    assert fact["left"] == NOTHING
+
+
+def test_the_cgroup_is_told(facts: Facts) -> None:
+    started = of(facts, "exits")["zero"]["events"][0]
+    assert started["cgroup"] == f"{SLICE}/cpumond-job-exit-0.service"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("program", "there is no program 'no-such-program' that user root may run"),
+        ("path", "there is no program '/no/such/program'"),
+        ("not_executable", "there is no program '/etc/hostname'"),
+        ("not_for_user", "that user nobody may run"),
+        ("interpreter", "there is no program '/usr/local/bin/bad-interpreter'"),
+        ("directory", "there is no working directory /no/such/directory"),
+        ("closed_directory", "there is no working directory /root/only that user nobody may enter"),
+        ("user", "there is no user 'nosuchuser' on this host"),
+        ("odd_user", "no such:user"),
+        ("id", "job id 'a/b' cannot name a unit"),
+        ("empty", "its command is empty"),
+        ("zero_byte", "zero byte"),
+        ("environment", "environment"),
+    ],
+)
+def test_what_cannot_be_started(facts: Facts, name: str, words: str) -> None:
+    assert words in refused(of(facts, "refusals")[name])
+
+
+def test_refused_jobs_leave_nothing(facts: Facts) -> None:
+    fact = of(facts, "refusals")
+    assert ended(fact["after"])["exit_code"] == 0
+    assert fact["left"] == NOTHING
+
+
+def test_a_job_gets_its_environment_user_and_directory(facts: Facts) -> None:
+    """Nothing in the words of a command means anything to systemd; an empty line is not kept by the journal."""
+    fact = of(facts, "setting")
+    assert ended(fact)["exit_code"] == 0
+    words = ["$HOME", "${A}", "%n", "a b", '"', "'", "\\", ";", "line", "feed"]
+    rest = ['A=x y $HOME %n B=quo"te\\', "nobody", "/usr/lib", "SigIgn:\t0000000000000000"]
+    assert fact["stdout"][0].splitlines() == words + rest
+
+
+def test_a_program_is_found_in_the_path_of_the_job(facts: Facts) -> None:
+    fact = of(facts, "setting")
+    assert ended(fact["mine"])["exit_code"] == 0
+    assert fact["mine_log"] == ["mine\n", 5]
+
+
+def test_limits_are_in_force(facts: Facts) -> None:
+    fact = of(facts, "quota")
+    assert (fact["show"]["CPUQuotaPerSecUSec"], fact["show"]["CPUQuotaPeriodUSec"]) == ("500ms", "100ms")
+    assert fact["show"]["MemoryMax"] == str(64 << 20)
+    assert fact["show"]["Slice"] == "cpumond-jobs.slice"
+    assert (fact["files"]["cpu.cfs_quota_us"], fact["files"]["cpu.cfs_period_us"]) == ("50000\n", "100000\n")
+    assert fact["files"]["memory"] == f"{64 << 20}\n"
+    assert fact["files"]["cgroup.procs"].split() == [fact["show"]["MainPID"]]
+    assert 0.0 <= fact["age_s"] < 10.0
+    assert fact["left"] == NOTHING
+
+
+def test_too_much_memory_is_the_end(facts: Facts) -> None:
+    fact = of(facts, "out_of_memory")
+    assert ended(fact)["signal"] == 9
+    assert fact["left"] == NOTHING
+
+
+def test_interrupt_and_kill(facts: Facts) -> None:
+    fact = of(facts, "stubborn")
+    assert fact["heard_s"] is not None
+    assert {"heard", "child heard"} <= set(fact["stderr"][0].splitlines())
+    assert not fact["ended_early"]
+    assert ended(fact)["signal"] == 9
+    assert fact["killed_s"] < 3.0
+    assert fact["left"] == NOTHING
+
+
+def test_an_interrupt_at_the_start_is_heard(facts: Facts) -> None:
+    assert ended(of(facts, "obedient"))["signal"] == 15
+
+
+def test_killed_at_the_start(facts: Facts) -> None:
+    fact = of(facts, "killed_at_start")
+    for kinds in fact["kinds"]:
+        assert kinds in (["NotStarted"], ["Started", "Ended"])
+    assert fact["sleeping"] == []
+    assert fact["left"] == NOTHING
+
+
+def test_what_forks_away_is_killed(facts: Facts) -> None:
+    fact = of(facts, "forks_away")
+    assert ended(fact)["exit_code"] == 7
+    assert not fact["alive"]
+    assert fact["left"] == NOTHING
+
+
+def test_logs(facts: Facts) -> None:
+    fact = of(facts, "logs")
+    lines = "".join(f"line {number}\n" for number in range(1, 501))
+    assert fact["all"] == [f"{lines}no end", len(lines) + 6]
+    assert fact["tail"] == [f"{lines}no end"[-20:], len(lines) + 6]
+    assert fact["none"] == ["", len(lines) + 6]
+    assert fact["stderr"] == ["<3>to stderr\n", 13]
+    assert fact["silent"] == ["", 0]
+    assert fact["long"] == [200_001 + 7, "xx\n\u00e9\x01 end\n"]
+    assert fact["unknown"][0].startswith("ExecutorError: the journal has nothing about job never-ran")
+
+
+def test_lines_of_processes_that_end_at_once_are_not_lost(facts: Facts) -> None:
+    out, err = of(facts, "logs")["short_lived"]
+    assert out[0].split() == [str(number) for number in range(1, 201)]
+    assert err[0].split() == [f"e{number}" for number in range(1, 201)]
+    assert of(facts, "logs")["exited_log"] == ["only line\n", 10]
+
+
+def test_jobs_outlive_a_killed_agent(facts: Facts) -> None:
+    """The one that lives is found again, the ends of the others are told; also over a reload of systemd."""
+    fact = of(facts, "recovery")
+    assert fact["ready_s"] is not None
+    assert fact["settled_s"] is not None
+    for answer in fact["reload"]:
+        assert_quiet(answer)
+    assert list(fact["recovered"]) == ["lives"]
+    assert fact["recovered"]["lives"]["cgroup"] == f"{SLICE}/cpumond-job-lives.service"
+    assert fact["took_s"] < 5.0
+    ends = {name: (events[0]["exit_code"], events[0]["signal"]) for name, events in fact["events"].items()}
+    assert ends == {
+        "lives": (5, None), "ends": (0, None), "fails": (44, None), "dies": (None, 10), "never-heard-of": (None, None),
+    }  # fmt: skip
+    assert [event["kind"] for events in fact["events"].values() for event in events] == ["Ended"] * 5
+    assert "nobody knows how it ended" in fact["events"]["never-heard-of"][0]["problem"]
+
+
+def test_unknown_jobs_are_left_alone(facts: Facts) -> None:
+    """Those that live, that is; of an ended one the unit is removed."""
+    fact = of(facts, "recovery")
+    assert fact["unknown"] == {"unknown-lives": "running", "unknown-ended": "dead"}
+    assert fact["unknown_processes"] == 1
+    assert fact["killed"][0]["signal"] == 9
+    assert fact["left"] == NOTHING
+
+
+def test_reloads_lose_no_job(facts: Facts) -> None:
+    """One whose start falls into a reload may be refused: better than a command that systemd 252 has damaged."""
+    fact = of(facts, "reloads")
+    for name, end in fact["ends"].items():
+        if "exit_code" in end:
+            assert end["exit_code"] == int(name.rpartition("-")[2]), name
+        else:
+            assert "systemd was reloaded" in end["problem"]
+            assert end["node_fault"]
+    assert len(fact["ends"]) == 8
+    assert fact["quota_us"] == "70000\n"
+    assert fact["load_state"] == "loaded"
+    assert fact["through"][-1]["exit_code"] == 9
+    assert fact["left"] == NOTHING
+
+
+def test_a_lost_bus_loses_no_job(facts: Facts) -> None:
+    fact = of(facts, "bus_restart")
+    assert fact["silent"]
+    assert fact["back_s"] < 10.0
+    codes = {"over-bus": 11, "after-bus": 11, "without-bus": 12}
+    assert {name: fact[name][-1]["exit_code"] for name in codes} == codes
+    assert fact["left"] == NOTHING
+
+
+def test_an_operator_stops_a_unit(facts: Facts) -> None:
+    fact = of(facts, "by_hand")
+    assert ended(fact)["exit_code"] == 6
+    assert fact["left"] == NOTHING
+
+
+def test_many_jobs(facts: Facts) -> None:
+    fact = of(facts, "many")
+    assert fact["row"] == fact["once"] == list(range(20))
+    assert fact["longest_call_s"] < 0.1
+    assert fact["left"] == NOTHING
+
+
+def test_an_orderly_end_leaves_the_jobs(facts: Facts) -> None:
+    fact = of(facts, "close_with_jobs")
+    assert fact["closed_s"] < 1.0
+    assert fact["alive"] == 1
+    assert list(fact["recovered"]) == ["goes-on"]
+    assert fact["events"][-1]["signal"] == 9
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("rights", "run the agent as root: see systemd/executor.conf"),
+        ("bus", "the system bus cannot be reached"),
+        ("library", "pip install 'cpumond[systemd]'"),
+    ],
+)
+def test_what_is_missing_is_said(facts: Facts, case: str, words: str) -> None:
+    answer = of(facts, "problems")[case]
+    said = json.loads(answer["output"])
+    assert said["type"] == "ExecutorError"
+    assert words in said["text"]
+
+
+def test_jobs_of_the_hardened_service(facts: Facts) -> None:
+    """The shipped unit with the drop-in: directories for the jobs' users, jobs, logs."""
+    fact = of(facts, "service")
+    assert_quiet(fact["verify"])
+    assert_quiet(fact["start"])
+    assert ended(fact["job"])["exit_code"] == 4
+    assert fact["stdout"][0] == "nobody\n/var/lib/cpumond-jobs/sandboxed/work\n"
+    assert fact["stderr"][0] == "oops\n"
+    assert fact["made"] == ["made"]
+    assert fact["removed"]
+
+
+def test_jobs_are_not_in_the_sandbox_of_the_service(facts: Facts) -> None:
+    """What ProtectHome= hides from the agent, a job can run."""
+    assert ended(of(facts, "service")["home"])["exit_code"] == 21
+
+
+def test_jobs_outlive_the_service(facts: Facts) -> None:
+    fact = of(facts, "service")
+    assert_quiet(fact["stop"])
+    assert fact["alive_after_stop"] == 1
+    assert list(fact["recovered"]) == ["stays"]
+    assert fact["left"] == NOTHING
+
+
+def test_the_drop_in_gives_no_more_than_needed(facts: Facts) -> None:
+    fact = of(facts, "service")
+    assert set(fact["status"]["Uid"]) == {"0"}
+    chown, dac_override, fowner = 1 << 0, 1 << 1, 1 << 3
+    assert int(fact["status"]["CapBnd"][0], 16) == chown | dac_override | fowner
+    assert fact["status"]["NoNewPrivs"] == ["1"]
+    assert fact["run"] == ["cpumond", "dbus", "log", "systemd"]
+    for path in ("/etc/made", "/usr/made", "/var/made"):
+        assert fact[path] == "Read-only file system"
+    assert fact["/var/lib/cpumond-jobs/made"] == fact["/var/lib/cpumond/made"] == "written"
+    assert set(fact["modes"].values()) == {"0o711"}
