@@ -346,14 +346,19 @@ def real_cgroups(hierarchies: Hierarchies, top: str) -> Iterator[CgroupTree]:
         tree.close()
 
 
+PACKAGE_PLACE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LAUNCH_PROGRAM = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+sys.path.append(sys.argv[2])
+del sys.argv[1:3]
+from cpumond.cli import main
+main()
 """
-"""Asks for SIGTERM at the end of whoever started it (PR_SET_PDEATHSIG), and becomes the program that it is given."""
+"""``cpumond`` that asks for SIGTERM at the end of whoever started it (PR_SET_PDEATHSIG). Its arguments: the process
+that starts it, where the package is, then those of the command."""
 
 
 class ClusterProcess:
@@ -384,10 +389,17 @@ class ClusterProcess:
         self._log_offset = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", LAUNCH_PROGRAM, str(os.getpid()), sys.executable, "-m", "cpumond",
-                 *self._command, "--config", self.config_path],
+                # -P: nothing is imported from the directory that we happen to be in.
+                [sys.executable, "-P", "-c", LAUNCH_PROGRAM, str(os.getpid()), PACKAGE_PLACE, *self._command,
+                 "--config", self.config_path],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self._environment), start_new_session=True,
             )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises UnavailableError, with the log's end, when it has ended though nobody ended it here."""
+        if self._process is not None and self._process.poll() is not None:
+            how = f"{self.name} has ended by itself with {self._process.returncode}"
+            raise UnavailableError(f"{how}: {self.log(self._log_offset)[-1500:].strip()}")
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the present run says that it has started. Raises UnavailableError, with the log's end."""
@@ -600,6 +612,11 @@ class Cluster:
         for node in self.nodes:
             node.close()
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
+
+    def check(self) -> None:
+        """Raises UnavailableError when a process has ended though nobody ended it here."""
+        for process in (self.scheduler, *self.nodes):
+            process.check()
 
     def leftovers(self) -> list[str]:
         """What of it is there: cgroups of every hierarchy, and keepers; after ``close`` nothing."""

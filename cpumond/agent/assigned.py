@@ -60,9 +60,10 @@ State = Literal["waiting", "starting", "running", "ended"]
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """Content of ``job.json``. ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970."""
+    """Content of ``job.json``. ``node_id``: whose job it is; ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970."""
 
     order: JobOrder
+    node_id: str
     boot_id: str
     state: State = "waiting"
     start_time: float | None = None
@@ -175,9 +176,10 @@ class AssignedJobs:
         for name in sorted(os.listdir(self.config.executor.jobs_dir)):
             directory = os.path.join(self.config.executor.jobs_dir, name)
             file = _read_job_file(directory)
-            if file is None or file.order.job_id != name or (file.state == "waiting" and file.finished is None):
-                # Never begun: the order comes again.
-                self._remove(directory)
+            if file is None or file.order.job_id != name or file.node_id != self.config.node_id:
+                continue  # not ours: nothing is removed here that this node has not made
+            if file.state == "waiting" and file.finished is None:
+                self._remove(directory)  # never begun: the order comes again
                 continue
             self._see(name, directory)
             if file.acknowledged:
@@ -280,7 +282,9 @@ class AssignedJobs:
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self.config.executor.jobs_dir, order.job_id)
-        self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
+        self.jobs[order.job_id] = AssignedJob(
+            JobFile(order, self.config.node_id, self._boot_id), directory, now_s, sent_at_s
+        )
         self._see(order.job_id, directory)
 
     def _see(self, job_id: str, directory: str) -> None:
@@ -691,11 +695,15 @@ def _printable(text: str) -> str:
 
 
 def _read_job_file(directory: str) -> JobFile | None:
+    """The file in a job's directory; None where there is none, or none that can be understood, which is said."""
+    path = os.path.join(directory, JOB_FILE)
     try:
-        with open(os.path.join(directory, JOB_FILE), "rb") as file:
+        with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=JobFile)
-    except (OSError, msgspec.DecodeError):
-        # Not a job's directory, or one that a full disk left half made: nothing was started from it.
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.error("job_file_damaged", path=path, error=str(error), advice="look at it, and remove the directory")
         return None
 
 

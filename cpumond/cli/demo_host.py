@@ -102,7 +102,7 @@ def _start_again_in_scope() -> None:
     scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
     probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)  # noqa: S603
     if probe.returncode == 0:
-        command = [*scope, sys.executable, "-m", "cpumond", *sys.argv[1:]]
+        command = [*scope, sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
 
 

@@ -110,6 +110,7 @@ class Story:
 
     def look_around(self, now_s: float) -> None:
         """Everything else, for a few times a second. Raises UnavailableError when a process has died."""
+        self.cluster.check()
         for operation_id in self._operations:
             self._take_ends(operation_id, now_s)
         self._read_usage()
@@ -162,6 +163,7 @@ class Story:
             return
         number = self._counts[load] = self._counts.get(load, 0) + 1
         name = load if load == "simulation" and number == 1 else f"{load}-{number}"
+        self.read_limits()
         before = self.limits
         job = self.jobs[record["job_id"]] = JobFacts(
             record["job_id"], name, load, record["pool"], record["cgroup"], record["cpu_limit_cores"],
@@ -189,11 +191,11 @@ class Story:
 
     def _read_limit(self, job: JobFacts) -> None:
         cgroup = self._find_cgroup(job)
-        # Its end is the scheduler's to tell.
+        # What cannot be read now can be read soon, or the scheduler tells its end.
         with contextlib.suppress(CpumondError):
-            settings = None if cgroup is None else cgroup.read_settings()
-            if settings is not None:
-                job.limit = min(settings.cores, job.ordered)
+            if cgroup is not None:
+                settings = cgroup.read_settings()
+                job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)
 
     def _read_counters(self, job: JobFacts) -> None:
         cgroup = self._find_cgroup(job)

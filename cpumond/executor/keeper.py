@@ -288,13 +288,6 @@ def run_child(order: Fields, status: int, hard_descriptors: int) -> NoReturn:
 
 def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
     """All that lies between the fork and the job's program. Raises StepError."""
-    pid = str(os.getpid()).encode()
-    for path in order["procs"]:
-        with step(f"enter the cgroup of {path}", node_fault=True):
-            # Made where it is missing: in a tree of plain files; the kernel's refuses that.
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.write(fd, pid)
-            os.close(fd)
     with step("prepare the process", node_fault=True):
         os.setsid()
         os.umask(0o022)
@@ -318,6 +311,18 @@ def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
             if account is not None and os.geteuid() == 0:
                 os.fchown(fifo, account.pw_uid, account.pw_gid)
             os.dup2(fifo, number)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    pid = str(os.getpid()).encode()
+    # As late as the rights allow, and the one with the quota last: the way here is not the job's to pay for.
+    for path in reversed(order["procs"]):
+        with step(f"enter the cgroup of {path}", node_fault=True):
+            # Made where it is missing: in a tree of plain files; the kernel's refuses that.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.write(fd, pid)
+            os.close(fd)
     if account is not None:
         with step(f"become the user {user!r}"):
             os.initgroups(account.pw_name, account.pw_gid)
@@ -325,10 +330,6 @@ def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
             os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     with step(f"change to the directory {order['working_directory']!r}"):
         os.chdir(order["working_directory"])
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     argv = order["argv"]
     with step(f"run {argv[0]!r}"):
         os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - what the job orders, as its user

@@ -414,6 +414,7 @@ class _Job:
 
     __slots__ = (
         "job_id", "unit", "path", "argv", "changed", "seen", "asked", "running", "killed", "interrupted",
+        "reloaded",
     )  # fmt: skip
 
     def __init__(self, job_id: str) -> None:
@@ -427,6 +428,7 @@ class _Job:
         self.running = False
         self.killed = False
         self.interrupted = False
+        self.reloaded = 0.0
 
 
 class SystemdExecutor:
@@ -653,7 +655,12 @@ class SystemdExecutor:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("executor_task_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
 
     # ---- the bus
 
@@ -733,7 +740,10 @@ class SystemdExecutor:
                     job.changed.set()
         elif message.member == "NameOwnerChanged" and message.body[0] == _SYSTEMD and message.body[2]:
             self._spawn(self._resubscribe())
-        elif message.member == "Reloading" and not message.body[0]:
+        elif message.member == "Reloading" and message.body[0]:
+            for job in self._jobs.values():
+                job.reloaded = job.reloaded or time.time()
+        elif message.member == "Reloading":
             self._look_at_all()
 
     async def _call(
@@ -1044,7 +1054,7 @@ class SystemdExecutor:
         At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
         reads back with a backslash. That does no harm to what runs, but to what is just going to.
         """
-        if not job.argv or job.argv == state.argv or not state.started:
+        if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
         try:
             answer = await self._call(
@@ -1052,7 +1062,8 @@ class SystemdExecutor:
             )
         except (_BusAway, _Refused):
             return False
-        return state.started >= int(answer[0].value) / 1e6
+        # Nothing is started during a reload; there may have been more than one, and only the last is told.
+        return state.started >= int(answer[0].value) / 1e6 or 0.0 < job.reloaded <= state.started
 
     async def _kill_rest(self, job: _Job) -> None:
         """SIGKILL to all processes of a unit until there is none."""

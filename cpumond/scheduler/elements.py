@@ -422,11 +422,16 @@ def count_cpu_time(job: Job, cpu_seconds: float | None, reclaimed_cpu_seconds: f
             job.counted_reclaimed_cpu_seconds = reclaimed_cpu_seconds
             reclaimed = 0.0 if counted is None else reclaimed_cpu_seconds - counted
     if used or reclaimed:
-        element: Element | None = job.element
-        while element is not None:
-            element.cpu_seconds += used
-            element.reclaimed_cpu_seconds += reclaimed
-            element = element.parent
+        add_cpu_time(job.element, used, reclaimed)
+
+
+def add_cpu_time(element: OperationElement, used_s: float, reclaimed_s: float) -> None:
+    """Add core-seconds to an operation and the pools above."""
+    above: Element | None = element
+    while above is not None:
+        above.cpu_seconds += used_s
+        above.reclaimed_cpu_seconds += reclaimed_s
+        above = above.parent
 
 
 def usage_share(element: Element) -> Vector:

@@ -28,6 +28,7 @@ from cpumond.scheduler.elements import (
     PoolElement,
     Stop,
     Tree,
+    add_cpu_time,
     change_usage,
     count_cpu_time,
     end_job,
@@ -526,13 +527,18 @@ class State:
 
     def _install_job(self, record: JobRecord) -> None:
         """A job has ended: out of all counters, into the history. Its operation's record, with it, counts how."""
+        counted = None
         if record.operation_id in self.operations or record.operation_id in self.finished:
-            self.finished_jobs.setdefault(record.operation_id, {})[record.id] = record
+            ended = self.finished_jobs.setdefault(record.operation_id, {})
+            counted = ended.get(record.id)
+            ended[record.id] = record
             self._expired.pop(("job", record.id), None)
         else:
             self._expired["job", record.id] = None
         job = self.jobs.pop(record.id, None)
         if job is None:
+            if counted is not None:
+                self._count_cpu_time_since(counted, record)
             return
         count_cpu_time(job, record.cpu_seconds, record.reclaimed_cpu_seconds)
         if job.is_active:
@@ -540,6 +546,15 @@ class State:
             _renew_needed(job)
         job.node.stopping.pop(job.id, None)
         job.state = record.state
+
+    def _count_cpu_time_since(self, counted: JobRecord, record: JobRecord) -> None:
+        """What a job used between when it was given up and its end, of which its node tells now (1.7)."""
+        live = self.operations.get(record.operation_id)
+        element = None if live is None else live.elements.get(record.tree)
+        if element is not None:
+            used_s = (record.cpu_seconds or 0.0) - (counted.cpu_seconds or 0.0)
+            reclaimed_s = (record.reclaimed_cpu_seconds or 0.0) - (counted.reclaimed_cpu_seconds or 0.0)
+            add_cpu_time(element, max(used_s, 0.0), max(reclaimed_s, 0.0))
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -1034,7 +1049,8 @@ def _job_record(
         tree=job.element.tree.name,
         node_id=job.node.id,
         state=state,
-        start_time=job.start_time,
+        # Start and end of one clock, the node's, where it told both.
+        start_time=job.start_time if finished is None or finished.start_time is None else finished.start_time,
         finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
         cpu_limit=job.task.cpu_limit,
         current_cpu_limit=job.usage[1],

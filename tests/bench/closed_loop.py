@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import httpx2
 import psutil
 from cost import _cpu_s as read_cpu_s
 
-from cpumond.testing import Cluster
+from cpumond.testing import Cluster, ClusterNode
 
 STAMP = r"""
 #include <fcntl.h>
@@ -54,18 +55,18 @@ static void note(int file, const char *what, double at) {
     if (write(file, line, size) != size) exit(1);
 }
 
-/* stamp FILE sleep SECONDS | stamp FILE together SECONDS: until the next multiple of it that is half of it away */
+/* stamp FILE sleep SECONDS | stamp FILE held FIFO: until somebody opens it for writing */
 int main(int argc, char **argv) {
-    double begin = now(), wait = atof(argv[3]);
+    double begin = now();
     int file = open(argv[1], O_WRONLY | O_CREAT | O_APPEND, 0644);
     note(file, "start", begin);
-    if (!strcmp(argv[2], "together")) {
-        double period = wait, n = (long)(begin / period) + 1;
-        if (n * period - begin < period / 2) n++;
-        wait = n * period - begin;
+    if (!strcmp(argv[2], "held")) {
+        open(argv[3], O_RDONLY);
+    } else {
+        double wait = atof(argv[3]);
+        struct timespec t = {(time_t)wait, (long)((wait - (time_t)wait) * 1e9)};
+        nanosleep(&t, 0);
     }
-    struct timespec t = {(time_t)wait, (long)((wait - (time_t)wait) * 1e9)};
-    nanosleep(&t, 0);
     note(file, "end", now());
     return 0;
 }
@@ -74,7 +75,7 @@ int main(int argc, char **argv) {
 POOL = "bench"
 MEMORY = 2**24
 TOGETHER = 20
-TOGETHER_S = 1.2
+CALM_S = 0.3
 RUNNING_JOBS = 100
 
 
@@ -120,9 +121,10 @@ def stamp_of(event: Mapping[str, Any]) -> float:
 
 
 def run_operation(
-    program: str, arguments: Sequence[str], job_count: int, *, cpu: float, cpu_limit: float, **monitor: object
-) -> Run:
-    """Run an operation to its end on a node of ``cpu`` cores."""
+    command: Sequence[str], job_count: int, *, cpu: float, cpu_limit: float,
+    drive: Callable[[Path], None] = lambda _: None, **monitor: object,
+) -> Run:  # fmt: skip
+    """Run an operation to its end on a node of ``cpu`` cores. ``drive`` is given the file with the jobs' stamps."""
     with (
         tempfile.TemporaryDirectory() as directory,
         Cluster(
@@ -131,18 +133,20 @@ def run_operation(
         ) as cluster,
     ):  # fmt: skip
         cluster.create_pool(POOL)
-        stamps = os.path.join(directory, "stamps")
+        stamps = Path(directory, "stamps")
         before = read_metrics(cluster)
+        program, *arguments = command
         operation_id = cluster.start_operation(
-            POOL, [program, stamps, *arguments], job_count, cpu_limit, MEMORY
+            POOL, [program, str(stamps), *arguments], job_count, cpu_limit, MEMORY
         )  # fmt: skip
+        drive(stamps)
         cluster.wait(
             lambda: cluster.get(f"/api/v1/operations/{operation_id}")["state"] == "completed",
             f"{job_count} jobs are done", 300.0,
         )  # fmt: skip
         after = read_metrics(cluster)
         times: dict[str, Times] = {}
-        for line in Path(stamps).read_text(encoding="ascii").splitlines():
+        for line in stamps.read_text(encoding="ascii").splitlines():
             what, job_id, at = line.split()
             setattr(times.setdefault(job_id, Times()), "begun" if what == "start" else "ended", float(at))
         for event in cluster.nodes[0].log_events("job_started"):
@@ -187,7 +191,7 @@ def print_parts(run: Run, jobs: Sequence[Times]) -> None:
 
 def bench_ended(program: str, rounds: int, title: str, cpu_limit: float) -> None:
     """One job at a time: each begins because the one before ended."""
-    run = run_operation(program, ["sleep", "0.02"], rounds + 1, cpu=cpu_limit, cpu_limit=cpu_limit)
+    run = run_operation([program, "sleep", "0.02"], rounds + 1, cpu=cpu_limit, cpu_limit=cpu_limit)
     pairs = list(itertools.pairwise(run.jobs))
     print_head(title)
     print_row("exit -> next process", [after.begun - before.ended for before, after in pairs])
@@ -199,8 +203,8 @@ def bench_ended(program: str, rounds: int, title: str, cpu_limit: float) -> None
 def bench_shrunk(program: str, rounds: int) -> None:
     """Each job sleeps, is shrunk to 0.01 cores soon after its start, and so makes room for the next one."""
     run = run_operation(
-        program, ["sleep", "2"], rounds + 1, cpu=1.4, cpu_limit=1.0, mode="reclaim", check_period="50ms",
-        smoothing_factor=1.0, smoothing_seed="first_value", vote_window_size=1, vote_decision_threshold=0,
+        [program, "sleep", "2"], rounds + 1, cpu=1.4, cpu_limit=1.0, mode="reclaim", check_period="50ms",
+        smoothing_factor=1.0, smoothing_seed="first_value", vote_window_size=2, vote_decision_threshold=1,
         decrease_coefficient=0.01, min_cpu_limit=0.01,
     )  # fmt: skip
     print_head("(b) a job is shrunk by the monitor, the next one fits")
@@ -211,12 +215,21 @@ def bench_shrunk(program: str, rounds: int) -> None:
     print_parts(run, jobs)
 
 
-def bench_together(program: str, rounds: int) -> None:
+def bench_together(program: str, directory: str, rounds: int) -> None:
     """20 jobs end in the same moment, and 20 begin."""
     count = TOGETHER * max(rounds // TOGETHER, 2)
-    run = run_operation(
-        program, ["together", str(TOGETHER_S)], count, cpu=float(TOGETHER), cpu_limit=1.0
-    )  # fmt: skip
+    fifo = os.path.join(directory, "gate")
+    os.mkfifo(fifo)
+
+    def drive(stamps: Path) -> None:
+        pause = threading.Event()
+        for started in range(TOGETHER, count + 1, TOGETHER):
+            while not stamps.exists() or stamps.read_text(encoding="ascii").count("start ") < started:
+                pause.wait(0.01)
+            pause.wait(CALM_S)
+            os.close(os.open(fifo, os.O_WRONLY))
+
+    run = run_operation([program, "held", fifo], count, cpu=float(TOGETHER), cpu_limit=1.0, drive=drive)
     batches = [run.jobs[n : n + TOGETHER] for n in range(0, count, TOGETHER)]
     later = list(itertools.pairwise(batches))
     print_head(f"(c) {TOGETHER} jobs end at once, {TOGETHER} begin")
@@ -244,7 +257,7 @@ def bench_floor(program: str, directory: str, rounds: int) -> None:
     def fork(argv: list[str]) -> None:
         pid = os.fork()
         if not pid:
-            os.execv(argv[0], argv)
+            os.execv(argv[0], argv)  # noqa: S606 - the floor is just this
         os.waitpid(pid, 0)
 
     def popen(argv: list[str]) -> None:
@@ -259,6 +272,11 @@ def bench_floor(program: str, directory: str, rounds: int) -> None:
     print_row("subprocess.Popen -> first instruction", run(popen))
     print_row("fork, exec -> first instruction", run(fork))
     print_row('subprocess.Popen(["true"]) and its end', [whole() for _ in range(rounds)])
+
+
+def count_found(node: ClusterNode, jobs: int) -> bool:
+    """Whether the monitor follows so many jobs."""
+    return len(node.log_events("job_found")) == jobs
 
 
 def bench_cost(program: str, seconds: float) -> None:
@@ -278,7 +296,7 @@ def bench_cost(program: str, seconds: float) -> None:
             node = cluster.nodes[0]
             if jobs:
                 cluster.start_operation(POOL, [program, f"{directory}/stamps", "sleep", "1000"], jobs, 1.0, MEMORY)
-                cluster.wait(lambda node=node: len(node.log_events("job_found")) == jobs, f"{jobs} jobs run", 60.0)
+                cluster.wait(partial(count_found, node, jobs), f"{jobs} jobs run", 60.0)
             pids = {"agent": node.pid, "keeper": node.find_keepers()[0], "scheduler": cluster.scheduler.pid}
             pause = threading.Event()
             pause.wait(3.0)
@@ -308,7 +326,7 @@ def main() -> None:
             "ended": lambda: bench_ended(program, rounds, "(a) a job ends, the next one begins", 1.0),
             "small": lambda: bench_ended(program, rounds // 3, "(a) the same, jobs and node of 0.05 cores", 0.05),
             "shrunk": lambda: bench_shrunk(program, rounds),
-            "together": lambda: bench_together(program, rounds),
+            "together": lambda: bench_together(program, directory, rounds),
             "floor": lambda: bench_floor(program, directory, rounds),
             "cost": lambda: bench_cost(program, options.seconds),
         }

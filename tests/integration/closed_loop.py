@@ -21,7 +21,8 @@ import psutil
 from scheduler_process import NO_BINDINGS, YT, clean_environment
 
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster, ClusterNode
+from cpumond.errors import UnavailableError
+from cpumond.testing import Cluster, ClusterNode, ClusterProcess
 
 MIB = 2**20
 WAIT_S = 60.0
@@ -196,6 +197,13 @@ def restart(node: ClusterNode) -> None:
     """End an agent in order and start it again."""
     assert node.stop() == 0
     node.start()
+
+
+def runs(process: ClusterProcess) -> bool:
+    """Whether a process of the cluster was started and not ended since."""
+    with contextlib.suppress(UnavailableError):
+        return process.pid > 0
+    return False
 
 
 def node_states(node: ClusterNode) -> dict[str, int]:

@@ -32,6 +32,13 @@ from cpumond.testing import make_v2_host
 pytestmark = pytest.mark.cgroup
 
 _numbers = itertools.count()
+PARENT = os.environ.get("CPUMOND_TEST_CGROUP_PARENT", "")
+"""The cgroup, relative to the cpu hierarchy, below which these tests make theirs; "" = its root."""
+
+
+def make_root_name(kind: str) -> str:
+    """A root for jobs that is not there yet."""
+    return os.path.join(PARENT, f"cpumond-test-{os.getpid()}-{kind}-{next(_numbers)}")
 
 
 def find_keepers(runtime_dir: Path) -> list[int]:
@@ -61,7 +68,7 @@ def _list_v1_mounts() -> set[str]:
 
 @contextlib.contextmanager
 def open_rig(hierarchies: Hierarchies, directory: Path) -> Iterator[Rig]:
-    root = f"cpumond-test-{os.getpid()}-jobs-{next(_numbers)}"
+    root = make_root_name("jobs")
     cgroups = JobCgroupTree(hierarchies, root)
     runtime_dir = directory / "run"
     rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, directory / "jobs")
@@ -407,7 +414,7 @@ def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
         pytest.skip("needs root to become an ordinary user")
     if hierarchies.cpu_version == 2:
         pytest.skip("needs v1 hierarchies, where a user may move its processes")
-    root = f"cpumond-test-{os.getpid()}-user-{next(_numbers)}"
+    root = make_root_name("user")
     with tempfile.TemporaryDirectory() as name:
         os.chown(name, 65534, 65534)
         for mount in (hierarchies.cpu_root, hierarchies.cpuacct_root):
@@ -435,7 +442,7 @@ def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
 @pytest.fixture
 def real_tree(hierarchies: Hierarchies) -> Iterator[JobCgroupTree]:
     """Cgroups of jobs below a root of their own, which is removed with them."""
-    root = f"cpumond-test-{os.getpid()}-tree-{next(_numbers)}"
+    root = make_root_name("tree")
     tree = JobCgroupTree(hierarchies, root)
     yield tree
     for job_id in tree.list_job_ids():

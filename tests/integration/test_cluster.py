@@ -147,6 +147,18 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hi
     assert whole.leftovers() == []
 
 
+def test_files_in_the_present_directory_are_not_taken_for_modules(
+    hierarchies: Hierarchies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("uvicorn.py", "msgspec.py", "random.py"):
+        (tmp_path / "here" / name).write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    with Cluster(tmp_path / "files", 1, cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster") as whole:
+        operation = whole.start_operation("p", "true", cpu_limit=0.1)
+        whole.wait(lambda: whole.jobs(operation, "completed"), "it ends")
+
+
 # ---- the command
 
 

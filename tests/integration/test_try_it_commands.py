@@ -251,6 +251,21 @@ def test_demo_ends_well_when_nobody_reads_on(hierarchies: Hierarchies, tmp_path:
 
 
 @pytest.mark.cgroup
+@pytest.mark.parametrize("part", ["scheduler", "agent"])
+def test_demo_says_which_part_of_it_died_and_cleans_up(hierarchies: Hierarchies, tmp_path: Path, part: str) -> None:
+    with start_demo(tmp_path) as process:
+        assert process.stderr is not None
+        wait_started(process)
+        [dead] = [child for child in psutil.Process(process.pid).children() if part in child.cmdline()]
+        dead.kill()
+        name = {"scheduler": "scheduler", "agent": "node-1"}[part]
+        assert process.stderr.read().startswith(f"cpumond: {name} has ended by itself with -9: ")
+        assert process.wait(30) == 69
+    assert leftovers(hierarchies, process.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cgroup
 def test_what_a_killed_demo_leaves_ends_by_itself_and_the_rest_goes_with_the_next(
     hierarchies: Hierarchies, tmp_path: Path
 ) -> None:

@@ -219,7 +219,7 @@ def test_reloads_lose_no_job(facts: Facts) -> None:
         else:
             assert "systemd was reloaded" in end["problem"]
             assert end["node_fault"]
-    assert len(fact["ends"]) == 8
+    assert len(fact["ends"]) == 14
     assert fact["quota_us"] == "70000\n"
     assert fact["load_state"] == "loaded"
     assert fact["through"][-1]["exit_code"] == 9

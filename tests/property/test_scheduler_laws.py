@@ -346,12 +346,13 @@ class Life(RuleBasedStateMachine):
         for _ in range(40):
             self.periods(1)
         for node in world.nodes.values():
-            known = world.state.nodes.get(node.id)
-            if known is None:
+            if node.heard is None or not node.heard.accepted:
                 continue  # its tags fit two trees: it was refused
+            known = world.state.nodes[node.id]
             assert set(node.jobs) == set(known.jobs), node.id
-            assert not known.stopping
-            assert not node.finished
+            orders = [job.stop for job in known.stopping.values()]
+            assert all(stop is not None and stop.since == world.now for stop in orders), "older than this heartbeat"
+            assert {job.job_id for job in node.finished.values()} == set(known.stopping)
         assert_consistent(world.state)
 
     # --- what always holds

@@ -402,6 +402,10 @@ def reloads() -> dict[str, Any]:
             answers.append(systemctl(verb))
             d.start(f"after-{number}", *sh(f"exit {number}"))
         names = [f"{when}-{number}" for number in range(4) for when in ("before", "after")]
+        for number in range(6):
+            names.append(f"twice-{number}")
+            d.start(names[-1], *sh(f"exit {number}; true $x"))
+            answers += [systemctl("daemon-reload"), systemctl("daemon-reload")]
         ends = {name: msgspec.to_builtins(d.take(name, Ended, NotStarted)) for name in names}
         quota_us = (Path("/sys/fs/cgroup/cpu") / started.cgroup / "cpu.cfs_quota_us").read_text()
         unit = "cpumond-job-through.service"

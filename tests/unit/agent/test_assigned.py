@@ -517,15 +517,20 @@ def test_an_order_that_was_not_begun_is_forgotten(world: World) -> None:
     assert set(world.jobs.jobs) == {"j1"}
 
 
-def test_what_is_no_jobs_directory_is_cleared_away(world: World) -> None:
+def test_what_this_node_has_not_made_is_left_alone(world: World) -> None:
     jobs_dir = Path(world.config.executor.jobs_dir)
+    (jobs_dir / "home" / "docs").mkdir(parents=True)
     (jobs_dir / "half").mkdir()
     (jobs_dir / "half" / "job.json").write_text("{")
+    (jobs_dir / "file").write_text("x")
+    world.run("j1")
     world.jobs.close()
+    world.text = world.text.replace('node_id = "n"', 'node_id = "other"')
     world.begin()
     world.load()
     world.wait_for_cleaner()
-    assert list(jobs_dir.iterdir()) == []
+    assert sorted(os.listdir(jobs_dir)) == ["file", "half", "home", "j1"]
+    assert world.jobs.finished_jobs() == []
 
 
 def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path: Path) -> None:

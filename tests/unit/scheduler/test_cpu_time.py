@@ -176,3 +176,18 @@ def test_a_job_that_was_lost_for_a_while_counts_what_it_used_meanwhile(world):
     world.nodes["n1"].register()
     say(world, job, 300.0)
     assert used(world, "b") == [300.0]
+
+
+def test_a_lost_job_that_completed_meanwhile_counts_what_it_used_meanwhile(world):
+    operation, job = run_one(world, jobs=1)
+    say(world, job, 5.0, 1.0)
+    node = world.nodes["n1"]
+    node.finish(job, cpu_seconds=300.0, reclaimed_cpu_seconds=None)
+    world.now += 400
+    world.expire()
+    node.register()
+    for _ in range(2):
+        node.beat()
+    assert world.states([operation]) == "c"
+    assert used(world, "b", ROOT_POOL) == [300.0, 300.0]
+    assert world.pool("b").reclaimed_cpu_seconds == 1.0

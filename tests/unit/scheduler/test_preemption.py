@@ -844,8 +844,7 @@ def test_1_9_the_sentence():
     _, node, _ = overcommitted(*[1.0] * 8)
     (_, why), _ = find_overcommit_victims(node, 20.0, 15.0)
     assert why == (
-        'node "n0" has been above its capacity for 20 s: 8 of 6 cpu; '
-        "allowed_node_resources_overcommit_duration is 15 s"
+        'node "n0" has been above its capacity for 20 s: 8 of 6 cpu; allowed_node_resources_overcommit_duration is 15 s'
     )
 
 

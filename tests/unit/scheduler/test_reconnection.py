@@ -155,10 +155,11 @@ def test_a_job_that_ends_between_its_order_and_the_first_report_counts(world):
     operation = world.start("p")
     world.step()
     (job,) = node.jobs
-    node.finish(job, start_time=world.now, cpu_seconds=0.25)
+    node.finish(job, start_time=world.now + 7.0, finish_time=world.now + 7.5, cpu_seconds=0.25)
     node.beat()
     assert world.states([operation]) == "c"
-    assert ended(world, operation, job).cpu_seconds == 0.25
+    record = ended(world, operation, job)
+    assert (record.finish_time - record.start_time, record.cpu_seconds) == (0.5, 0.25)
 
 
 def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
