@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import psutil
 from cgroupspy.nodes import Node
 
 from cpumond.cgroup.mounts import Hierarchies, read_mounts
@@ -357,8 +358,8 @@ del sys.argv[1:3]
 from cpumond.cli import main
 main()
 """
-"""``cpumond`` that asks for SIGTERM at the end of whoever started it (PR_SET_PDEATHSIG). Its arguments: the process
-that starts it, where the package is, then those of the command."""
+"""``cpumond`` that asks for SIGTERM at the end of the thread that started it (PR_SET_PDEATHSIG). Its arguments: the
+process that starts it, where the package is, then those of the command."""
 
 
 class ClusterProcess:
@@ -383,7 +384,7 @@ class ClusterProcess:
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process and do not wait for it."""
+        """Start the process and do not wait for it. It ends with the thread that calls this."""
         if self._process is not None:
             raise UnavailableError(f"{self.name} runs already; kill or stop it first")
         self._log_offset = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
@@ -397,9 +398,11 @@ class ClusterProcess:
 
     def check(self) -> None:
         """Raises UnavailableError, with the log's end, when it has ended though nobody ended it here."""
-        if self._process is not None and self._process.poll() is not None:
-            how = f"{self.name} has ended by itself with {self._process.returncode}"
-            raise UnavailableError(f"{how}: {self.log(self._log_offset)[-1500:].strip()}")
+        code = None if self._process is None else self._process.poll()
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+            last = self.log(self._log_offset).strip().rpartition("\n")[2]
+            raise UnavailableError(f"{self.name} {how}; the last line of its log: {last[:500]}")
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the present run says that it has started. Raises UnavailableError, with the log's end."""
@@ -516,6 +519,8 @@ class ClusterNode(ClusterProcess):
             "executor": {
                 "kind": "cgroup", "cgroup_root": self.cgroup_root, "jobs_dir": self.jobs_dir,
                 "allow_root": os.geteuid() == 0,
+                # Whoever is not root runs jobs as itself, and has to say so.
+                "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
             "metrics": {"listen": ""},
             "report": {"kind": "none"},

@@ -25,6 +25,7 @@ MAX_NAME = 4096
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+_CoreSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -50,9 +51,9 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     """What it may use now; null for what it ordered."""
     cgroup: str = ""
     """Relative to the root of the hierarchy of the cpu controller."""
-    cpu_seconds: _Cores | None = None
+    cpu_seconds: _CoreSeconds | None = None
     """CPU time used since its start; null when it is not known."""
-    reclaimed_cpu_seconds: _Cores | None = None
+    reclaimed_cpu_seconds: _CoreSeconds | None = None
     """What of its order was lowered so far, in core-seconds (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
 
 
@@ -71,10 +72,10 @@ class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     start_time: float | None = None
     finish_time: float | None = None
-    cpu_seconds: _Cores | None = None
+    cpu_seconds: _CoreSeconds | None = None
     max_memory: _Bytes | None = None
     cgroup: str = ""
-    reclaimed_cpu_seconds: _Cores | None = None
+    reclaimed_cpu_seconds: _CoreSeconds | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,8 +20,9 @@ import pwd
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import msgspec
@@ -60,7 +61,10 @@ State = Literal["waiting", "starting", "running", "ended"]
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """Content of ``job.json``. ``node_id``: whose job it is; ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970."""
+    """Content of ``job.json``.
+
+    ``node_id``: whose job it is; ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970.
+    """
 
     order: JobOrder
     node_id: str
@@ -165,14 +169,15 @@ class AssignedJobs:
         self._adjust_at_s = -math.inf
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
-        self._cleaner = ThreadPoolExecutor(1, "clean")
+        self._workers = ThreadPoolExecutor(2, "jobs")
+        """For what takes long: directories that are removed, an executor that is tried again."""
+        self._recovery: Future[dict[str, Started]] | None = None
 
     # ---- life
 
     def load(self, now_s: float) -> None:
         """Read what an earlier run left and find its jobs again. Raises CreateError or AccessError for ``jobs_dir``."""
-        # Jobs of other users pass through it to their own directories; they cannot list it.
-        make_directory(self.config.executor.jobs_dir, 0o711, "executor.jobs_dir")
+        make_jobs_dir(self.config.executor.jobs_dir)
         for name in sorted(os.listdir(self.config.executor.jobs_dir)):
             directory = os.path.join(self.config.executor.jobs_dir, name)
             file = _read_job_file(directory)
@@ -194,13 +199,24 @@ class AssignedJobs:
             if job.file.finished is not None:
                 self._remove(os.path.join(directory, SANDBOX))
         self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
-        self._recover(now_s)
+        self._take_recovered(self._recover, now_s)
 
-    def _recover(self, now_s: float) -> None:
-        """Take over what runs; while the executor cannot work here, no slots are offered and it is tried again."""
+    def _recover(self) -> dict[str, Started]:
+        return self.executor.recover([job.order.job_id for job in self.jobs.values() if job.takes_room])
+
+    def _try_again(self, now_s: float) -> None:
+        """While the executor cannot work here, it is tried again, in another thread: that may take seconds."""
+        if self._recovery is None and now_s >= self._retry_at_s:
+            self._recovery = self._workers.submit(self._recover)
+        elif self._recovery is not None and self._recovery.done():
+            recovery, self._recovery = self._recovery, None
+            self._take_recovered(recovery.result, now_s)
+
+    def _take_recovered(self, recover: Callable[[], dict[str, Started]], now_s: float) -> None:
+        """Take over what runs; while the executor cannot work here, no slots are offered."""
         mine = [job.order.job_id for job in self.jobs.values() if job.takes_room]
         try:
-            found = self.executor.recover(mine)
+            found = recover()
         except CpumondError as error:
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"no job can be run: {error}")
@@ -238,7 +254,7 @@ class AssignedJobs:
     def close(self) -> None:
         """The agent ends, the jobs go on."""
         self.executor.close()
-        self._cleaner.shutdown(wait=True, cancel_futures=True)
+        self._workers.shutdown(wait=True, cancel_futures=True)
 
     # ---- what the scheduler says
 
@@ -274,7 +290,7 @@ class AssignedJobs:
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
-        if first and stop.timeout_s > 0:
+        if first and stop.timeout_s > 0 and self._ready:
             self.executor.interrupt(job.order.job_id)
 
     def _take(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
@@ -298,9 +314,7 @@ class AssignedJobs:
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
         """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
         if not self._ready:
-            if now_s < self._retry_at_s:
-                return self._take_changed()
-            self._recover(now_s)
+            self._try_again(now_s)
             if not self._ready:
                 return self._take_changed()
         for event in self.executor.poll():
@@ -332,7 +346,7 @@ class AssignedJobs:
         if job is None or job.file.finished is not None:
             return
         if isinstance(event, Started):
-            self._take_start(job, event, now_s)
+            self._take_start(job, event)
         elif isinstance(event, NotStarted):
             state: Literal["aborted", "failed"] = "aborted" if event.node_fault or job.file.stop else "failed"
             self._finish(job, state, event.problem)
@@ -341,10 +355,10 @@ class AssignedJobs:
         else:
             self._take_end(job, event)
 
-    def _take_start(self, job: AssignedJob, event: Started, now_s: float) -> None:
+    def _take_start(self, job: AssignedJob, event: Started) -> None:
         self._broken_starts = 0
         self.counters["started"] += 1
-        took_s = now_s - job.sent_at_s
+        took_s = self.clock.monotonic_s() - job.sent_at_s
         self.start_seconds += took_s
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
         self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
@@ -369,23 +383,8 @@ class AssignedJobs:
         elif event.oom_killed:
             state, reason = "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
         else:
-            state, reason = "failed", self._describe_exit(job, event)
+            state, reason = "failed", _describe_exit(event)
         self._finish(job, state, reason, event)
-
-    def _describe_exit(self, job: AssignedJob, event: Ended) -> str:
-        if event.signal is None:
-            reason = f"exit code {event.exit_code}"
-        else:
-            with contextlib.suppress(ValueError):
-                return f"killed by {signal.Signals(event.signal).name}"
-            reason = f"killed by signal {event.signal}"
-        try:
-            content, _ = self.executor.read_log(job.order.job_id, job.directory, "stderr", 4096)
-        except CpumondError:
-            # Without its last words.
-            return reason
-        lines = [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
-        return f"{reason}; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else reason
 
     def _finish(
         self,
@@ -472,9 +471,9 @@ class AssignedJobs:
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
             where = order.working_directory or os.path.join(job.directory, SANDBOX)
             if not order.working_directory:
-                os.makedirs(where, 0o700, exist_ok=True)
+                os.mkdir(where, 0o700)
                 if account.pw_uid != os.geteuid():
-                    os.chown(where, account.pw_uid, account.pw_gid)
+                    os.chown(where, account.pw_uid, account.pw_gid, follow_symlinks=False)
         except OSError as error:
             raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
         self._note(job, strict=True, state="starting")
@@ -631,7 +630,18 @@ class AssignedJobs:
     def _remove(self, directory: str) -> None:
         """Delete a directory and all in it, in another thread: a job may have left a million files."""
         if os.path.lexists(directory):
-            self._cleaner.submit(shutil.rmtree, directory, ignore_errors=True)
+            self._workers.submit(remove_tree, directory)
+
+
+def _describe_exit(event: Ended) -> str:
+    """How it ended, with the last line of its stderr."""
+    if event.signal is not None:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(event.signal).name}"
+        return f"killed by signal {event.signal}"
+    lines = [line for line in event.last_words.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = f"; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else ""
+    return f"exit code {event.exit_code}{last}"
 
 
 def _share(job: AssignedJob, amount: float) -> Share:
@@ -641,14 +651,12 @@ def _share(job: AssignedJob, amount: float) -> Share:
 def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
     """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
 
-    Only root can be somebody else. Raises ConfigError for root where ``allow_root`` is off, and for unknown users.
+    Only root can be somebody else: the jobs of another agent run as its own account, where ``executor.user`` names it.
+    Raises ConfigError for root where ``allow_root`` is off, and for unknown users.
     """
-    own = os.geteuid()
-    if own != 0:
-        try:
-            return "", pwd.getpwuid(own)
-        except KeyError:
-            return "", pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
+    if os.geteuid() != 0:
+        check_own_account(config)
+        return "", _own_account()
     name = config.executor.user or user
     try:
         account = pwd.getpwnam(name)
@@ -662,6 +670,61 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
             "or [executor] allow_root = true"
         )
     return name, account
+
+
+def make_jobs_dir(path: str) -> None:
+    """The directory of all jobs: the agent's own, and nobody else's to write; users of jobs pass through it.
+
+    Raises CreateError, AccessError or ConfigError.
+    """
+    make_directory(path, 0o711, "executor.jobs_dir")
+    found = os.stat(path)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
+            "there; give a directory of the agent's own with mode 0711"
+        )
+    try:
+        os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
+    except OSError as error:
+        raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
+
+
+def remove_tree(directory: str) -> None:
+    """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
+    try:
+        try:
+            shutil.rmtree(directory)
+        except RecursionError:
+            # A job may have nested them by thousands; rm needs no stack for that.
+            done = subprocess.run(["/bin/rm", "-rf", "--", directory], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(done.stderr.strip()[:MAX_REASON]) from None
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        log.error("directory_not_removed", directory=directory, error=str(error))
+
+
+def check_own_account(config: AgentConfig) -> None:
+    """An agent that is not root runs jobs only as itself, and only when it is told so. Raises ConfigError."""
+    own = _own_account().pw_name
+    if os.geteuid() != 0 and config.executor.user != own:
+        wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"
+        raise ConfigError(
+            f"{config.path or 'built-in defaults'}: executor.user: this agent runs as {own}, not as root, so that "
+            f'its jobs can only run as {own}, {wish}; set [executor] user = "{own}" if that is meant, or run the '
+            "agent as root"
+        )
+
+
+def _own_account() -> pwd.struct_passwd:
+    own = os.geteuid()
+    try:
+        return pwd.getpwuid(own)
+    except KeyError:
+        # A number without a name, as in containers.
+        return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
 
 
 def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
@@ -711,8 +774,7 @@ def _write_job_file(directory: str, content: JobFile) -> None:
     """Replace the file; it survives the agent, not the machine, and after a restart of that the job is lost anyway."""
     temporary = os.path.join(directory, f"{JOB_FILE}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, msgspec.json.encode(content))
-    finally:
-        os.close(fd)
+    # Buffered: a disk that is almost full takes a part of the file, and only the next write fails.
+    with open(fd, "wb") as file:
+        file.write(msgspec.json.encode(content))
     os.rename(temporary, os.path.join(directory, JOB_FILE))

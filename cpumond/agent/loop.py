@@ -51,6 +51,7 @@ PAUSE_FILE = "pause"
 LATE_PERIODS = 3
 MAX_STRIDE = 16
 LEAF_TURNS = 10
+EARLY_BEAT = 0.05
 CALM_S = 600.0
 """Foreign writes at least this far apart do not add up to a contest."""
 
@@ -460,7 +461,10 @@ class Agent:
     def _report(self, now_s: float) -> None:
         """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
         report = self._report_due or now_s >= self._report_at_s
-        beat = self.link is not None and (self._report_due or self._beat_due or now_s >= self._beat_at_s)
+        period_s = self.config.scheduler.heartbeat_period_s
+        # A tick shortly before it is due takes it along.
+        due = now_s >= self._beat_at_s - EARLY_BEAT * period_s
+        beat = self.link is not None and (self._report_due or self._beat_due or due)
         if not (report or beat):
             return
         self._report_due = self._beat_due = False
@@ -470,7 +474,7 @@ class Agent:
             self._report_at_s = now_s + self.config.report.report_period_s
             self.reporter.submit(heartbeat)
         if self.link is not None and beat:
-            self._beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
+            self._beat_at_s = now_s + period_s
             self.link.submit(heartbeat)
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -665,6 +669,8 @@ class Agent:
         timeout_s = min(timeout_s, self.notifier.ping_period_s)
         if self.assigned is not None:
             timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
+        if self.link is not None:
+            timeout_s = min(timeout_s, self._beat_at_s - self.clock.monotonic_s())
         self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
@@ -673,17 +679,18 @@ class Agent:
         self.notifier.ping()
 
     def _serve_scheduler(self) -> None:
-        """Between two ticks: the scheduler's jobs, and a heartbeat at once when one of them has changed."""
-        if self.assigned is None:
+        """Between two ticks: the scheduler's jobs, and its heartbeat when one is due or one of them has changed."""
+        if self.link is None and self.assigned is None:
             return
         now_s = self.clock.monotonic_s()
         try:
             self._look_after_assigned(now_s)
-            if self._beat_due:
+            if self._beat_due or now_s >= self._beat_at_s:
                 self._report(now_s)
         except Exception:
             # As a bad tick: counted, and the monitor goes on.
             self.totals.errors += 1
+            self._beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
             log.exception("assigned_jobs_failed")
 
     def run_requests(self) -> None:

@@ -18,7 +18,7 @@ import psutil
 import structlog
 
 from cpumond import __version__
-from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.assigned import AssignedJobs, check_own_account
 from cpumond.agent.listen import open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier
@@ -142,9 +142,11 @@ def resolve_resources(config: AgentConfig) -> AgentConfig:
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
+    """What runs the scheduler's jobs here, if anything. Raises ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None
+    check_own_account(config)
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
     return AssignedJobs(config, EXECUTORS[kind](config.runtime_dir, cgroups), read_memory=cgroups.read_memory)
 

@@ -25,6 +25,7 @@ from cpumond.units import DEFAULT_PERIOD_US
 PREFIX = "cpumond-job-"
 MAX_NAME_BYTES = 255
 ADVICE = "run as root, or give the agent's user cgroups of its own with executor.cgroup_root"
+BUSY = "there are processes in it; move them into a cgroup below it or set executor.cgroup_root to a cgroup without any"
 
 _KILL_ROUNDS = 20
 _PIDFDS_AT_ONCE = 200
@@ -111,17 +112,15 @@ class JobCgroupTree:
     def _make_root(self, mount: str) -> None:
         """The cgroup above the jobs, and on v2 the controllers handed down to them. Raises OSError, CreateError."""
         place = mount
-        parts = self._root.split("/") if self._root else []
-        made = False
-        for depth in range(len(parts) + 1):
-            if depth:
-                place = os.path.join(place, parts[depth - 1])
-                try:
+        above = [mount]
+        for part in self._root.split("/") if self._root else []:
+            place = os.path.join(place, part)
+            above.append(place)
+        for place in above:
+            if place != mount:
+                with contextlib.suppress(FileExistsError):
                     os.mkdir(place, 0o755)
-                    made = True
-                except FileExistsError:
-                    made = False
-            if self._hierarchies.cpu_version == 2 and (made or depth == len(parts)):
+            if self._hierarchies.cpu_version == 2:
                 _hand_down(place)
 
     def _write_limits(self, job_id: str, cpu_limit: float, memory_limit: int) -> None:
@@ -269,23 +268,18 @@ def _hand_down(directory: str) -> None:
             f"the cgroup {directory} does not have the cpu controller: write +cpu into cgroup.subtree_control of the "
             "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
-    for controller in ("cpu", "memory"):
-        if controller in given or controller not in offered:
-            continue
+    missing = [name for name in ("cpu", "memory") if name in offered and name not in given]
+    # With processes in it the kernel would take +cpu, and let nobody into its children any more.
+    if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and _read_processes_here(directory):
+        raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
+    for controller in missing:
         try:
             _write(directory, "cgroup.subtree_control", f"+{controller}")
         except OSError as error:
             if controller == "memory":
                 continue
-            busy = error.errno == errno.EBUSY
-            raise from_os_error(
-                error,
-                f"hand the cpu controller down in {directory}",
-                "there are processes in it, move them into a cgroup below it or set executor.cgroup_root to a cgroup "
-                "without any"
-                if busy
-                else ADVICE,
-            ) from error
+            advice = BUSY if error.errno == errno.EBUSY else ADVICE
+            raise from_os_error(error, f"hand the cpu controller down in {directory}", advice) from error
 
 
 def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
@@ -337,11 +331,16 @@ def _read_processes(directories: list[str]) -> set[int]:
     found: set[int] = set()
     for directory in directories:
         for place in _walk(directory):
-            # A threaded cgroup refuses cgroup.procs; its processes are those of the domain above it.
-            text = _read(place, "cgroup.procs") or ""
-            found.update(int(word) for word in text.split() if word.isdecimal())
+            found |= _read_processes_here(place)
     found.discard(0)  # a process that this pid namespace does not see
     return found
+
+
+def _read_processes_here(directory: str) -> set[int]:
+    """Those of one cgroup, without the ones below; 0 is a process that this pid namespace does not see."""
+    # A threaded cgroup refuses cgroup.procs; its processes are those of the domain above it.
+    text = _read(directory, "cgroup.procs") or ""
+    return {int(word) for word in text.split() if word.isdecimal()}
 
 
 def _is_alive(pid: int) -> bool:

@@ -69,10 +69,11 @@ def choose_place(name: str) -> Place:
             raise UnavailableError(f"no right to make cgroups in {' and '.join(sorted(roots))}; run it as root")
         remove_leftovers(name, "")
         return Place(own, hierarchies.layout)
-    scope = _own_scope(hierarchies)
-    if os.environ.get(SCOPE_GUARD) and scope is not None:
-        return Place(f"{scope}/{own}", hierarchies.layout)
-    if not os.environ.get(SCOPE_GUARD) and shutil.which("systemd-run"):
+    if os.environ.get(SCOPE_GUARD):
+        scope = _own_scope(hierarchies)
+        if scope is not None:
+            return Place(f"{scope}/{own}", hierarchies.layout)
+    elif shutil.which("systemd-run"):
         _start_again_in_scope()
     raise UnavailableError("no delegated cgroup with the cpu controller; run it as root under systemd")
 

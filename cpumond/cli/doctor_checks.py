@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import pwd
 import re
 import resource
 import time
@@ -256,6 +257,11 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
             'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
         )
         findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
+    if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
+        advice = "run the agent as root, or set [executor] user to the account it runs as"
+        findings.append(
+            Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
+        )
     if options.user or options.allow_root:
         who = f"all jobs run as {options.user}" if options.user else "jobs of root run as root"
         findings.append(Finding("executor", "ok", who))

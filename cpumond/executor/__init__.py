@@ -61,7 +61,8 @@ class Ended(msgspec.Struct, frozen=True):
 
     ``exit_code`` of the main process, None when ``signal`` ended it, or when ``problem`` says why neither is known.
     ``cpu_seconds`` and ``max_memory`` (bytes) of the whole cgroup, None where the kernel did not tell. ``oom_killed``:
-    the kernel killed a process of it at its memory limit.
+    the kernel killed a process of it at its memory limit. ``last_words``: the end of its stderr, at most 4 KiB, of a
+    job that failed, where that is known without waiting.
     """
 
     job_id: str
@@ -72,6 +73,7 @@ class Ended(msgspec.Struct, frozen=True):
     max_memory: int | None = None
     oom_killed: bool = False
     problem: str = ""
+    last_words: bytes = b""
 
 
 Event = Started | NotStarted | Ended
@@ -185,4 +187,4 @@ EXECUTORS: Final[dict[str, Callable[[str, JobCgroups], Executor]]] = {
     "cgroup": _make_cgroup,
     "systemd": _make_systemd,
 }
-"""``executor.kind`` -> function (runtime_dir, cgroups of jobs) -> executor. What is not possible here ``recover`` says."""
+"""``executor.kind`` -> function (runtime_dir, cgroups of jobs) -> executor; ``recover`` says what is not possible."""

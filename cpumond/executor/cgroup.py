@@ -35,6 +35,7 @@ UNKNOWN: Final = (
 NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
 KILLED_BEFORE: Final = "it was killed before it was started"
 
+LAST_WORDS_BYTES: Final = 4096
 _CONNECT_S: Final = 8.0
 _SETTLE_S: Final = 1.5
 _RETRY_S: Final = 0.05
@@ -357,7 +358,7 @@ class CgroupExecutor:
             if job.result["state"] == "failed":
                 record.not_started = NotStarted(job_id, job.result["problem"], job.result["node_fault"])
             else:
-                record.ended = _describe_end(job_id, job.result, self._cgroups.read_totals(job_id))
+                record.ended = _describe_end(record, job.result, self._cgroups.read_totals(job_id))
             # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
             self._store_if_possible(record)
         if not self._cgroups.remove(job_id):
@@ -643,9 +644,10 @@ def _read_result(directory: str) -> dict[str, Any] | None:
     return result
 
 
-def _describe_end(job_id: str, result: dict[str, Any], totals: CgroupTotals) -> Ended:
+def _describe_end(record: Record, result: dict[str, Any], totals: CgroupTotals) -> Ended:
+    failed = result["exit_code"] not in (0, None)
     return Ended(
-        job_id,
+        record.job_id,
         result["finish_time"],
         result["exit_code"],
         result["signal"],
@@ -653,6 +655,7 @@ def _describe_end(job_id: str, result: dict[str, Any], totals: CgroupTotals) -> 
         totals.max_memory,
         totals.oom_kills > 0,
         result["problem"],
+        _read_end(os.path.join(record.directory, "stderr"), LAST_WORDS_BYTES)[0] if failed else b"",
     )
 
 

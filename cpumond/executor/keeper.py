@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import pwd
@@ -29,6 +30,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
@@ -48,6 +50,11 @@ _DRAIN_READS: Final = 1000
 _MAX_WAITING_BYTES: Final = 1 << 26
 _PIDFDS_AT_ONCE: Final = 200
 _SOFT_DESCRIPTORS: Final = 1024
+_MAX_FAILURES: Final = 1000
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+_MAX_PROBLEM: Final = 500
+"""Characters; as JSON less than a page, which a pipe takes as a whole."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -281,8 +288,9 @@ def run_child(order: Fields, status: int, hard_descriptors: int) -> NoReturn:
         report: Fields = {"problem": error.problem, "node_fault": error.node_fault}
     except BaseException as error:
         report = {"problem": f"cannot start: {error!r}", "node_fault": True}
+    report["problem"] = report["problem"][:_MAX_PROBLEM]
     with contextlib.suppress(OSError):
-        os.write(status, json.dumps(report).encode()[:4096])
+        os.write(status, json.dumps(report).encode())
     os._exit(127)
 
 
@@ -360,6 +368,7 @@ class Keeper:
         self._due: dict[str, Job] = {}
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
         self._clients: dict[int, Client] = {}
+        self._failures = 0
         self._watch(listener.fileno(), self._accept)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
@@ -377,17 +386,28 @@ class Keeper:
             for fd, _ in self._epoll.poll(self._timeout_s()):
                 handler = self._handlers.get(fd)
                 if handler is not None:
-                    handler()
+                    self._guard(handler)
             now_s = time.monotonic()
             for job in list(self._due.values()):
                 if now_s >= job.look_at_s:
-                    self._advance(job, now_s)
+                    job.look_at_s = now_s + _WATCH_S  # unless it says otherwise
+                    self._guard(functools.partial(self._advance, job, now_s))
             if self._clients or self._living:
                 idle_since_s = None
             elif idle_since_s is None:
                 idle_since_s = now_s
             elif now_s - idle_since_s >= IDLE_S:
                 return
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """What goes wrong with one job must not end the parent of all; the traceback is in the keeper's log."""
+        try:
+            work()
+        except Exception:
+            traceback.print_exc()
+            self._failures += 1
+            if self._failures > _MAX_FAILURES:
+                raise  # it would spin for ever; the next keeper takes over what runs
 
     def _timeout_s(self) -> float:
         if self._due:
@@ -567,15 +587,18 @@ class Keeper:
         if job.status < 0:
             return
         try:
-            data = os.read(job.status, 4096)
+            data = os.read(job.status, _CHUNK_BYTES)
         except OSError:
             return
         self._unwatch(job.status)
         os.close(job.status)
         job.status = -1
         if data:
-            report = json.loads(data)
-            job.problem, job.node_fault = report["problem"], report["node_fault"]
+            try:
+                report = json.loads(data)
+                job.problem, job.node_fault = report["problem"], report["node_fault"]
+            except (ValueError, KeyError):
+                job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
         else:
             job.state = "running"
             self._tell(job)
@@ -645,6 +668,22 @@ def listen(directory: int) -> socket.socket:
     return listener
 
 
+def drop_ambient_capabilities() -> None:
+    """An agent that is not root may have capabilities that are handed down to every program; jobs must not get them.
+
+    Raises OSError.
+    """
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        found = [line.split()[1] for line in file if line.startswith("CapAmb:")]
+    if not found or int(found[0], 16) == 0:
+        return
+    import ctypes  # half as much memory as all the rest, and seldom needed
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot give up ambient capabilities")
+
+
 def main(runtime_dir: str) -> int:
     """Be the keeper of ``runtime_dir`` until there is nothing to keep; at once 0 where there is one already.
 
@@ -655,6 +694,7 @@ def main(runtime_dir: str) -> int:
         os.setsid()
     if os.fork():
         os._exit(0)
+    drop_ambient_capabilities()
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:  # what the agent did not mean to hand down
             with contextlib.suppress(OSError):

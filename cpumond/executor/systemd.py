@@ -414,7 +414,7 @@ class _Job:
 
     __slots__ = (
         "job_id", "unit", "path", "argv", "changed", "seen", "asked", "running", "killed", "interrupted",
-        "reloaded",
+        "reloads",
     )  # fmt: skip
 
     def __init__(self, job_id: str) -> None:
@@ -428,7 +428,7 @@ class _Job:
         self.running = False
         self.killed = False
         self.interrupted = False
-        self.reloaded = 0.0
+        self.reloads = 0
 
 
 class SystemdExecutor:
@@ -742,7 +742,7 @@ class SystemdExecutor:
             self._spawn(self._resubscribe())
         elif message.member == "Reloading" and message.body[0]:
             for job in self._jobs.values():
-                job.reloaded = job.reloaded or time.time()
+                job.reloads += 1
         elif message.member == "Reloading":
             self._look_at_all()
 
@@ -1052,7 +1052,8 @@ class SystemdExecutor:
         """Whether systemd ran another command than it was told.
 
         At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
-        reads back with a backslash. That does no harm to what runs, but to what is just going to.
+        reads back with a backslash. That does no harm to what runs, but to what is just going to. Where it cannot be
+        told which came first, the answer is yes.
         """
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
@@ -1061,9 +1062,9 @@ class SystemdExecutor:
                 _SYSTEMD, _MANAGER_PATH, _PROPERTIES, "Get", "ss", [_MANAGER, "UnitsLoadTimestamp"]
             )
         except (_BusAway, _Refused):
-            return False
-        # Nothing is started during a reload; there may have been more than one, and only the last is told.
-        return state.started >= int(answer[0].value) / 1e6 or 0.0 < job.reloaded <= state.started
+            return True
+        # The time is of the last reload; the bus keeps the order, so all those before the answer are counted.
+        return job.reloads != 1 or state.started >= int(answer[0].value) / 1e6
 
     async def _kill_rest(self, job: _Job) -> None:
         """SIGKILL to all processes of a unit until there is none."""

@@ -17,6 +17,7 @@ from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
     OperationRecord,
+    OperationState,
     OperationTreeOptions,
     Task,
 )
@@ -384,7 +385,7 @@ def count_job(record: OperationRecord, task: str, state: str, reason: str, now: 
 
 def finish(
     record: OperationRecord,
-    state: Literal["completed", "failed", "aborted"],
+    state: OperationState,
     now: float,
     error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),

@@ -183,14 +183,12 @@ class ServiceOrder:
             heap = self._heaps.get(pool)
             if heap is None or child not in heap.versions:
                 return  # came or moved after this order was made; the next update's has it
-            before = heap.top()
             self._version += 1
             heap.versions[child] = -1 if key is None else self._version
             if key is not None:
                 heappush(heap.entries, (key, heap.ranks[child], self._version, child))
+            # Even where nobody wants a job the use of the pools above has changed.
             key = self._key_of_pool(pool, heap)
-            if before is None and key is None:
-                return
             child, pool = pool, pool.parent
 
 

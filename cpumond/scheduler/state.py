@@ -9,7 +9,7 @@ jobs, is changed at once and comes back from the nodes' heartbeats after a resta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -224,14 +224,21 @@ class State:
             return NOTHING
         return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
 
-    def _count(self, ended: Iterable[JobRecord], now: float) -> tuple[OperationRecord, ...]:
-        """The records of the operations whose jobs ended."""
+    def _count(self, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
+        """The records of the operations whose jobs ended; jobs that are stopped with an operation's end count, too."""
         changed: dict[str, OperationRecord] = {}
         for job in ended:
             operation = self.operations.get(job.operation_id)
             record = changed.get(job.operation_id) or (operation.record if operation else None)
             if record is not None:
                 changed[record.id] = operations.count_job(record, job.task, job.state, job.reason, now)
+        for record in [record for record in changed.values() if record.is_finished]:
+            stopped = dict(self.operations[record.id].active)
+            for job in ended:
+                live = self.jobs.get(job.id)
+                if live is not None and live.is_active and job.operation_id == record.id:
+                    stopped[job.task] -= 1
+            changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
         return tuple(changed.values())
 
     def recount(self, change: Transaction, now: float) -> Transaction:

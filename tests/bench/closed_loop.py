@@ -100,6 +100,8 @@ class Run:
     jobs: list[Times]
     scheduler_s: float
     heartbeats: int
+    cpu_s: dict[str, float]
+    """Of agent, keeper and scheduler, from the first start to the last end."""
     shrinks: list[float] = field(default_factory=list)
 
 
@@ -114,6 +116,11 @@ def build(directory: str) -> str:
 def read_metrics(cluster: Cluster) -> Mapping[str, float]:
     text = httpx2.get(f"{cluster.url}/metrics", trust_env=False).text
     return {name: float(value) for name, value in re.findall(r"^(cpumond_\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
+
+
+def find_pids(cluster: Cluster) -> dict[str, int]:
+    node = cluster.nodes[0]
+    return {"agent": node.pid, "keeper": node.find_keepers()[0], "scheduler": cluster.scheduler.pid}
 
 
 def stamp_of(event: Mapping[str, Any]) -> float:
@@ -134,7 +141,9 @@ def run_operation(
     ):  # fmt: skip
         cluster.create_pool(POOL)
         stamps = Path(directory, "stamps")
+        pids = find_pids(cluster)
         before = read_metrics(cluster)
+        cpu_before = {name: read_cpu_s(pid) for name, pid in pids.items()}
         program, *arguments = command
         operation_id = cluster.start_operation(
             POOL, [program, str(stamps), *arguments], job_count, cpu_limit, MEMORY
@@ -144,6 +153,7 @@ def run_operation(
             lambda: cluster.get(f"/api/v1/operations/{operation_id}")["state"] == "completed",
             f"{job_count} jobs are done", 300.0,
         )  # fmt: skip
+        cpu_s = {name: read_cpu_s(pid) - cpu_before[name] for name, pid in pids.items()}
         after = read_metrics(cluster)
         times: dict[str, Times] = {}
         for line in stamps.read_text(encoding="ascii").splitlines():
@@ -161,7 +171,7 @@ def run_operation(
             for name in ("s", "_seconds")
         )
         shrinks = [stamp_of(event) for event in cluster.nodes[0].log_events("limit_changed")]
-        return Run(sorted(times.values(), key=lambda job: job.begun), spent / count, int(count), shrinks)
+        return Run(sorted(times.values(), key=lambda job: job.begun), spent / count, int(count), cpu_s, shrinks)
 
 
 def print_head(title: str) -> None:
@@ -187,6 +197,8 @@ def print_parts(run: Run, jobs: Sequence[Times]) -> None:
         f"  of it in the scheduler: {run.scheduler_s * 1000.0:.2f} ms on average of {run.heartbeats} heartbeats, "
         f"{run.heartbeats / len(run.jobs):.1f} for each job"
     )
+    costs = ", ".join(f"{name} {used / len(run.jobs) * 1000.0:.1f}" for name, used in run.cpu_s.items())
+    print(f"  ms of CPU for each job, from its order to the end of all: {costs}")
 
 
 def bench_ended(program: str, rounds: int, title: str, cpu_limit: float) -> None:
@@ -297,7 +309,7 @@ def bench_cost(program: str, seconds: float) -> None:
             if jobs:
                 cluster.start_operation(POOL, [program, f"{directory}/stamps", "sleep", "1000"], jobs, 1.0, MEMORY)
                 cluster.wait(partial(count_found, node, jobs), f"{jobs} jobs run", 60.0)
-            pids = {"agent": node.pid, "keeper": node.find_keepers()[0], "scheduler": cluster.scheduler.pid}
+            pids = find_pids(cluster)
             pause = threading.Event()
             pause.wait(3.0)
             before = {name: read_cpu_s(pid) for name, pid in pids.items()}

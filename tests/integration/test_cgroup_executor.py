@@ -71,8 +71,8 @@ def open_rig(hierarchies: Hierarchies, directory: Path) -> Iterator[Rig]:
     root = make_root_name("jobs")
     cgroups = JobCgroupTree(hierarchies, root)
     runtime_dir = directory / "run"
-    rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, directory / "jobs")
     try:
+        rig = Rig(lambda: CgroupExecutor(cgroups, str(runtime_dir)), cgroups, hierarchies, directory / "jobs")
         yield rig
         rig.close()
         assert os.listdir(runtime_dir / INDEX_NAME) == []
@@ -409,21 +409,33 @@ def run_as_ordinary_user(hierarchies: Hierarchies, root: str, directory: Path) -
     return [ended.exit_code, user.read(job_id).decode(), refused.problem]
 
 
+def delegate(directory: str, version: int) -> None:
+    """Give a cgroup to the user nobody, as systemd does; on v2 with one below it, because its own has no processes."""
+    os.chown(directory, 65534, 65534)
+    if version == 2:
+        os.mkdir(os.path.join(directory, "agent"))
+        for name in ("cgroup.procs", "cgroup.subtree_control", "agent", "agent/cgroup.procs"):
+            os.chown(os.path.join(directory, name), 65534, 65534)
+
+
 def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
     if os.geteuid() != 0:
         pytest.skip("needs root to become an ordinary user")
-    if hierarchies.cpu_version == 2:
-        pytest.skip("needs v1 hierarchies, where a user may move its processes")
     root = make_root_name("user")
     with tempfile.TemporaryDirectory() as name:
         os.chown(name, 65534, 65534)
-        for mount in (hierarchies.cpu_root, hierarchies.cpuacct_root):
-            os.mkdir(os.path.join(mount, root))
-            os.chown(os.path.join(mount, root), 65534, 65534)
+        first = JobCgroupTree(hierarchies, root)  # makes the root, on v2 with the cpu controller
+        first.create("first", 1.0, 0)
+        assert first.remove("first")
+        for mount in {hierarchies.cpu_root, hierarchies.cpuacct_root}:
+            delegate(os.path.join(mount, root), hierarchies.cpu_version)
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
+                if hierarchies.cpu_version == 2:
+                    # A user moves processes only between cgroups that are below one of its own.
+                    Path(hierarchies.cpu_root, root, "agent", "cgroup.procs").write_text("0")
                 told = json.dumps(run_as_ordinary_user(hierarchies, root, Path(name)))
             except BaseException as error:
                 told = json.dumps(repr(error))
@@ -435,6 +447,8 @@ def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
         os.waitpid(pid, 0)
         for keeper_pid in find_keepers(Path(name) / "run"):
             os.kill(keeper_pid, signal.SIGKILL)
+        wait_until(lambda: not find_keepers(Path(name) / "run"), "the keeper is gone")
+        remove_root(hierarchies, f"{root}/agent")
         remove_root(hierarchies, root)
     assert answer == [3, "65534\n", "cannot become the user 'root': Operation not permitted"]
 
@@ -519,12 +533,36 @@ def test_a_real_cgroup2_without_the_cpu_controller_is_refused_in_words(hierarchi
         pytest.skip("needs a cgroup2 mount without the cpu controller, beside v1")
     root = f"cpumond-test-{os.getpid()}-v2-{next(_numbers)}"
     tree = JobCgroupTree(Hierarchies(2, unified, unified, None, unified), root)
-    try:
-        with pytest.raises(CreateError, match="does not have the cpu controller"):
-            tree.create("a", 1.0, 0)
-        assert tree.list_job_ids() == []
-    finally:
-        os.rmdir(os.path.join(unified, root))
+    with pytest.raises(CreateError, match="does not have the cpu controller"):
+        tree.create("a", 1.0, 0)
+    assert tree.list_job_ids() == []
+    assert not os.path.exists(os.path.join(unified, root))
+
+
+def test_the_cpu_controller_is_handed_down_from_the_mount_on(tmp_path):
+    mountinfo = make_v2_host(tmp_path, {"cgroup.subtree_control": "memory pids\n"})
+    hierarchies = open_hierarchies(mountinfo)
+    JobCgroupTree(hierarchies, "a/jobs", mountinfo).create("x", 1.0, 0)
+    assert (tmp_path / "cgroup" / "cgroup.subtree_control").read_text() == "+cpu"
+
+
+def test_processes_in_the_root_of_jobs_are_told_before_anything_is_changed(tmp_path):
+    busy = {"cgroup.type": "domain\n", "cgroup.controllers": "cpu\n", "cgroup.procs": f"{os.getpid()}\n"}
+    mountinfo = make_v2_host(tmp_path, {"cgroup.subtree_control": "cpu\n", "busy": busy})
+    hierarchies = open_hierarchies(mountinfo)
+    for root in ("busy", "busy/jobs"):
+        with pytest.raises(CreateError, match="/busy: there are processes in it"):
+            JobCgroupTree(hierarchies, root, mountinfo).create("x", 1.0, 0)
+    assert sorted(os.listdir(tmp_path / "cgroup" / "busy")) == sorted(busy)
+
+
+def test_a_real_v2_root_keeps_the_cpu_controller_of_jobs(hierarchies, real_tree):
+    if hierarchies.cpu_version == 1:
+        pytest.skip("needs the cpu controller on v2")
+    real_tree.create("a", 0.5, 0)
+    above = os.path.dirname(os.path.dirname(os.path.join(hierarchies.cpu_root, real_tree.path("a"))))
+    with pytest.raises(OSError, match="busy"):
+        Path(above, "cgroup.subtree_control").write_text("-cpu")
 
 
 def test_jobs_in_a_tree_of_plain_files(tmp_path):

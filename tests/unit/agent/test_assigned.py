@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class World:
         self.text = (
             f'node_id = "n"\nstate_dir = "{directory}/state"\nruntime_dir = "{directory}/run"\n'
             '[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n'
-            f'[executor]\nkind = "cgroup"\nallow_root = true\n{more}'
+            f'[executor]\nkind = "cgroup"\nallow_root = true\nuser = "{ME}"\n{more}'
         )  # fmt: skip
         self.clock = FakeClock()
         self.offers: list[bool] = []
@@ -120,9 +121,10 @@ class World:
         self.obey(make_order(job_id, **order))
         self.happen(Started(job_id, f"cpumond-jobs/{job_id}", 100.0))
 
-    def wait_for_cleaner(self) -> None:
-        """Until what was to be removed is."""
-        self.jobs._cleaner.submit(int).result(30.0)
+    def wait_for_workers(self) -> None:
+        """Until what is done in other threads is done."""
+        self.jobs._workers.shutdown(wait=True)
+        self.jobs._workers = ThreadPoolExecutor(2)
 
     def finished(self, job_id: str) -> dict[str, Any]:
         found = [job for job in self.jobs.finished_jobs() if job.job_id == job_id]
@@ -318,9 +320,8 @@ def test_what_an_end_means(world: World, ended: dict[str, Any], state: str, code
 
 
 def test_the_reason_of_a_failure_has_the_last_line_of_its_stderr(world: World) -> None:
-    world.executor.log = (b"first\nNo such module: x\x1b[31m\n\n", 30)
     world.run("j1")
-    world.happen(Ended("j1", 200.0, exit_code=1))
+    world.happen(Ended("j1", 200.0, exit_code=1, last_words=b"first\nNo such module: x\x1b[31m\n\n"))
     assert world.finished("j1")["reason"] == "exit code 1; stderr: No such module: x?[31m"
 
 
@@ -404,7 +405,7 @@ def test_a_job_has_a_directory_of_its_own_unless_it_says_where(world: World) -> 
     assert os.stat(where).st_mode & 0o777 == 0o700
     assert world.executor.launches["j2"].working_directory == "/tmp"
     world.happen(NotStarted("j1", "x"), NotStarted("j2", "x"))
-    world.wait_for_cleaner()
+    world.wait_for_workers()
     assert not os.path.exists(where)
     assert os.path.exists("/tmp")
 
@@ -453,11 +454,16 @@ def test_an_unknown_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_account(config_of(tmp_path, ""), user)
 
 
-def test_an_ordinary_user_runs_everything_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("user", ["", "root", "daemon"])
+def test_an_agent_that_is_not_root_runs_jobs_only_as_the_account_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
     uid = pwd.getpwnam("nobody").pw_uid
     monkeypatch.setattr(module.os, "geteuid", lambda: uid)
-    name, account = find_account(config_of(tmp_path, ""), "root")
+    name, account = find_account(config_of(tmp_path, 'user = "nobody"'), "root")
     assert (name, account.pw_uid) == ("", uid)
+    with pytest.raises(ConfigError, match=r'runs as nobody, not as root.* set \[executor\] user = "nobody"'):
+        find_account(config_of(tmp_path, f'user = "{user}"'), "nobody")
 
 
 # --- the next run of the agent
@@ -528,9 +534,46 @@ def test_what_this_node_has_not_made_is_left_alone(world: World) -> None:
     world.text = world.text.replace('node_id = "n"', 'node_id = "other"')
     world.begin()
     world.load()
-    world.wait_for_cleaner()
+    world.wait_for_workers()
     assert sorted(os.listdir(jobs_dir)) == ["file", "half", "home", "j1"]
     assert world.jobs.finished_jobs() == []
+
+
+def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        module.make_jobs_dir(str(tmp_path / "new"))
+        (tmp_path / "old").mkdir(0o700)
+        module.make_jobs_dir(str(tmp_path / "old"))
+    finally:
+        os.umask(before)
+    assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
+
+
+def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        module.make_jobs_dir(str(shared))
+
+
+def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "sandbox"
+    top.mkdir()
+    (tmp_path / "kept").write_text("x")
+    (top / "link").symlink_to(tmp_path / "kept")
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    module.remove_tree(str(top))
+    assert not top.exists()
+    assert (tmp_path / "kept").exists()
+    module.remove_tree(str(top))
 
 
 def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path: Path) -> None:
@@ -544,6 +587,8 @@ def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path
     world.advance(30.0)
     assert world.executor.calls == []
     world.advance(31.0)
+    world.wait_for_workers()
+    world.advance()
     assert world.offers == [False, True]
     assert world.executor.calls == [("start", "j1")]
     world.jobs.close()
@@ -565,7 +610,7 @@ def test_a_log_is_read_while_the_job_lives_and_as_long_as_it_is_kept(world: Worl
     world.clock.advance(86_500.0)
     world.jobs.adjust(world.clock.monotonic_s(), world.count)
     assert "no log of job j1" in world.jobs.read_log(request).error
-    world.wait_for_cleaner()
+    world.wait_for_workers()
     assert os.listdir(world.config.executor.jobs_dir) == []
 
 
@@ -577,7 +622,7 @@ def test_only_so_many_logs_are_kept(tmp_path: Path) -> None:
         world.happen(Ended(f"j{number}", world.clock.wall_s(), exit_code=0))
         world.obey(acknowledged=[f"j{number}"])
     world.jobs.adjust(world.clock.monotonic_s(), world.count)
-    world.wait_for_cleaner()
+    world.wait_for_workers()
     assert sorted(os.listdir(world.config.executor.jobs_dir)) == ["j2", "j3"]
 
 

@@ -199,7 +199,7 @@ def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced(world):
     node.register()
     world.settle_down()
     assert world.states([operation]) == "c"
-    assert counts(world, operation) == JobCounts(completed=1, lost=1)
+    assert counts(world, operation) == JobCounts(completed=1, aborted=1, lost=1)
     assert other.jobs == {}
 
 

@@ -12,6 +12,7 @@ from scheduler_world import EASY, World, assert_consistent, describe
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
+from cpumond.scheduler.operations import StartOperation
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""
@@ -579,6 +580,24 @@ def test_jobs_of_a_finished_operation_are_stopped(world):
     assert node.jobs == {}
     assert world.state.jobs == {}
     assert {job.state for job in world.state.finished_jobs[operation].values()} == {"aborted"}
+
+
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world, state):
+    node = world.node("n1", cpu=4)
+    world.create_pool("p")
+    tasks = {"a": {"job_count": 1}, "b": {"job_count": 2}}
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks, "max_failed_job_count": 1})).id
+    world.settle_down()
+    assert len(node.jobs) == 3
+    if state == "completed":
+        world.complete(operation)
+    else:
+        node.finish(next(job_id for job_id, job in node.jobs.items() if job.order.task == "a"), "failed")
+        world.settle_down()
+    record = world.state.finished[operation]
+    assert record.state == state
+    assert {name: each.aborted for name, each in record.counts.items()} == {"a": int(state == "completed"), "b": 2}
 
 
 def test_an_order_to_stop_is_repeated_until_the_job_is_gone(world):
