@@ -124,13 +124,15 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
-    ``user`` "" = the user of the operation; ``jobs_dir`` "" = ``state_dir`` with "-jobs" at its end.
+    ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
+    with "-jobs" at its end.
     """
 
     kind: Literal["none", "cgroup", "systemd"] = "none"
     cgroup_root: str = ""
     allow_root: bool = False
     user: str = ""
+    min_uid: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = 1000
     jobs_dir: str = ""
     max_log_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**40)] = 16_777_216
     log_retention_s: Duration = msgspec.field(name="log_retention", default=86_400.0)

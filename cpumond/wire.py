@@ -45,6 +45,8 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     mode: str = "reclaim"
     from_scheduler: bool = False
     """Whether the scheduler ordered this job; others only take room. ``task`` is from its order."""
+    stopping: bool = False
+    """It was told to stop and has not ended."""
     task: str = ""
     start_time: float | None = None
     memory: _Bytes | None = None

@@ -16,11 +16,8 @@ import collections
 import contextlib
 import math
 import os
-import pwd
 import re
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
@@ -29,18 +26,26 @@ import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
+from cpumond.agent.job_files import (
+    JOB_FILE,
+    SANDBOX,
+    JobFile,
+    open_jobs_dir,
+    read_job_file,
+    remove_tree,
+    write_job_file,
+)
+from cpumond.agent.launch import find_account, make_argv, make_environment
 from cpumond.agent.overdraft import Share, Timer, find_victims
-from cpumond.agent.state_file import make_directory, read_boot_id
+from cpumond.agent.state_file import read_boot_id
 from cpumond.config import AgentConfig, parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.executor import Ended, Executor, Launch, NotStarted, Started
+from cpumond.executor import Ended, Event, Executor, Launch, NotStarted, Started
 from cpumond.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
 
 log = structlog.get_logger("cpumond.agent")
 
-JOB_FILE = "job.json"
-SANDBOX = "sandbox"
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """It names a directory, a cgroup and a unit."""
 
@@ -55,26 +60,6 @@ MAX_REASON = 1000
 MAX_STDERR_LINE = 300
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-State = Literal["waiting", "starting", "running", "ended"]
-
-
-class JobFile(msgspec.Struct, frozen=True):
-    """Content of ``job.json``.
-
-    ``node_id``: whose job it is; ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970.
-    """
-
-    order: JobOrder
-    node_id: str
-    boot_id: str
-    state: State = "waiting"
-    start_time: float | None = None
-    cgroup: str = ""
-    stop: StopOrder | None = None
-    finished: FinishedJob | None = None
-    acknowledged: bool = False
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -126,6 +111,12 @@ class AssignedJob:
         return self.file.state in ("starting", "running")
 
     @property
+    def reclaimed_cpu_seconds(self) -> float:
+        """What its limit was lowered by since its start, in core-seconds, also by earlier runs of the agent."""
+        now = 0.0 if self.usage is None else self.usage.reclaimed_cpu_seconds or 0.0
+        return self.file.reclaimed_cpu_seconds + now
+
+    @property
     def current_cores(self) -> float:
         """What it may use now."""
         return self.order.cpu_limit if self.usage is None else self.usage.current_cores
@@ -164,7 +155,9 @@ class AssignedJobs:
         """For readers in other threads; replaced entries only."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
+        self._lock: int | None = None
         self._ready = False
+        self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
@@ -176,13 +169,29 @@ class AssignedJobs:
     # ---- life
 
     def load(self, now_s: float) -> None:
-        """Read what an earlier run left and find its jobs again. Raises CreateError or AccessError for ``jobs_dir``."""
-        make_jobs_dir(self.config.executor.jobs_dir)
+        """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
+        if self._open(now_s):
+            self._take_recovered(self._recover, now_s)
+
+    def _open(self, now_s: float) -> bool:
+        """Take ``jobs_dir`` over, with what an earlier run left in it; False where that cannot be done now.
+
+        A disk that is not there must not keep the agent from giving CPU back: it goes on without jobs.
+        """
+        try:
+            self._lock = open_jobs_dir(self.config.executor.jobs_dir)
+            self._read_files(now_s)
+        except (CpumondError, OSError) as error:
+            self._retry_at_s = now_s + BROKEN_S
+            self._say(f"no job can be run: {error}")
+        return self._lock is not None
+
+    def _read_files(self, now_s: float) -> None:
         for name in sorted(os.listdir(self.config.executor.jobs_dir)):
             directory = os.path.join(self.config.executor.jobs_dir, name)
-            file = _read_job_file(directory)
-            if file is None or file.order.job_id != name or file.node_id != self.config.node_id:
-                continue  # not ours: nothing is removed here that this node has not made
+            file = read_job_file(directory)
+            if file is None or file.order.job_id != name:
+                continue  # not a job's: nothing is removed here that no agent has made
             if file.state == "waiting" and file.finished is None:
                 self._remove(directory)  # never begun: the order comes again
                 continue
@@ -199,7 +208,6 @@ class AssignedJobs:
             if job.file.finished is not None:
                 self._remove(os.path.join(directory, SANDBOX))
         self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
-        self._take_recovered(self._recover, now_s)
 
     def _recover(self) -> dict[str, Started]:
         return self.executor.recover([job.order.job_id for job in self.jobs.values() if job.takes_room])
@@ -207,7 +215,8 @@ class AssignedJobs:
     def _try_again(self, now_s: float) -> None:
         """While the executor cannot work here, it is tried again, in another thread: that may take seconds."""
         if self._recovery is None and now_s >= self._retry_at_s:
-            self._recovery = self._workers.submit(self._recover)
+            if self._lock is not None or self._open(now_s):
+                self._recovery = self._workers.submit(self._recover)
         elif self._recovery is not None and self._recovery.done():
             recovery, self._recovery = self._recovery, None
             self._take_recovered(recovery.result, now_s)
@@ -253,8 +262,14 @@ class AssignedJobs:
 
     def close(self) -> None:
         """The agent ends, the jobs go on."""
-        self.executor.close()
+        for job in self.jobs.values():
+            if job.takes_room and job.usage is not None:
+                self._note(job, reclaimed_cpu_seconds=job.reclaimed_cpu_seconds)
         self._workers.shutdown(wait=True, cancel_futures=True)
+        self.executor.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # ---- what the scheduler says
 
@@ -298,9 +313,7 @@ class AssignedJobs:
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self.config.executor.jobs_dir, order.job_id)
-        self.jobs[order.job_id] = AssignedJob(
-            JobFile(order, self.config.node_id, self._boot_id), directory, now_s, sent_at_s
-        )
+        self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
         self._see(order.job_id, directory)
 
     def _see(self, job_id: str, directory: str) -> None:
@@ -317,8 +330,14 @@ class AssignedJobs:
             self._try_again(now_s)
             if not self._ready:
                 return self._take_changed()
-        for event in self.executor.poll():
-            self._take_event(event, now_s)
+        self._events.extend(self.executor.poll())
+        while self._events:
+            # What goes wrong with one job must not lose the end of another: the executor tells it once.
+            event = self._events.popleft()
+            try:
+                self._take_event(event, now_s)
+            except Exception:
+                log.exception("job_event_failed", job_id=event.job_id)
         if any(job.file.state == "waiting" for job in self.jobs.values()):
             usage, other_cores = count_cores()
             self.note_usage(usage)
@@ -380,6 +399,8 @@ class AssignedJobs:
             state, reason = "aborted", stop.why
         elif event.problem:
             state, reason = "lost", event.problem
+        elif event.oom_killed and not order.memory_limit:
+            state, reason = "aborted", "the node ran out of memory"
         elif event.oom_killed:
             state, reason = "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
         else:
@@ -393,7 +414,7 @@ class AssignedJobs:
         reason: str,
         ended: Ended | None = None,
     ) -> None:
-        order, usage = job.order, job.usage
+        order = job.order
         code = None if ended is None else ended.exit_code
         if ended is not None and ended.signal is not None:
             code = 128 + ended.signal  # as shells have it
@@ -409,7 +430,7 @@ class AssignedJobs:
             cpu_seconds=None if ended is None else ended.cpu_seconds,
             max_memory=None if ended is None else ended.max_memory,
             cgroup=job.file.cgroup,
-            reclaimed_cpu_seconds=None if usage is None else usage.reclaimed_cpu_seconds,
+            reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
         )
         self._note(job, state="ended", finished=finished)
         job.kill_at_s = math.inf
@@ -463,9 +484,7 @@ class AssignedJobs:
         """Directory, file and environment of a job. Raises ConfigError for what is the job's own fault."""
         order = job.order
         user, account = find_account(self.config, order.user)
-        if not order.command:
-            raise ConfigError("it has no command")
-        argv = [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)
+        argv = make_argv(order)
         try:
             os.makedirs(job.directory, 0o711, exist_ok=True)
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
@@ -523,12 +542,13 @@ class AssignedJobs:
                 smoothed_cpu_usage=None if job.usage is None else job.usage.smoothed_cores,
                 mode="" if job.usage is None else job.usage.mode,
                 from_scheduler=True,
+                stopping=job.file.stop is not None,
                 task=job.order.task,
                 start_time=job.file.start_time,
                 memory=job.order.memory_limit,
                 cgroup=job.file.cgroup,
                 cpu_seconds=None if job.usage is None else job.usage.cpu_seconds,
-                reclaimed_cpu_seconds=None if job.usage is None else job.usage.reclaimed_cpu_seconds,
+                reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
             )
             for job in self.jobs.values()
             if job.takes_room
@@ -620,7 +640,7 @@ class AssignedJobs:
         if not os.path.isdir(job.directory) and not strict:
             return  # it never came as far as a directory
         try:
-            _write_job_file(job.directory, job.file)
+            write_job_file(job.directory, job.file)
         except OSError as error:
             problem = from_os_error(error, f"write {job.directory}/{JOB_FILE}", "free space in jobs_dir")
             if strict:
@@ -648,133 +668,5 @@ def _share(job: AssignedJob, amount: float) -> Share:
     return Share(job.order.job_id, job.file.start_time or 0.0, amount)
 
 
-def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
-    """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
-
-    Only root can be somebody else: the jobs of another agent run as its own account, where ``executor.user`` names it.
-    Raises ConfigError for root where ``allow_root`` is off, and for unknown users.
-    """
-    if os.geteuid() != 0:
-        check_own_account(config)
-        return "", _own_account()
-    name = config.executor.user or user
-    try:
-        account = pwd.getpwnam(name)
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"user {name!r} is not known on node {config.node_id}; make the account, or set [executor] user"
-        ) from None
-    if account.pw_uid == 0 and not config.executor.allow_root:
-        raise ConfigError(
-            f"jobs may not run as root on node {config.node_id}; submit as another user, set [executor] user to one, "
-            "or [executor] allow_root = true"
-        )
-    return name, account
-
-
-def make_jobs_dir(path: str) -> None:
-    """The directory of all jobs: the agent's own, and nobody else's to write; users of jobs pass through it.
-
-    Raises CreateError, AccessError or ConfigError.
-    """
-    make_directory(path, 0o711, "executor.jobs_dir")
-    found = os.stat(path)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
-            "there; give a directory of the agent's own with mode 0711"
-        )
-    try:
-        os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
-    except OSError as error:
-        raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
-
-
-def remove_tree(directory: str) -> None:
-    """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
-    try:
-        try:
-            shutil.rmtree(directory)
-        except RecursionError:
-            # A job may have nested them by thousands; rm needs no stack for that.
-            done = subprocess.run(["/bin/rm", "-rf", "--", directory], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(done.stderr.strip()[:MAX_REASON]) from None
-    except FileNotFoundError:
-        return
-    except Exception as error:
-        log.error("directory_not_removed", directory=directory, error=str(error))
-
-
-def check_own_account(config: AgentConfig) -> None:
-    """An agent that is not root runs jobs only as itself, and only when it is told so. Raises ConfigError."""
-    own = _own_account().pw_name
-    if os.geteuid() != 0 and config.executor.user != own:
-        wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"
-        raise ConfigError(
-            f"{config.path or 'built-in defaults'}: executor.user: this agent runs as {own}, not as root, so that "
-            f'its jobs can only run as {own}, {wish}; set [executor] user = "{own}" if that is meant, or run the '
-            "agent as root"
-        )
-
-
-def _own_account() -> pwd.struct_passwd:
-    own = os.geteuid()
-    try:
-        return pwd.getpwuid(own)
-    except KeyError:
-        # A number without a name, as in containers.
-        return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
-
-
-def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
-    """What a job finds in its environment: a login's basics, what it is, and what its task says, which wins."""
-    return {
-        "PATH": SAFE_PATH,
-        "HOME": account.pw_dir,
-        "USER": account.pw_name,
-        "LOGNAME": account.pw_name,
-        "SHELL": account.pw_shell or "/bin/sh",
-        "LANG": "C.UTF-8",
-        "CPUMOND_JOB_ID": order.job_id,
-        "CPUMOND_OPERATION_ID": order.operation_id,
-        "CPUMOND_TASK": order.task,
-        "CPUMOND_POOL": order.pool,
-        "CPUMOND_CPU_LIMIT": f"{order.cpu_limit:g}",
-        "YT_JOB_ID": order.job_id,
-        "YT_OPERATION_ID": order.operation_id,
-        "YT_TASK_NAME": order.task,
-        **order.environment,
-    }
-
-
-def _shell() -> str:
-    """Shell commands are written for bash in the documents; a host without it has another."""
-    return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
-
-
 def _printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
-
-
-def _read_job_file(directory: str) -> JobFile | None:
-    """The file in a job's directory; None where there is none, or none that can be understood, which is said."""
-    path = os.path.join(directory, JOB_FILE)
-    try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=JobFile)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        log.error("job_file_damaged", path=path, error=str(error), advice="look at it, and remove the directory")
-        return None
-
-
-def _write_job_file(directory: str, content: JobFile) -> None:
-    """Replace the file; it survives the agent, not the machine, and after a restart of that the job is lost anyway."""
-    temporary = os.path.join(directory, f"{JOB_FILE}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    # Buffered: a disk that is almost full takes a part of the file, and only the next write fails.
-    with open(fd, "wb") as file:
-        file.write(msgspec.json.encode(content))
-    os.rename(temporary, os.path.join(directory, JOB_FILE))

@@ -131,7 +131,7 @@ class Agent:
         self._take_foreign_changes(now_s)
         if self._lost_time(late_s):
             self._rebaseline()
-        self._look_after_assigned(now_s)
+        self._serve_scheduler(beat=False)
         decided = self._sample_and_step(now_s)  # 2. + 3. counters in, decisions out
         self._apply(decided, now_s)  # 4. decisions to cgroups
         self._report(now_s)  # 5. newest state to the scheduler
@@ -425,8 +425,9 @@ class Agent:
 
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
-        self._answers.append((answer, sent_at_s))
-        self.wake()
+        if self.assigned is not None:
+            self._answers.append((answer, sent_at_s))
+            self.wake()
 
     def _look_after_assigned(self, now_s: float) -> None:
         """Obey the scheduler and take in what became of its jobs; also between ticks, so that starts do not wait."""
@@ -675,17 +676,17 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         self.run_requests()
-        self._serve_scheduler()
+        self._serve_scheduler(beat=True)
         self.notifier.ping()
 
-    def _serve_scheduler(self) -> None:
-        """Between two ticks: the scheduler's jobs, and its heartbeat when one is due or one of them has changed."""
+    def _serve_scheduler(self, beat: bool) -> None:
+        """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""
         if self.link is None and self.assigned is None:
             return
         now_s = self.clock.monotonic_s()
         try:
             self._look_after_assigned(now_s)
-            if self._beat_due or now_s >= self._beat_at_s:
+            if beat and (self._beat_due or now_s >= self._beat_at_s):
                 self._report(now_s)
         except Exception:
             # As a bad tick: counted, and the monitor goes on.

@@ -18,7 +18,8 @@ import psutil
 import structlog
 
 from cpumond import __version__
-from cpumond.agent.assigned import AssignedJobs, check_own_account
+from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.launch import check_own_account
 from cpumond.agent.listen import open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier

@@ -201,12 +201,17 @@ class JobCgroupTree:
         return JobTotals(cpu_seconds, _read_number(memory, "memory.max_usage_in_bytes"), oom_kills)
 
     def read_memory(self, path: str) -> int | None:
-        """Bytes that the cgroup at ``path`` (relative) uses now; None where the kernel does not tell."""
+        """Bytes that the cgroup at ``path`` (relative) uses now; None where the kernel does not tell.
+
+        Without the cache of files that the kernel would give back at once.
+        """
         if self._hierarchies.cpu_version == 2:
-            return _read_number(os.path.join(self._hierarchies.cpu_root, path), "memory.current")
-        if not self._memory_root:
-            return None
-        return _read_number(os.path.join(self._memory_root, path), "memory.usage_in_bytes")
+            directory, name, cache = os.path.join(self._hierarchies.cpu_root, path), "memory.current", "inactive_file"
+        else:
+            directory = os.path.join(self._memory_root, path) if self._memory_root else ""
+            name, cache = "memory.usage_in_bytes", "total_inactive_file"
+        used = _read_number(directory, name) if directory else None
+        return None if used is None else max(used - (_read_key(directory, "memory.stat", cache) or 0), 0)
 
     def remove(self, job_id: str) -> bool:
         """Remove it everywhere, with all below it; False while there is still a process in it. Never raises."""

@@ -86,7 +86,8 @@ class Times:
     begun: float = math.nan
     ended: float = math.nan
     heartbeat: float = math.nan
-    """When the heartbeat was sent whose answer ordered it."""
+    """When the heartbeat was sent whose answer ordered it, by the agent's log; a busy machine blurs it by what lies
+    between the time that is logged and the line's own."""
     seen: float = math.nan
     """When the agent knew that it runs."""
     forked: float = math.nan

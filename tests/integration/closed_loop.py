@@ -34,6 +34,8 @@ wake = sys.argv[1]
 os.fork()
 while True:
     if os.path.exists(wake):
+        if not os.path.exists(wake + ".seen"):
+            open(wake + ".seen", "w").close()
         end = time.process_time() + 0.02
         while time.process_time() < end:
             pass
@@ -43,7 +45,8 @@ while True:
             pass
         time.sleep(0.018)
 """
-"""Two processes that use 0.2 cores together at most, and 2.0 as long as the file of the first argument is there."""
+"""Two processes that use 0.2 cores together at most, and 2.0 as long as the file of the first argument is there; when
+they have seen it they make a file with ``.seen`` at the end of its name."""
 
 
 class Loop(Cluster):
@@ -57,15 +60,19 @@ class Loop(Cluster):
 
     def __enter__(self) -> Loop:
         super().__enter__()
-        # Jobs get more than their limits are lowered to, whatever else runs on the machine, and do not starve it.
-        name, weight = ("cpu.weight", 800) if self.hierarchies.cpu_version == 2 else ("cpu.shares", 8_192)
         try:
-            for cgroup in (self.cgroup_prefix, *(node.cgroup_root for node in self.nodes)):
-                Path(self.hierarchies.cpu_root, cgroup, name).write_text(str(weight), encoding="ascii")
+            # Jobs get more than their limits are lowered to, whatever else runs on the machine, and do not starve it.
+            self.set_weight(8)
         except BaseException:
             self.close()
             raise
         return self
+
+    def set_weight(self, weight: int) -> None:
+        """How much of a busy machine all jobs together get: so many times what any other process gets, at most 100."""
+        name, unit = ("cpu.weight", 100) if self.hierarchies.cpu_version == 2 else ("cpu.shares", 1024)
+        for cgroup in (self.cgroup_prefix, *(node.cgroup_root for node in self.nodes)):
+            Path(self.hierarchies.cpu_root, cgroup, name).write_text(str(weight * unit), encoding="ascii")
 
     # --- commands
 

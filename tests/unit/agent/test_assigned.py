@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
+import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,9 @@ import msgspec
 import pytest
 
 from cpumond.agent import assigned as module
-from cpumond.agent.assigned import AssignedJobs, Usage, find_account, make_environment
+from cpumond.agent import job_files, launch
+from cpumond.agent.assigned import AssignedJobs, Usage
+from cpumond.agent.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
 from cpumond.errors import ConfigError, UnavailableError
 from cpumond.executor import Ended, Event, ExecutorError, Launch, NotStarted, Started
@@ -307,7 +311,7 @@ def test_a_stop_of_an_unknown_or_ended_job_changes_nothing(world: World) -> None
         ({"exit_code": 0}, "completed", 0, ""),
         ({"exit_code": 3}, "failed", 3, "exit code 3"),
         ({"signal": 11}, "failed", 139, "SIGSEGV"),
-        ({"signal": 9, "oom_killed": True}, "failed", 137, "out of memory"),
+        ({"signal": 9, "oom_killed": True}, "failed", 137, "out of memory: it ordered memory_limit = 100 bytes"),
         ({"problem": "its exit code was lost"}, "lost", None, "its exit code was lost"),
     ],
 )
@@ -317,6 +321,13 @@ def test_what_an_end_means(world: World, ended: dict[str, Any], state: str, code
     finished = world.finished("j1")
     assert (finished["state"], finished["exit_code"], finished["finish_time"]) == (state, code, 200.0)
     assert words in finished["reason"]
+
+
+def test_a_job_without_a_limit_is_not_to_blame_for_the_nodes_memory(world: World) -> None:
+    world.run("j1", memory_limit=0)
+    world.happen(Ended("j1", 200.0, signal=9, oom_killed=True))
+    assert world.finished("j1")["state"] == "aborted"
+    assert world.finished("j1")["reason"] == "the node ran out of memory"
 
 
 def test_the_reason_of_a_failure_has_the_last_line_of_its_stderr(world: World) -> None:
@@ -389,7 +400,7 @@ def test_an_order_that_cannot_be_run_fails_with_a_sentence(world: World, order: 
 def test_a_job_id_that_is_no_name_is_not_taken(world: World) -> None:
     world.obey(make_order("../x"), make_order("a/b"), make_order(".."))
     assert world.jobs.jobs == {}
-    assert os.listdir(world.config.executor.jobs_dir) == []
+    assert os.listdir(world.config.executor.jobs_dir) == [".lock"]
 
 
 def test_a_shell_command_is_run_by_a_shell_and_a_list_as_it_is(world: World) -> None:
@@ -421,7 +432,10 @@ def test_the_environment_of_a_job() -> None:
 
 
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+
+
+TOKEN = '\n[scheduler]\nurl = "http://h"\ntoken = "t"\n'
 
 
 def config_of(tmp_path: Path, executor: str) -> AgentConfig:
@@ -431,7 +445,7 @@ def config_of(tmp_path: Path, executor: str) -> AgentConfig:
 
 def test_root_runs_jobs_as_the_operations_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_root(monkeypatch)
-    name, account = find_account(config_of(tmp_path, ""), "nobody")
+    name, account = find_account(config_of(tmp_path, TOKEN), "nobody")
     assert (name, account.pw_name) == ("nobody", "nobody")
 
 
@@ -440,6 +454,21 @@ def test_nobody_runs_as_root_unless_the_node_allows_it(tmp_path: Path, monkeypat
     with pytest.raises(ConfigError, match="allow_root = true"):
         find_account(config_of(tmp_path, ""), "root")
     assert find_account(config_of(tmp_path, "allow_root = true"), "root")[0] == "root"
+
+
+def test_names_of_a_scheduler_without_tokens_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_root(monkeypatch)
+    with pytest.raises(ConfigError, match="asks for no tokens"):
+        find_account(config_of(tmp_path, ""), "nobody")
+    assert find_account(config_of(tmp_path, "allow_root = true"), "nobody")[0] == "nobody"
+
+
+def test_accounts_of_the_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_root(monkeypatch)
+    with pytest.raises(ConfigError, match="an account of the system .number 1 is below"):
+        find_account(config_of(tmp_path, TOKEN), "daemon")
+    assert find_account(config_of(tmp_path, f"min_uid = 1{TOKEN}"), "daemon")[0] == "daemon"
+    assert find_account(config_of(tmp_path, f'user = "daemon"{TOKEN}'), "nobody")[0] == "daemon"
 
 
 def test_the_nodes_user_comes_before_the_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +488,7 @@ def test_an_agent_that_is_not_root_runs_jobs_only_as_the_account_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
     uid = pwd.getpwnam("nobody").pw_uid
-    monkeypatch.setattr(module.os, "geteuid", lambda: uid)
+    monkeypatch.setattr(launch.os, "geteuid", lambda: uid)
     name, account = find_account(config_of(tmp_path, 'user = "nobody"'), "root")
     assert (name, account.pw_uid) == ("", uid)
     with pytest.raises(ConfigError, match=r'runs as nobody, not as root.* set \[executor\] user = "nobody"'):
@@ -529,25 +558,96 @@ def test_what_this_node_has_not_made_is_left_alone(world: World) -> None:
     (jobs_dir / "half").mkdir()
     (jobs_dir / "half" / "job.json").write_text("{")
     (jobs_dir / "file").write_text("x")
+    world.jobs.close()
+    world.begin()
+    world.load()
+    world.wait_for_workers()
+    assert sorted(os.listdir(jobs_dir)) == [".lock", "file", "half", "home"]
+    assert world.jobs.finished_jobs() == []
+
+
+def test_a_node_that_was_renamed_goes_on_with_its_jobs(world: World) -> None:
     world.run("j1")
     world.jobs.close()
     world.text = world.text.replace('node_id = "n"', 'node_id = "other"')
     world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
     world.load()
+    assert [report.job_id for report in world.jobs.reports()] == ["j1"]
+
+
+def test_what_was_reclaimed_before_a_restart_is_not_forgotten(world: World) -> None:
+    world.run("j1")
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=7.0)})
+    world.jobs.close()
+    world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
+    world.load()
+    assert world.jobs.reports()[0].reclaimed_cpu_seconds == 7.0
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=2.0)})
+    world.happen(Ended("j1", 300.0, exit_code=0))
+    assert world.finished("j1")["reclaimed_cpu_seconds"] == 9.0
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = str(tmp_path)
+    job_files.write_job_file(directory, job_files.JobFile(make_order("j1"), "boot"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            job_files.write_job_file(directory, job_files.JobFile(make_order("j1", command=["x" * 9000]), "boot"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    found = job_files.read_job_file(directory)
+    assert found is not None
+    assert found.order.command == ["true"]
+
+
+def test_an_error_with_one_job_does_not_lose_the_end_of_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run("j1")
+    world.run("j2")
+    take = world.jobs._take_end
+
+    def stumble(job: Any, event: Ended) -> None:
+        if event.job_id == "j1":
+            raise RuntimeError("a mistake")
+        take(job, event)
+
+    monkeypatch.setattr(world.jobs, "_take_end", stumble)
+    world.happen(Ended("j1", 200.0, exit_code=0), Ended("j2", 200.0, exit_code=0))
+    assert world.finished("j2")["state"] == "completed"
+
+
+def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_path: Path) -> None:
+    world = World(tmp_path, f'jobs_dir = "{tmp_path}/file/jobs"\n')
+    (tmp_path / "file").write_text("x")
+    world.load()
+    assert "no job can be run: " in world.jobs.problem
+    assert world.offers == [False]
+    (tmp_path / "file").unlink()
+    world.advance(61.0)
     world.wait_for_workers()
-    assert sorted(os.listdir(jobs_dir)) == ["file", "half", "home", "j1"]
-    assert world.jobs.finished_jobs() == []
+    world.advance()
+    assert world.offers == [False, True]
+    world.jobs.close()
 
 
 def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        module.make_jobs_dir(str(tmp_path / "new"))
+        locks = [job_files.open_jobs_dir(str(tmp_path / "new"))]
         (tmp_path / "old").mkdir(0o700)
-        module.make_jobs_dir(str(tmp_path / "old"))
+        locks.append(job_files.open_jobs_dir(str(tmp_path / "old")))
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
+    with pytest.raises(UnavailableError, match="used by another agent"):
+        job_files.open_jobs_dir(str(tmp_path / "new"))
+    for lock in locks:
+        os.close(lock)
 
 
 def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) -> None:
@@ -555,7 +655,7 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        module.make_jobs_dir(str(shared))
+        job_files.open_jobs_dir(str(shared))
 
 
 def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
@@ -570,10 +670,10 @@ def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
         os.close(fd)
         fd = inner
     os.close(fd)
-    module.remove_tree(str(top))
+    job_files.remove_tree(str(top))
     assert not top.exists()
     assert (tmp_path / "kept").exists()
-    module.remove_tree(str(top))
+    job_files.remove_tree(str(top))
 
 
 def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path: Path) -> None:
@@ -611,7 +711,7 @@ def test_a_log_is_read_while_the_job_lives_and_as_long_as_it_is_kept(world: Worl
     world.jobs.adjust(world.clock.monotonic_s(), world.count)
     assert "no log of job j1" in world.jobs.read_log(request).error
     world.wait_for_workers()
-    assert os.listdir(world.config.executor.jobs_dir) == []
+    assert os.listdir(world.config.executor.jobs_dir) == [".lock"]
 
 
 def test_only_so_many_logs_are_kept(tmp_path: Path) -> None:
@@ -623,7 +723,7 @@ def test_only_so_many_logs_are_kept(tmp_path: Path) -> None:
         world.obey(acknowledged=[f"j{number}"])
     world.jobs.adjust(world.clock.monotonic_s(), world.count)
     world.wait_for_workers()
-    assert sorted(os.listdir(world.config.executor.jobs_dir)) == ["j2", "j3"]
+    assert sorted(os.listdir(world.config.executor.jobs_dir)) == [".lock", "j2", "j3"]
 
 
 def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> None:

@@ -1,0 +1,120 @@
+"""The directories of the scheduler's jobs: what is kept of each, and how it is removed.
+
+``jobs_dir/JOB/job.json`` is replaced before each step it tells of; beside it lie the executor's logs and the job's own
+working directory. Nothing here is synced to disk: it must outlive the agent, not the machine, after whose crash the
+jobs are lost anyway.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from typing import Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.state_file import make_directory
+from cpumond.errors import ConfigError, UnavailableError, from_os_error
+from cpumond.wire import FinishedJob, JobOrder, StopOrder
+
+log = structlog.get_logger("cpumond.agent")
+
+JOB_FILE = "job.json"
+SANDBOX = "sandbox"
+LOCK_FILE = ".lock"
+MAX_ERROR = 1000
+
+State = Literal["waiting", "starting", "running", "ended"]
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """Content of ``job.json``.
+
+    ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970; ``reclaimed_cpu_seconds``: what
+    earlier runs of the agent have lowered its limit by, in core-seconds.
+    """
+
+    order: JobOrder
+    boot_id: str
+    state: State = "waiting"
+    start_time: float | None = None
+    cgroup: str = ""
+    stop: StopOrder | None = None
+    finished: FinishedJob | None = None
+    acknowledged: bool = False
+    reclaimed_cpu_seconds: float = 0.0
+
+
+def open_jobs_dir(path: str) -> int:
+    """The directory of all jobs: the agent's own, and nobody else's to write; users of jobs pass through it.
+
+    Returns the descriptor of its lock, which holds until it is closed. Raises CreateError, AccessError, ConfigError,
+    and UnavailableError while another agent uses it.
+    """
+    make_directory(path, 0o711, "executor.jobs_dir")
+    found = os.stat(path)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
+            "there; give a directory of the agent's own with mode 0711"
+        )
+    try:
+        os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
+    except OSError as error:
+        raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
+    try:
+        lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise from_os_error(error, f"make {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UnavailableError(
+            f"executor.jobs_dir: {path} is used by another agent; give each agent a directory of its own"
+        ) from None
+    return lock
+
+
+def read_job_file(directory: str) -> JobFile | None:
+    """The file in a job's directory; None where there is none, or none that can be understood, which is said."""
+    path = os.path.join(directory, JOB_FILE)
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=JobFile)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.error("job_file_damaged", path=path, error=str(error), advice="look at it, and remove the directory")
+        return None
+
+
+def write_job_file(directory: str, content: JobFile) -> None:
+    """Replace the file as a whole. Raises OSError; then the old one is still there."""
+    path = os.path.join(directory, JOB_FILE)
+    with open(f"{path}.new", "wb", opener=_open_private) as file:
+        file.write(msgspec.json.encode(content))
+    os.rename(f"{path}.new", path)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def remove_tree(directory: str) -> None:
+    """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
+    try:
+        try:
+            shutil.rmtree(directory)
+        except RecursionError:
+            # A job may have nested them by thousands; rm needs no stack for that.
+            done = subprocess.run(["/bin/rm", "-rf", "--", directory], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(done.stderr.strip()[:MAX_ERROR]) from None
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        log.error("directory_not_removed", directory=directory, error=str(error))

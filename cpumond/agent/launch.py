@@ -1,0 +1,104 @@
+"""What a job is started with: the account, the command line, the environment."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from cpumond.config import AgentConfig
+from cpumond.errors import ConfigError
+from cpumond.wire import JobOrder
+
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
+    """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
+
+    Only root can be somebody else: the jobs of another agent run as its own account, where ``executor.user`` names it.
+    Raises ConfigError for unknown users, and for accounts that a job may not have: root and those of the system, and
+    any at all that a scheduler without tokens names, since that believes everybody; ``allow_root`` takes all of it.
+    """
+    if os.geteuid() != 0:
+        check_own_account(config)
+        return "", _own_account()
+    name = config.executor.user or user
+    try:
+        account = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"user {name!r} is not known on node {config.node_id}; make the account, or set [executor] user"
+        ) from None
+    if account.pw_uid == 0 and not config.executor.allow_root:
+        raise ConfigError(
+            f"jobs may not run as root on node {config.node_id}; submit as another user, set [executor] user to one, "
+            "or [executor] allow_root = true"
+        )
+    options = config.executor
+    if options.user or options.allow_root:
+        return name, account
+    if not (config.scheduler.token or config.scheduler.token_file):
+        raise ConfigError(
+            f"node {config.node_id} runs no job as {name!r}: its scheduler asks for no tokens, so that anybody there "
+            "can give any name; set [executor] user, or [scheduler] token with a scheduler that has a tokens_file"
+        )
+    if account.pw_uid < options.min_uid:
+        raise ConfigError(
+            f"node {config.node_id} runs no job as {name!r}, an account of the system (number {account.pw_uid} is "
+            f"below [executor] min_uid = {options.min_uid}); submit as another user, or set [executor] user"
+        )
+    return name, account
+
+
+def check_own_account(config: AgentConfig) -> None:
+    """An agent that is not root runs jobs only as itself, and only when it is told so. Raises ConfigError."""
+    own = _own_account().pw_name
+    if os.geteuid() != 0 and config.executor.user != own:
+        wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"
+        raise ConfigError(
+            f"{config.path or 'built-in defaults'}: executor.user: this agent runs as {own}, not as root, so that "
+            f'its jobs can only run as {own}, {wish}; set [executor] user = "{own}" if that is meant, or run the '
+            "agent as root"
+        )
+
+
+def _own_account() -> pwd.struct_passwd:
+    own = os.geteuid()
+    try:
+        return pwd.getpwuid(own)
+    except KeyError:
+        # A number without a name, as in containers.
+        return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
+
+
+def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
+    """What a job finds in its environment: a login's basics, what it is, and what its task says, which wins."""
+    return {
+        "PATH": SAFE_PATH,
+        "HOME": account.pw_dir,
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
+        "SHELL": account.pw_shell or "/bin/sh",
+        "LANG": "C.UTF-8",
+        "CPUMOND_JOB_ID": order.job_id,
+        "CPUMOND_OPERATION_ID": order.operation_id,
+        "CPUMOND_TASK": order.task,
+        "CPUMOND_POOL": order.pool,
+        "CPUMOND_CPU_LIMIT": f"{order.cpu_limit:g}",
+        "YT_JOB_ID": order.job_id,
+        "YT_OPERATION_ID": order.operation_id,
+        "YT_TASK_NAME": order.task,
+        **order.environment,
+    }
+
+
+def make_argv(order: JobOrder) -> list[str]:
+    """The command line of a job; a text is for a shell. Raises ConfigError when there is none."""
+    if not order.command:
+        raise ConfigError("it has no command")
+    return [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)
+
+
+def _shell() -> str:
+    """Shell commands are written for bash in the documents; a host without it has another."""
+    return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
