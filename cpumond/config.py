@@ -8,6 +8,7 @@ underscores; two spellings of one key in one table are an error.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import os
 import re
@@ -323,7 +324,7 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
             f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
             f"got {root!r}; leave it out"
         )
-    if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?", options.user):
+    if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
         raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
     roots = config.managed_roots
     if options.kind != "none":
@@ -385,9 +386,7 @@ def normalise_table(
     prefix = f"{file}: {path}." if path else f"{file}: "
     if not isinstance(raw, dict):
         raise ConfigError(f"{prefix.rstrip('.: ')}: must be a table, got {_kind_of(raw)}")
-    info = msgspec.inspect.type_info(struct)
-    assert isinstance(info, msgspec.inspect.StructType)
-    fields = {field.encode_name: field for field in info.fields if field.encode_name not in hidden}
+    fields = {name: field for name, field in _list_fields(struct).items() if name not in hidden}
     table: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for key, value in raw.items():
@@ -405,6 +404,14 @@ def normalise_table(
     if missing:
         raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
     return table
+
+
+@functools.cache
+def _list_fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.inspect.Field]:
+    """The fields of a struct by the names that files use."""
+    info = msgspec.inspect.type_info(struct)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {field.encode_name: field for field in info.fields}
 
 
 def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: str) -> Any:

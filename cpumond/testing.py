@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import select
@@ -404,14 +405,15 @@ class ClusterProcess:
             last = self.log(self._log_offset).strip().rpartition("\n")[2]
             raise UnavailableError(f"{self.name} {how}; the last line of its log: {last[:500]}")
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until the present run says that it has started. Raises UnavailableError, with the log's end."""
         deadline_s = time.monotonic() + timeout_s
         while not self.log_events("started", since=self._log_offset):
             ended = self._process is None or self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
                 how = "ended at its start" if ended else f"did not start within {timeout_s:g} s"
-                raise UnavailableError(f"{self.name} {how}: {self.log(self._log_offset)[-1500:].strip()}")
+                told = self.log(self._log_offset)[-1500:].strip() or "its log is empty"
+                raise UnavailableError(f"{self.name} {how}: {told}")
             _PAUSE.wait(0.02)
 
     def start(self) -> None:
@@ -457,21 +459,31 @@ class ClusterProcess:
 class ClusterScheduler(ClusterProcess):
     """The scheduler of a ``Cluster``. It keeps its port when it is started again."""
 
-    def __init__(self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float) -> None:
+    def __init__(
+        self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float, token: str
+    ) -> None:
         super().__init__(directory, "scheduler", ["scheduler", "--time-scale", str(scale)], environment)
         self.listen = listen
+        self._token = token
         _write_extra(os.path.join(self.directory, "config.conf.d"), extra)
 
     def launch(self) -> None:
+        tokens_file = ""
+        if self._token:
+            tokens_file = os.path.join(self.directory, "tokens")
+            line = f"{psutil.Process().username()}:{hashlib.sha256(self._token.encode()).hexdigest()}:admin\n"
+            with open(tokens_file, "w", encoding="utf-8", opener=_open_private) as file:
+                file.write(line)
         with open(self.config_path, "w", encoding="utf-8") as file:
             file.write(
                 f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
                 "[min_spare_job_resources_on_node]\ncpu = 0.01\nmemory = 1048576\n"
-                f'[api]\nlisten = {json.dumps(self.listen)}\n[log]\nformat = "json"\n'
+                f"[api]\nlisten = {json.dumps(self.listen)}\ntokens_file = {json.dumps(tokens_file)}\n"
+                '[log]\nformat = "json"\n'
             )
         super().launch()
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
         super().wait_ready(timeout_s)
         self.listen = str(self.log_events("started")[-1]["listen"])
 
@@ -512,8 +524,8 @@ class ClusterNode(ClusterProcess):
             },
             "monitor": {"mode": "reclaim", "min_cpu_limit": 0.05, **cluster.monitor},
             "scheduler": {
-                "url": cluster.url, "heartbeat_period": cluster.heartbeat_period, "retry_max": "1s",
-                "tags": list(self._tags),
+                "url": cluster.url, "token": cluster.token, "heartbeat_period": cluster.heartbeat_period,
+                "retry_max": "1s", "tags": list(self._tags),
             },
             "resources": {"cpu": cluster.cpu, "memory": cluster.memory, "user_slots": cluster.user_slots},
             "executor": {
@@ -559,8 +571,10 @@ class Cluster:
     cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
     (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
     TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
-    as fast. ``mountinfo`` for a simulated kernel. Entering it waits until all nodes are online; leaving it ends
-    every process and job and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
+    as fast. ``mountinfo`` for a simulated kernel. With a ``token`` the scheduler takes no request without it: else
+    every user of the machine may run jobs on the nodes, as root where root made them. Entering it waits until all nodes
+    are online; leaving it ends every process and job and removes every cgroup, whatever happened. Needs the extra
+    ``cpumond[scheduler]``.
     """
 
     def __init__(
@@ -568,8 +582,9 @@ class Cluster:
         user_slots: int = 20, check_period: str = "1s", monitor: Mapping[str, object] | None = None,
         scheduler_config: str = "", agent_config: str = "", tags: Sequence[str] | Mapping[str, Sequence[str]] = (),
         real_time_scale: float = 1.0, heartbeat_period: str = "200ms", listen: str = "127.0.0.1:0",
-        cgroup_prefix: str = "", mountinfo: str = "/proc/self/mountinfo",
+        cgroup_prefix: str = "", mountinfo: str = "/proc/self/mountinfo", token: str = "",
     ) -> None:  # fmt: skip
+        self.token = token
         self.directory = os.path.abspath(directory)
         self.cpu = cpu
         self.memory = memory
@@ -580,7 +595,9 @@ class Cluster:
         self.cgroup_prefix = cgroup_prefix or f"{CLUSTER_PREFIX}{os.getpid()}"
         self.mountinfo = mountinfo
         self.environment = _clean_environment()
-        self.scheduler = ClusterScheduler(self.directory, listen, scheduler_config, self.environment, real_time_scale)
+        self.scheduler = ClusterScheduler(
+            self.directory, listen, scheduler_config, self.environment, real_time_scale, token
+        )
         names = [f"node-{number}" for number in range(1, nodes + 1)]
         self.nodes = [
             ClusterNode(self, name, tags.get(name, ()) if isinstance(tags, Mapping) else tags) for name in names
@@ -637,11 +654,11 @@ class Cluster:
 
     def get(self, path: str) -> Any:
         """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""
-        return _request("GET", f"{self.url}{path}")
+        return _request("GET", f"{self.url}{path}", token=self.token)
 
     def post(self, path: str, body: object = None) -> Any:
         """The JSON of a POST. Raises UnavailableError with what the scheduler said."""
-        return _request("POST", f"{self.url}{path}", body)
+        return _request("POST", f"{self.url}{path}", body, token=self.token)
 
     def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:
         """Make a pool in the default tree, with the documents' attributes."""
@@ -695,12 +712,13 @@ def _clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(strange)}
 
 
-def _request(method: str, url: str, body: object = None, uds: str | None = None) -> Any:
+def _request(method: str, url: str, body: object = None, uds: str | None = None, token: str = "") -> Any:
     import httpx2
 
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         transport = httpx2.HTTPTransport(uds=uds, verify=False, trust_env=False)
-        with httpx2.Client(transport=transport, timeout=20.0, trust_env=False) as client:
+        with httpx2.Client(transport=transport, timeout=20.0, trust_env=False, headers=headers) as client:
             answer = client.request(method, url, json=body)
     except httpx2.TransportError as error:
         raise UnavailableError(f"{method} {url}: nobody answers: {error or type(error).__name__}") from error
@@ -710,6 +728,10 @@ def _request(method: str, url: str, body: object = None, uds: str | None = None)
             told = answer.json()["error"]
         raise UnavailableError(f"{method} {url}: answered {answer.status_code}: {told}")
     return answer.json()
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _find_keepers(runtime_dir: str) -> list[int]:

@@ -109,6 +109,7 @@ class PlayedNode:
                 cpu_limit=job.order.cpu_limit,
                 current_cpu_limit=job.current_cpu_limit,
                 from_scheduler=True,
+                stopping=job_id in self.stopping,
                 task=job.order.task,
                 start_time=job.started_at,
                 cgroup=f"jobs/{job_id}",
@@ -349,7 +350,7 @@ class World:
         if not receipt.transaction.is_empty:
             self.carry_out(self.state.recount(receipt.transaction, self.now))
         self.state.schedule(heartbeat.node_id, self.now, self.new_id)
-        return self.state.answer(heartbeat.node_id, receipt)
+        return self.state.answer(heartbeat.node_id, receipt, self.now)
 
     def beat(self, *nodes: PlayedNode) -> None:
         """A heartbeat of each of these nodes, or of all."""

@@ -13,6 +13,7 @@ one stood. All methods but ``read_log`` are for the thread of the tick.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import math
 import os
@@ -30,9 +31,11 @@ from cpumond.agent.job_files import (
     JOB_FILE,
     SANDBOX,
     JobFile,
+    list_set_aside,
     open_jobs_dir,
     read_job_file,
     remove_tree,
+    set_aside,
     write_job_file,
 )
 from cpumond.agent.launch import find_account, make_argv, make_environment
@@ -52,6 +55,9 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OVERDRAFT_KILL_S = 10.0
 """From the interruption to the kill of a job that is aborted by this node itself."""
 REPEAT_KILL_S = 1.0
+RECOVERY_S = 12.0
+LOG_READ_S = 3.0
+"""A log that takes longer to read must not hold up the heartbeats."""
 BROKEN_STARTS = 3
 """So many starts in a row that failed through this node's fault, and it offers no slots for a while."""
 BROKEN_S = 60.0
@@ -164,6 +170,7 @@ class AssignedJobs:
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
         self._workers = ThreadPoolExecutor(2, "jobs")
         """For what takes long: directories that are removed, an executor that is tried again."""
+        self._readers = ThreadPoolExecutor(2, "logs")
         self._recovery: Future[dict[str, Started]] | None = None
 
     # ---- life
@@ -171,20 +178,36 @@ class AssignedJobs:
     def load(self, now_s: float) -> None:
         """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
         if self._open(now_s):
-            self._take_recovered(self._recover, now_s)
+            self._take_recovered(lambda: self.executor.recover(self._list_mine()), now_s)
 
     def _open(self, now_s: float) -> bool:
         """Take ``jobs_dir`` over, with what an earlier run left in it; False where that cannot be done now.
 
         A disk that is not there must not keep the agent from giving CPU back: it goes on without jobs.
         """
+        lock = None
         try:
-            self._lock = open_jobs_dir(self.config.executor.jobs_dir)
+            lock = open_jobs_dir(self.config.executor.jobs_dir)
             self._read_files(now_s)
         except (CpumondError, OSError) as error:
+            if lock is not None:
+                os.close(lock)
+            self.jobs.clear()
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"no job can be run: {error}")
+            return False
+        self._lock = lock
+        return True
+
+    @property
+    def knows_jobs(self) -> bool:
+        """Whether it is known which jobs this node has. Before that no heartbeat may tell the scheduler of none."""
         return self._lock is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the executor works; before that its descriptor means nothing."""
+        return self._ready
 
     def _read_files(self, now_s: float) -> None:
         for name in sorted(os.listdir(self.config.executor.jobs_dir)):
@@ -193,7 +216,7 @@ class AssignedJobs:
             if file is None or file.order.job_id != name:
                 continue  # not a job's: nothing is removed here that no agent has made
             if file.state == "waiting" and file.finished is None:
-                self._remove(directory)  # never begun: the order comes again
+                self._remove(set_aside(directory))  # never begun: the order may come again
                 continue
             self._see(name, directory)
             if file.acknowledged:
@@ -208,22 +231,24 @@ class AssignedJobs:
             if job.file.finished is not None:
                 self._remove(os.path.join(directory, SANDBOX))
         self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
+        for directory in list_set_aside(self.config.executor.jobs_dir):
+            self._remove(directory)
 
-    def _recover(self) -> dict[str, Started]:
-        return self.executor.recover([job.order.job_id for job in self.jobs.values() if job.takes_room])
+    def _list_mine(self) -> list[str]:
+        return [job.order.job_id for job in self.jobs.values() if job.takes_room]
 
     def _try_again(self, now_s: float) -> None:
         """While the executor cannot work here, it is tried again, in another thread: that may take seconds."""
         if self._recovery is None and now_s >= self._retry_at_s:
             if self._lock is not None or self._open(now_s):
-                self._recovery = self._workers.submit(self._recover)
+                self._recovery = self._workers.submit(self.executor.recover, self._list_mine())
         elif self._recovery is not None and self._recovery.done():
             recovery, self._recovery = self._recovery, None
             self._take_recovered(recovery.result, now_s)
 
     def _take_recovered(self, recover: Callable[[], dict[str, Started]], now_s: float) -> None:
         """Take over what runs; while the executor cannot work here, no slots are offered."""
-        mine = [job.order.job_id for job in self.jobs.values() if job.takes_room]
+        mine = self._list_mine()
         try:
             found = recover()
         except CpumondError as error:
@@ -234,6 +259,8 @@ class AssignedJobs:
         self._say("")
         for started in found.values():
             job = self.jobs[started.job_id]
+            if job.file.finished is not None:
+                continue
             self._note(
                 job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
             )
@@ -265,7 +292,11 @@ class AssignedJobs:
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
                 self._note(job, reclaimed_cpu_seconds=job.reclaimed_cpu_seconds)
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        if self._recovery is not None:
+            concurrent.futures.wait([self._recovery], RECOVERY_S)
+        # Removals go on until they are done, the process waits for them at its very end.
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -301,7 +332,7 @@ class AssignedJobs:
         kill_at_s = now_s + stop.timeout_s
         first = job.file.stop is None
         if first:
-            self._note(job, stop=stop)
+            self._note(job, stop=stop, stopped_at=self.clock.wall_s())
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
@@ -329,6 +360,9 @@ class AssignedJobs:
         if not self._ready:
             self._try_again(now_s)
             if not self._ready:
+                for job in self._list_waiting():
+                    if now_s - job.received_at_s > job.order.wait_s:
+                        self._finish(job, "aborted", self.problem)
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         while self._events:
@@ -338,7 +372,10 @@ class AssignedJobs:
                 self._take_event(event, now_s)
             except Exception:
                 log.exception("job_event_failed", job_id=event.job_id)
-        if any(job.file.state == "waiting" for job in self.jobs.values()):
+                stumbled = self.jobs.get(event.job_id)
+                if stumbled is not None and not isinstance(event, Started) and stumbled.file.finished is None:
+                    self._finish(stumbled, "lost", "the agent could not take in how it ended; see its log")
+        if self._list_waiting():
             usage, other_cores = count_cores()
             self.note_usage(usage)
             self._start_what_fits(now_s, other_cores)
@@ -393,7 +430,8 @@ class AssignedJobs:
         """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
         stop, order = job.file.stop, job.order
         state: Literal["completed", "failed", "aborted", "lost"]
-        if event.exit_code == 0 and (stop is None or order.interruptible):
+        was_over = job.file.stopped_at is not None and event.finish_time < job.file.stopped_at
+        if event.exit_code == 0 and (stop is None or order.interruptible or was_over):
             state, reason = "completed", ""
         elif stop is not None:
             state, reason = "aborted", stop.why
@@ -454,22 +492,23 @@ class AssignedJobs:
         cpu = (resources.cpu or 0.0) - other_cores - sum(job.current_cores for job in running)
         memory = (resources.memory or 0) - sum(job.order.memory_limit for job in running)
         slots = (resources.user_slots or 0) - sum(job.order.user_slots for job in running)
-        for job in [job for job in self.jobs.values() if job.file.state == "waiting"]:
+        for job in self._list_waiting():
             order = job.order
-            missing = [
-                f"{wanted:g} {what} of {left:g} free"
-                for what, wanted, left in (
-                    ("cpu", order.cpu_limit, cpu), ("memory", order.memory_limit, memory),
-                    ("user_slots", order.user_slots, slots),
-                )
-                if wanted > 0 and wanted > left + FITS * max(wanted, 1.0)
-            ]  # fmt: skip
-            if not missing:
+            wanted = (
+                ("cpu", order.cpu_limit, cpu), ("memory", order.memory_limit, memory),
+                ("user_slots", order.user_slots, slots),
+            )  # fmt: skip
+            missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
+            if now_s - job.received_at_s > order.wait_s:
+                # Too late, also where there is room now: by this time it is placed elsewhere.
+                text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
+                self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
+            elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.memory_limit, slots - order.user_slots
                 self._start(job, now_s)
-            elif now_s - job.received_at_s > order.wait_s:
-                text = f"the node had no room for it within {order.wait_s:g} s: {', '.join(missing)}"
-                self._finish(job, "aborted", text)
+
+    def _list_waiting(self) -> list[AssignedJob]:
+        return [job for job in self.jobs.values() if job.file.state == "waiting"]
 
     def _start(self, job: AssignedJob, now_s: float) -> None:
         try:
@@ -488,6 +527,7 @@ class AssignedJobs:
         try:
             os.makedirs(job.directory, 0o711, exist_ok=True)
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
+            self._note(job, strict=True)
             where = order.working_directory or os.path.join(job.directory, SANDBOX)
             if not order.working_directory:
                 os.mkdir(where, 0o700)
@@ -529,7 +569,7 @@ class AssignedJobs:
         for job in self.jobs.values():
             known = usage.get(job.file.cgroup) if job.file.state == "running" else None
             if known is not None:
-                job.usage = known
+                job.usage = known if job.usage is None else _keep_growing(job.usage, known)
 
     def reports(self) -> list[JobReport]:
         """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
@@ -576,10 +616,15 @@ class AssignedJobs:
                 raise UnavailableError(
                     f"node {node_id} has no log of job {request.job_id}: it was removed, or never there"
                 )
-            content, total = self.executor.read_log(
-                request.job_id, directory, request.stream, max(request.tail_bytes, 0)
+            reading = self._readers.submit(
+                self.executor.read_log, request.job_id, directory, request.stream, max(request.tail_bytes, 0)
             )
-        except (CpumondError, OSError) as error:
+            content, total = reading.result(LOG_READ_S)
+        except TimeoutError:
+            return JobLog(
+                node_id, request.request_id, error=f"node {node_id} could not read it within {LOG_READ_S:g} s"
+            )
+        except (CpumondError, OSError, RuntimeError) as error:
             return JobLog(node_id, request.request_id, error=str(error))
         return JobLog(node_id, request.request_id, content, total)
 
@@ -636,7 +681,8 @@ class AssignedJobs:
     def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""
         job.file = msgspec.structs.replace(job.file, **changes)
-        self._changed = True
+        # Whether it starts is known in some milliseconds: one heartbeat for both.
+        self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
             return  # it never came as far as a directory
         try:
@@ -651,6 +697,14 @@ class AssignedJobs:
         """Delete a directory and all in it, in another thread: a job may have left a million files."""
         if os.path.lexists(directory):
             self._workers.submit(remove_tree, directory)
+
+
+def _keep_growing(before: Usage, now: Usage) -> Usage:
+    """What is reclaimed is a sum: it does not fall when the monitor ceases to move the limit."""
+    least = before.reclaimed_cpu_seconds or 0.0
+    if (now.reclaimed_cpu_seconds or 0.0) >= least:
+        return now
+    return msgspec.structs.replace(now, reclaimed_cpu_seconds=least)
 
 
 def _describe_exit(event: Ended) -> str:

@@ -25,6 +25,7 @@ log = structlog.get_logger("cpumond.agent")
 JOB_FILE = "job.json"
 SANDBOX = "sandbox"
 LOCK_FILE = ".lock"
+ASIDE = ".gone-"
 MAX_ERROR = 1000
 
 State = Literal["waiting", "starting", "running", "ended"]
@@ -45,6 +46,8 @@ class JobFile(msgspec.Struct, frozen=True):
     stop: StopOrder | None = None
     finished: FinishedJob | None = None
     acknowledged: bool = False
+    stopped_at: float | None = None
+    """When it was first told to stop, seconds since 1970."""
     reclaimed_cpu_seconds: float = 0.0
 
 
@@ -104,17 +107,31 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
+def set_aside(directory: str) -> str:
+    """Give a directory that is to be removed another name, so that its own is free at once; the new one."""
+    parent, name = os.path.split(directory)
+    aside = os.path.join(parent, f"{ASIDE}{name}")
+    try:
+        os.rename(directory, aside)
+    except OSError:
+        return directory  # one of that name is there already: removed where it is
+    return aside
+
+
+def list_set_aside(jobs_dir: str) -> list[str]:
+    """Directories that were set aside and not removed."""
+    return [os.path.join(jobs_dir, name) for name in os.listdir(jobs_dir) if name.startswith(ASIDE)]
+
+
 def remove_tree(directory: str) -> None:
     """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
     try:
-        try:
-            shutil.rmtree(directory)
-        except RecursionError:
-            # A job may have nested them by thousands; rm needs no stack for that.
-            done = subprocess.run(["/bin/rm", "-rf", "--", directory], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(done.stderr.strip()[:MAX_ERROR]) from None
+        shutil.rmtree(directory)
     except FileNotFoundError:
         return
-    except Exception as error:
-        log.error("directory_not_removed", directory=directory, error=str(error))
+    except Exception:
+        # Nested by thousands, or made unreadable by the job: tools that need no stack, as the owner of it all.
+        for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if os.path.lexists(directory):
+            log.error("directory_not_removed", directory=directory, error=done.stderr.strip()[:MAX_ERROR])

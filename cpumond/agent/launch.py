@@ -24,8 +24,9 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
         return "", _own_account()
     name = config.executor.user or user
     try:
-        account = pwd.getpwnam(name)
-    except (KeyError, ValueError):
+        account = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        name = account.pw_name
+    except (KeyError, ValueError, OverflowError):
         raise ConfigError(
             f"user {name!r} is not known on node {config.node_id}; make the account, or set [executor] user"
         ) from None
@@ -78,7 +79,7 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, s
         "HOME": account.pw_dir,
         "USER": account.pw_name,
         "LOGNAME": account.pw_name,
-        "SHELL": account.pw_shell or "/bin/sh",
+        "SHELL": _shell(),  # that of a service's account may refuse to do anything
         "LANG": "C.UTF-8",
         "CPUMOND_JOB_ID": order.job_id,
         "CPUMOND_OPERATION_ID": order.operation_id,

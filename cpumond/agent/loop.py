@@ -98,8 +98,7 @@ class Agent:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
-        if assigned is not None:
-            self._poll.register(assigned.fileno(), select.POLLIN)
+        self._waits_for_executor = False
         self._answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
@@ -469,13 +468,14 @@ class Agent:
         if not (report or beat):
             return
         self._report_due = self._beat_due = False
+        self._beat_at_s = now_s + period_s if beat else self._beat_at_s
         self._sequence += 1
         heartbeat = self._make_heartbeat()
         if report:
             self._report_at_s = now_s + self.config.report.report_period_s
             self.reporter.submit(heartbeat)
-        if self.link is not None and beat:
-            self._beat_at_s = now_s + period_s
+        # A node that does not know which jobs it has must be silent: "none" would have them started elsewhere.
+        if self.link is not None and beat and (self.assigned is None or self.assigned.knows_jobs):
             self.link.submit(heartbeat)
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -669,6 +669,7 @@ class Agent:
         """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
         timeout_s = min(timeout_s, self.notifier.ping_period_s)
         if self.assigned is not None:
+            self._watch_executor(self.assigned)
             timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
         if self.link is not None:
             timeout_s = min(timeout_s, self._beat_at_s - self.clock.monotonic_s())
@@ -678,6 +679,15 @@ class Agent:
         self.run_requests()
         self._serve_scheduler(beat=True)
         self.notifier.ping()
+
+    def _watch_executor(self, assigned: AssignedJobs) -> None:
+        """Wait for the executor's news while it works; one that is broken may be readable all the time."""
+        if assigned.is_ready != self._waits_for_executor:
+            self._waits_for_executor = assigned.is_ready
+            if assigned.is_ready:
+                self._poll.register(assigned.fileno(), select.POLLIN)
+            else:
+                self._poll.unregister(assigned.fileno())
 
     def _serve_scheduler(self, beat: bool) -> None:
         """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""

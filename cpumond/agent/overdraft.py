@@ -43,7 +43,12 @@ class Timer:
 
 
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
-    """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit."""
+    """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit.
+
+    None where the others alone are too much: nothing would be won.
+    """
+    if others > capacity * (1.0 + TOLERANCE):
+        return []
     used = others + sum(job.amount for job in jobs)
     victims = []
     for job in sorted(jobs, key=lambda job: (job.start_time, job.job_id), reverse=True):

@@ -552,7 +552,8 @@ def show_ended_job(record: JobRecord) -> JobView:
 
 
 class NodeView(View, frozen=True):
-    """A node. ``tree`` null: no tree's filter fits its tags. ``foreign_usage``: of jobs the scheduler did not start.
+    """A node. ``tree`` null: no tree's filter fits its tags. ``foreign_usage``: of jobs that are not this
+    scheduler's, those included that an earlier run of it told to stop and that have not ended.
 
     ``free`` is capacity less all usage, negative where the node is overcommitted.
     """

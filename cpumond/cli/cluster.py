@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 import click
@@ -43,7 +44,8 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
     with stop_on_signals() as stopped:
         place = choose_place(CLUSTER_PREFIX)
         directory = make_directory(CLUSTER_PREFIX)
-        cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix)
+        cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
+                          token=secrets.token_hex(24))  # fmt: skip
         try:
             with cluster:
                 _show(cluster, as_json)
@@ -60,8 +62,8 @@ def _show(cluster: Cluster, as_json: bool) -> None:
             for node in cluster.nodes
         }
         told = {
-            "scheduler": cluster.url, "scheduler_pid": cluster.scheduler.pid, "directory": cluster.directory,
-            "nodes": nodes,
+            "scheduler": cluster.url, "token": cluster.token, "scheduler_pid": cluster.scheduler.pid,
+            "directory": cluster.directory, "nodes": nodes,
         }  # fmt: skip
         click.echo(msgspec.json.encode(told))
         return
@@ -70,6 +72,7 @@ def _show(cluster: Cluster, as_json: bool) -> None:
         f"Logs and configurations are in {cluster.directory}. In another terminal:\n\n"
         f"  export CPUMOND_SCHEDULER={cluster.url}\n"
         f"  export YT_PROXY={address}\n"
+        f"  export CPUMOND_TOKEN={cluster.token} YT_TOKEN={cluster.token}\n"
         "  cpumond operation start --pool research --job-count 2 --cpu-limit 0.2 -- sleep 60\n"
         "  cpumond node list"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -104,6 +105,7 @@ def _run(
         directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR,
         scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
         agent_config='[discovery]\nrescan_period = "1s"\n', cgroup_prefix=host.prefix, mountinfo=host.mountinfo,
+        token=secrets.token_hex(24),
     )  # fmt: skip
     with cluster:
         operations: dict[str, Load] = {}
@@ -124,7 +126,9 @@ def _naming_who_died(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except UnavailableError:
-        cluster.check()
+        # A moment later than its sockets the process itself is seen to have ended.
+        with contextlib.suppress(TimeoutError):
+            cluster.wait(lambda: cluster.check(), "a part of the demo has ended", 2.0)  # noqa: PLW0108 - it raises
         raise
 
 

@@ -50,6 +50,7 @@ _DRAIN_READS: Final = 1000
 _MAX_WAITING_BYTES: Final = 1 << 26
 _PIDFDS_AT_ONCE: Final = 200
 _SOFT_DESCRIPTORS: Final = 1024
+_MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_FAILURES: Final = 1000
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
@@ -194,10 +195,8 @@ class Job:
         # Without a place on disk the result is told all the same, as long as this process lives.
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, json.dumps({**self.describe(), "state": state}).encode())
-            finally:
-                os.close(fd)
+            with open(fd, "wb") as file:
+                file.write(json.dumps({**self.describe(), "state": state}).encode())
             os.rename(f"{path}.new", path)
 
 
@@ -283,6 +282,9 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 def run_child(order: Fields, status: int, hard_descriptors: int) -> NoReturn:
     """Become the job, or tell why not through ``status``."""
     try:
+        # Those of all the other jobs, before the first file is opened: together they may be more than a job may have.
+        os.closerange(3, status)
+        os.closerange(status + 1, min(hard_descriptors, _MAX_DESCRIPTORS))
         become_job(order, hard_descriptors)
     except StepError as error:
         report: Fields = {"problem": error.problem, "node_fault": error.node_fault}
@@ -299,7 +301,6 @@ def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
     with step("prepare the process", node_fault=True):
         os.setsid()
         os.umask(0o022)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard_descriptors), hard_descriptors))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"0")
@@ -338,6 +339,8 @@ def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
             os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     with step(f"change to the directory {order['working_directory']!r}"):
         os.chdir(order["working_directory"])
+    with step("set its limits", node_fault=True):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard_descriptors), hard_descriptors))
     argv = order["argv"]
     with step(f"run {argv[0]!r}"):
         os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - what the job orders, as its user

@@ -216,6 +216,8 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     argv = [word.replace("$", "$$") for word in launch.argv]
     properties: list[tuple[str, str, Any]] = [
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
+        # Stopped after the agent when the host goes down: then the jobs are lost with it, not failed by a signal.
+        ("Before", "as", ["cpumond.service"]),
         ("Slice", "s", SLICE),
         ("Type", "s", "exec"),
         ("ExecStart", "a(sasb)", [[program, argv, False]]),

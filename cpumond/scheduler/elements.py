@@ -187,7 +187,7 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active")
+    __slots__ = ("record", "needed", "elements", "active", "order_sizes")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -196,6 +196,8 @@ class Operation:
         self.elements: dict[str, OperationElement] = {}
         self.active: dict[str, int] = {}
         """Task -> jobs that count as usage, in all trees."""
+        self.order_sizes: dict[str, int] = {}
+        """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
 
     @property
     def active_job_count(self) -> int:
@@ -222,8 +224,9 @@ class Job:
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
-        "is_active", "stop", "ordered_at", "cpu_monitor_mode", "smoothed_cpu_usage", "cgroup", "cpu_seconds",
-        "reclaimed_cpu_seconds", "counted_cpu_seconds", "counted_reclaimed_cpu_seconds", "was_reported",
+        "is_active", "stop", "ordered_at", "first_sent_at", "last_sent_at", "cpu_monitor_mode",
+        "smoothed_cpu_usage", "cgroup", "cpu_seconds", "reclaimed_cpu_seconds", "counted_cpu_seconds",
+        "counted_reclaimed_cpu_seconds", "was_reported",
     )  # fmt: skip
 
     def __init__(
@@ -246,6 +249,9 @@ class Job:
         self.stop: Stop | None = None
         """Set once it is told to stop; it is not active any more then."""
         self.ordered_at = start_time
+        self.first_sent_at: float | None = None
+        self.last_sent_at: float | None = None
+        """When answers carried the order to start it; None for never, and for a job that was taken over."""
         self.was_reported = False
         """Whether a heartbeat has shown it; a node does not report a job that it has but that waits for room."""
         self.cpu_monitor_mode = ""
@@ -303,12 +309,12 @@ class Node:
         self.used: Vector = ZERO
         """Usage of the active jobs."""
         self.foreign_usage: Vector = ZERO
-        """What the node reports for jobs that this scheduler did not start."""
+        """What the node reports for jobs that are not this scheduler's: others', and those of before that it ends."""
         self.last_preemptive_attempt: float | None = None
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """Jobs of its last heartbeat that nobody needs."""
+        """Jobs of its last heartbeat that nobody needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
 

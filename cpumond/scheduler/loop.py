@@ -310,7 +310,7 @@ class Scheduler:
         if heartbeat.node_id not in state.nodes:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
-        answer = state.answer(heartbeat.node_id, receipt)
+        answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
         wanted = self.logs.requests_of(heartbeat.node_id)
         if wanted:
             answer = msgspec.structs.replace(answer, logs=wanted)

@@ -27,6 +27,8 @@ MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 1000
 MAX_TEXT: Final = 65_536
 MAX_PATH: Final = 4095
+MAX_TASK_BYTES: Final = 262_144
+"""Of UTF-8: what a task's command, environment and working_directory take together, in every order of a job."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """What an operation may say for all of its trees and, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
@@ -224,7 +226,12 @@ def _read_task(name: str, given: object) -> Task:
         arguments: str | tuple[str, ...] = tuple(_word(part, f"{where}/command", MAX_TEXT) for part in command)
     else:
         arguments = _word(command, f"{where}/command", MAX_TEXT)
-    environment = _table(task.get("environment", {}), f"{where}/environment")
+    environment = {
+        _read_variable(key, f"{where}/environment"): _word(value, f"{where}/environment/{key}", MAX_TEXT)
+        for key, value in _table(task.get("environment", {}), f"{where}/environment").items()
+    }
+    directory = _read_directory(task.get("working_directory", ""), f"{where}/working_directory")
+    _check_size(arguments, environment, directory, where)
     if "job_count" not in task:
         raise CommandError(f"{where}/job_count: is missing; how many jobs shall run?")
     rest = set(task) - {
@@ -240,14 +247,26 @@ def _read_task(name: str, given: object) -> Task:
         gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
         network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
         command=arguments,
-        environment={
-            _read_variable(key, f"{where}/environment"): _word(value, f"{where}/environment/{key}", MAX_TEXT)
-            for key, value in environment.items()
-        },
+        environment=environment,
         interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
-        working_directory=_read_directory(task.get("working_directory", ""), f"{where}/working_directory"),
+        working_directory=directory,
         spec={key: task[key] for key in sorted(rest)},
     )
+
+
+def _check_size(
+    command: str | tuple[str, ...], environment: Mapping[str, str], working_directory: str, where: str
+) -> None:
+    """Every order of a job carries these texts to its node. Raises CommandError."""
+    words = (command,) if isinstance(command, str) else command
+    texts = (*words, *environment.keys(), *environment.values(), working_directory)
+    # What is not valid Unicode is refused where it is stored.
+    size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    if size > MAX_TASK_BYTES:
+        raise CommandError(
+            f"{where}: command, environment and working_directory together may take at most {MAX_TASK_BYTES} bytes "
+            f"(UTF-8), got {size}; put long texts into a file that the job reads"
+        )
 
 
 def _word(value: object, where: str, most: int) -> str:

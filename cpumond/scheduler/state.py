@@ -8,6 +8,7 @@ jobs, is changed at once and comes back from the nodes' heartbeats after a resta
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
     NO_SUCH_OPERATION,
+    NO_TREE_SETTINGS,
     RESOLVE,
     SUBPOOL_DELIMITER,
     CommandError,
@@ -69,6 +71,11 @@ MAX_NODE_FAILURE_REASON = 1000
 KEPT_INCARNATIONS = 8
 START_GRACE_PERIODS = 2.0
 """Heartbeat periods after which a node's own word on a job that had no room there should have come."""
+MAX_ORDERS = 200
+MAX_ORDER_BYTES = 1_048_576
+"""The jobs to start of one answer: how many, and how much JSON unless it is just one. Agents refuse huge answers."""
+UNSENT_TIMEOUTS = 10.0
+"""Times waiting_job_timeout: how long a job may wait for an answer that has room for its order."""
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """How a job ends that its node may still have: what the node says of it later is heard."""
 
@@ -662,7 +669,7 @@ class State:
         self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
         reported: set[str] = set()
-        foreign_cores = foreign_bytes = 0.0
+        foreign = ZERO
         for report in heartbeat.jobs:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
@@ -670,11 +677,12 @@ class State:
                 _take_report(job, report)
             elif report.from_scheduler:
                 reported.add(report.job_id)
-                self._adopt(node, report, now)
+                # One that ends already is nobody's: taken over, it would count as work that goes on.
+                if report.stopping or not self._adopt(node, report, now):
+                    foreign = add(foreign, _reported_usage(self._limits_of(report), report))
             else:
-                foreign_cores += report.current_cpu_limit
-                foreign_bytes += report.memory or 0
-        node.foreign_usage = (0.0, foreign_cores, 0.0, foreign_bytes, 0.0)
+                foreign = add(foreign, _reported_usage(ZERO, report))
+        node.foreign_usage = foreign
         ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
         _note_overcommit(node, now)
         transaction = NOTHING
@@ -699,18 +707,27 @@ class State:
             if job.state == "running":
                 ended.append(_job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
             elif self._is_overdue(job, now):
-                waited = now - job.ordered_at
-                reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
+                if job.first_sent_at is None:
+                    reason = f"no answer to node {node.id} had room for its order within {now - job.ordered_at:.0f} s"
+                else:
+                    waited = now - job.first_sent_at
+                    reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
                 ended.append(_job_record(job, "aborted", now, reason=reason))
-        # One that was never reported may wait on the node, where the order to stop must still find it.
-        silent = (job for job in node.stopping.values() if job.id not in reported)
-        ended += [_job_record(job, "aborted", now) for job in silent if job.was_reported or self._is_overdue(job, now)]
+        # One that was sent and never reported may wait on the node, where the order to stop must still find it.
+        for job in node.stopping.values():
+            if job.id in reported:
+                continue
+            if job.was_reported or job.first_sent_at is None or self._is_overdue(job, now):
+                ended.append(_job_record(job, "aborted", now))
         return ended, acknowledged
 
     def _is_overdue(self, job: Job, now: float) -> bool:
         """Whether a job that its node never reported is given up: the node itself gave it up before that (6.7)."""
-        grace_s = START_GRACE_PERIODS * self.rules.heartbeat_period_s
-        return now - job.ordered_at > self.rules.waiting_job_timeout_s + grace_s
+        timeout_s = self.rules.waiting_job_timeout_s
+        sent_timeout_s = timeout_s + START_GRACE_PERIODS * self.rules.heartbeat_period_s
+        if job.first_sent_at is None:
+            return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
+        return now - job.first_sent_at > sent_timeout_s
 
     def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
         """The record of a job that the node says has ended; None if it is counted already or nobody's."""
@@ -746,8 +763,18 @@ class State:
             reclaimed_cpu_seconds=finished.reclaimed_cpu_seconds,
         )
 
-    def _adopt(self, node: Node, report: JobReport, now: float) -> None:
-        """A job that the node has and we do not know: taken over if its operation still needs it, else stopped."""
+    def _limits_of(self, report: JobReport) -> Vector:
+        """What a job of the scheduler ordered, as far as its operation is still known."""
+        live = self.operations.get(report.operation_id)
+        record = self.finished.get(report.operation_id) if live is None else live.record
+        task = None if record is None else _find_task(record, report.task)
+        return ZERO if task is None else task.resources
+
+    def _adopt(self, node: Node, report: JobReport, now: float) -> bool:
+        """A job that the node has and we do not know: taken over if its operation still needs it, else stopped.
+
+        True: it is taken over.
+        """
         operation = self.operations.get(report.operation_id)
         element = operation.elements.get(node.tree or "") if operation is not None else None
         task = None if operation is None else _find_task(operation.record, report.task)
@@ -762,8 +789,8 @@ class State:
         elif report.job_id in self.jobs or operation.needed.get(task.name, 0) <= 0:
             why = "it was replaced while its node was away"
         if why or element is None or task is None:
-            self._stop_unknown(node, report, why, now)
-            return
+            self._stop_unknown(node, report, why)
+            return False
         # It stays counted as lost, which it was for a while; what becomes of it now is to be counted besides.
         if counted is not None:
             del self.finished_jobs[report.operation_id][report.job_id]
@@ -771,16 +798,20 @@ class State:
         self.job_sequence += 1
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
-        job.usage = _reported_usage(job, report)
+        job.usage = _reported_usage(job.limits, report)
         # What it used before was counted then: by the run before, or before it was given up.
         job.counted_cpu_seconds = None if counted is None else counted.cpu_seconds
         job.counted_reclaimed_cpu_seconds = None if counted is None else counted.reclaimed_cpu_seconds
         self._start(job)
         _take_report(job, report)
+        return True
 
-    def _stop_unknown(self, node: Node, report: JobReport, why: str, now: float) -> None:
-        # The order is made anew for each heartbeat that shows the job; nothing else remembers it.
-        node.unwanted[report.job_id] = StopOrder(report.job_id, 0.0, "aborted", why)
+    def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
+        # The order is made anew for each heartbeat that shows the job not stopping; nothing else remembers it.
+        tree = self.trees.get(node.tree or "")
+        settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
+        timeout_s = settings.job_preemption_timeout / 1e3
+        node.unwanted[report.job_id] = StopOrder(report.job_id, timeout_s, "aborted", why)
 
     def _start(self, job: Job) -> None:
         start_job(job)
@@ -877,8 +908,11 @@ class State:
             recent += record.tree == tree and record.kind == "preempted"
         return limit - recent
 
-    def answer(self, node_id: str, receipt: Receipt) -> HeartbeatAnswer:
-        """The answer to an accepted heartbeat: all jobs that the node does not have yet, and all that it must stop."""
+    def answer(self, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
+        """The answer to an accepted heartbeat: jobs that the node does not have yet, and all that it must stop.
+
+        Jobs to start are at most ``MAX_ORDERS`` and ``MAX_ORDER_BYTES``; the next answers have the others.
+        """
         node = self.nodes[node_id]
         stop = [
             StopOrder(job.id, job.stop.timeout_s, job.stop.record.kind, job.stop.record.why)
@@ -889,10 +923,36 @@ class State:
         node.unwanted.clear()
         return HeartbeatAnswer(
             accepted=True,
-            start=[self._order(job) for job in node.jobs.values() if job.state == "starting"],
+            start=self._make_orders(node, now),
             stop=stop,
             acknowledged=receipt.acknowledged,
         )
+
+    def _make_orders(self, node: Node, now: float) -> list[JobOrder]:
+        """The orders of one answer, oldest first.
+
+        Where they are too many, those go first that no answer has carried, then those that were carried longest ago:
+        jobs that wait on the node for room, which it does not report, must not keep the others from it.
+        """
+        starting = [job for job in node.jobs.values() if job.state == "starting"]
+        starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
+        chosen: list[tuple[Job, JobOrder]] = []
+        total_bytes = 0
+        for job in starting:
+            order = self._order(job)
+            sizes = job.element.operation.order_sizes
+            if job.task.name not in sizes:
+                sizes[job.task.name] = len(msgspec.json.encode(order))
+            total_bytes += sizes[job.task.name]
+            if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
+                break
+            chosen.append((job, order))
+        for job, _ in chosen:
+            job.last_sent_at = now
+            if job.first_sent_at is None:
+                job.first_sent_at = now
+        chosen.sort(key=lambda each: each[0].sequence)
+        return [order for _, order in chosen]
 
     def _order(self, job: Job) -> JobOrder:
         task, record = job.task, job.element.operation.record
@@ -1021,11 +1081,11 @@ def _take_report(job: Job, report: JobReport) -> None:
     count_cpu_time(job, report.cpu_seconds, report.reclaimed_cpu_seconds)
     if job.is_active:
         job.state = "running"
-        change_usage(job, _reported_usage(job, report))
+        change_usage(job, _reported_usage(job.limits, report))
 
 
-def _reported_usage(job: Job, report: JobReport) -> Vector:
-    slots, _, gpu, memory, network = job.limits
+def _reported_usage(limits: Vector, report: JobReport) -> Vector:
+    slots, _, gpu, memory, network = limits
     return (slots, report.current_cpu_limit, gpu, memory if report.memory is None else float(report.memory), network)
 
 

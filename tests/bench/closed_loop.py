@@ -293,15 +293,17 @@ def count_found(node: ClusterNode, jobs: int) -> bool:
 
 
 def bench_cost(program: str, seconds: float) -> None:
-    """What agent, keeper and scheduler cost while jobs run and nothing happens."""
+    """What agent, keeper and scheduler cost: without jobs, with jobs, and while all limits go down at each check."""
     print(f"\ncost, heartbeats and checks each second, over {seconds:g} s")
     print(f"  {'':12}{'jobs':>6}{'us of CPU/s':>14}{'RSS MiB':>10}")
-    for jobs in (0, RUNNING_JOBS):
+    for jobs, floor_cores in ((0, 1.0), (RUNNING_JOBS, 1.0), (RUNNING_JOBS, 0.05)):
+        if floor_cores < 1.0:
+            print(f"  {jobs} limits lowered each second:")
         with (
             tempfile.TemporaryDirectory() as directory,
             Cluster(
                 directory, 1, cpu=float(RUNNING_JOBS), user_slots=200, memory=200 * MEMORY, check_period="1s",
-                heartbeat_period="1s", monitor={"mode": "reclaim"},
+                heartbeat_period="1s", monitor={"mode": "reclaim", "min_cpu_limit": floor_cores},
                 agent_config="[cost]\ncpu_budget_ratio = 0\n",
             ) as cluster,
         ):  # fmt: skip
@@ -310,6 +312,8 @@ def bench_cost(program: str, seconds: float) -> None:
             if jobs:
                 cluster.start_operation(POOL, [program, f"{directory}/stamps", "sleep", "1000"], jobs, 1.0, MEMORY)
                 cluster.wait(partial(count_found, node, jobs), f"{jobs} jobs run", 60.0)
+            if floor_cores < 1.0:
+                cluster.wait(partial(node.log_events, "limit_changed"), "limits go down", 60.0)
             pids = find_pids(cluster)
             pause = threading.Event()
             pause.wait(3.0)

@@ -202,10 +202,10 @@ class Command:
         return rest
 
 
-def operate(url: str, *arguments: str) -> str:
+def operate(url: str, token: str, *arguments: str) -> str:
     """The output of ``cpumond operation``."""
     command = [sys.executable, "-m", "cpumond", "operation", *arguments]
-    environment = {**os.environ, "CPUMOND_SCHEDULER": url}
+    environment = {**os.environ, "CPUMOND_SCHEDULER": url, "CPUMOND_TOKEN": token}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -220,9 +220,10 @@ def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
             lines.append(command.read_line().strip())
         [url] = [line.rpartition("=")[2] for line in lines if line.startswith("export CPUMOND_SCHEDULER=")]
         assert f"export YT_PROXY={url.removeprefix('http://')}" in lines
+        [token] = [line.rpartition("=")[2] for line in lines if line.startswith("export CPUMOND_TOKEN=")]
         assert sum("the agent of node-" in line for line in lines) == 2
-        operation = operate(url, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
-        wait_until(lambda: "running" in operate(url, "jobs", operation), "the job runs")
+        operation = operate(url, token, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
+        wait_until(lambda: "running" in operate(url, token, "jobs", operation), "the job runs")
         assert list_cgroups(command.process.pid)
         assert command.end() == "All of it is removed.\n"
     assert list_cgroups(command.process.pid) == []
@@ -246,8 +247,10 @@ def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
 def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchies, tmp_path: Path) -> None:
     with Command(tmp_path, "--json") as command:
         told = json.loads(command.read_line())
-        operation = operate(told["scheduler"], "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
-        wait_until(lambda: "running" in operate(told["scheduler"], "jobs", operation), "the job runs")
+        operation = operate(
+            told["scheduler"], told["token"], "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000"
+        )
+        wait_until(lambda: "running" in operate(told["scheduler"], told["token"], "jobs", operation), "the job runs")
         parts = [psutil.Process(node["pid"]) for node in told["nodes"].values()]
         command.process.kill()
     wait_until(lambda: all(is_over(process) for process in parts), "the agents end")

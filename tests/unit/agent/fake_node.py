@@ -54,6 +54,8 @@ def source(pattern: str = "jobs/*", cpu_limit: object = 4.0, more: str = "") -> 
 class FakeNode:
     """A machine with a unified hierarchy in a directory, jobs below ``jobs/``, and its agent."""
 
+    managed_roots = '["jobs"]'
+
     def __init__(self, directory: Path, jobs: dict[str, dict[str, object]], config: str = QUICK + source()) -> None:
         self.directory = directory
         self.mountinfo = make_v2_host(directory, {"jobs": {**v2_cgroup(), **jobs}})
@@ -70,7 +72,7 @@ class FakeNode:
         place = self.directory
         head = (
             f'node_id = "node"\nstate_dir = "{place}/state"\nruntime_dir = "{place}/run"\n'
-            f'mountinfo = "{self.mountinfo}"\nmanaged_roots = ["jobs"]\n'
+            f'mountinfo = "{self.mountinfo}"\nmanaged_roots = {self.managed_roots}\n'
         )
         return finish_config(parse_config_text(head + (text or self.config_text), "test.toml"), "test.toml")
 

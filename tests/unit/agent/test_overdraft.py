@@ -52,7 +52,10 @@ def test_what_is_left_fits_or_nothing_is_left_and_no_victim_is_needless(
     jobs = [Share(str(number), start, amount) for number, (start, amount) in enumerate(shares)]
     victims = find_victims(jobs, others, capacity)
     left = others + sum(job.amount for job in jobs if job.job_id not in victims)
-    assert left <= capacity * 1.00001 or all(job.amount == 0 for job in jobs if job.job_id not in victims)
+    if others > capacity * 1.00001:
+        assert victims == [], "nothing would be won"
+    else:
+        assert left <= capacity * 1.00001
     if victims:
         last = next(job for job in jobs if job.job_id == victims[-1])
         assert left + last.amount > capacity

@@ -78,6 +78,30 @@ def test_what_no_process_can_be_given_is_refused(given, sentence):
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ({"command": ["x" * 65_536] * 4 + ["y"]}, 262_145),
+        ({"command": "\u20ac" * 65_536, "environment": {"A": "\u20ac" * 21_846}}, 262_147),
+        ({"environment": {f"{n:04}": "x" * 252 for n in range(1024)}, "working_directory": "/d"}, 262_146),
+        ({"environment": {f"V{n:063}": "" for n in range(4097)}}, 262_208),
+    ],
+)
+def test_what_a_task_sends_with_each_job_is_bounded_in_bytes(given, size):
+    with pytest.raises(CommandError) as caught:
+        task(**given)
+    assert str(caught.value) == (
+        "spec/tasks/t: command, environment and working_directory together may take at most 262144 bytes (UTF-8), got "
+        f"{size}; put long texts into a file that the job reads"
+    )
+
+
+def test_a_task_may_send_as_much_as_is_allowed():
+    assert len(task(command=["x" * 65_536] * 4).command) == 4
+    found = task(command="\u20ac" * 65_536, environment={"A": "\u20ac" * 21_844, "B": "x"}, working_directory="/")
+    assert found.working_directory == "/"
+
+
 def test_0_2_hyphens_are_underscores_and_aliases_are_folded():
     assert task(**{"cpu-limit": 3}).cpu_limit == 3
     assert task(cpu=3, memory=7).resources == (1.0, 3.0, 0.0, 7.0, 0.0)

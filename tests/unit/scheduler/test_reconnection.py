@@ -10,6 +10,7 @@ import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.model import CommandError, JobCounts, JobRecord
+from cpumond.wire import StopOrder
 
 LOST_S = 301.0
 """Longer than node_reconnection_timeout."""
@@ -409,3 +410,144 @@ def test_a_node_that_was_given_up_may_come_back_as_the_same_run(world):
     lose(world)
     node.register()
     assert node.beat().accepted
+
+
+# --- jobs of before that end already
+
+
+def restart_while_it_stops(world: World, job_preemption_timeout: int = 10_000) -> tuple[PlayedNode, str, str]:
+    """The scheduler is started anew while a job ends that is needed again; node, operation, the job."""
+    world.set_tree(job_preemption_timeout=job_preemption_timeout)
+    node = world.node("n1", cpu=1)
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    world.resume(operation)
+    assert list(node.stopping) == [job]
+    world.restart()
+    return node, operation, job
+
+
+def test_a_job_that_is_being_stopped_is_not_taken_over_and_is_replaced_elsewhere(world):
+    node, operation, job = restart_while_it_stops(world)
+    world.settle_down()
+    assert world.jobs_of(operation) == []
+    assert world.operation(operation).needed == {"t": 1}
+    assert world.cores("p") == 0.0
+    other = world.node("n2", cpu=1)
+    world.settle_down()
+    assert [each.node.id for each in world.jobs_of(operation)] == ["n2"]
+    assert len(other.jobs) == 1
+    assert list(node.jobs) == [job]
+
+
+def test_a_job_that_is_being_stopped_takes_its_room_until_it_is_gone(world):
+    node, operation, job = restart_while_it_stops(world)
+    world.settle_down()
+    known = world.state.nodes["n1"]
+    assert known.foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)
+    assert known.free[1] == 0.0
+    assert list(node.jobs) == [job]
+    node.let_go(job)
+    world.settle_down()
+    assert known.foreign_usage == (0.0, 0.0, 0.0, 0.0, 0.0)
+    (other,) = world.jobs_of(operation)
+    assert list(node.jobs) == [other.id] != [job]
+
+
+def test_a_job_that_is_being_stopped_gets_no_other_order_that_could_shorten_its_time(world):
+    node, operation, _ = restart_while_it_stops(world, job_preemption_timeout=42_000)
+    world.set_tree(job_preemption_timeout=1000)
+    assert node.beat().stop == []
+    world.abort(operation)
+    assert node.beat().stop == []
+    assert node.beat().stop == []
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "expected"),
+    [("aborted", 143, JobCounts(aborted=1)), ("completed", 0, JobCounts(completed=1))],
+)
+def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, exit_code, expected):
+    node, operation, job = restart_while_it_stops(world)
+    node.beat()
+    node.let_go(job, state, exit_code=exit_code)
+    node.deaf = True
+    assert node.beat().acknowledged == [job]
+    node.deaf = False
+    assert node.beat().acknowledged == [job]
+    record = ended(world, operation, job)
+    assert (record.state, record.exit_code) == (state, exit_code)
+    assert counts(world, operation) == expected
+    assert world.states([operation]) == ("c" if state == "completed" else "r")
+
+
+def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over(world):
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    world.resume(operation)
+    lose(world)
+    node.register()
+    world.set_operation(operation, resource_limits={"cpu": 0})
+    world.settle_down()
+    assert world.jobs_of(operation) == []
+    assert node.heard is not None
+    assert node.heard.stop == []
+    node.let_go(job)
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(aborted=1)
+
+
+def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(world):
+    node = world.node("n1", cpu=1)
+    operation = run(world)
+    (job,) = node.jobs
+    node.stopping[job] = StopOrder(job, 15.0, "resource_overdraft", "resource_overdraft: too much")
+    world.settle_down()
+    assert [(each.id, each.state) for each in world.jobs_of(operation)] == [(job, "running")]
+    assert world.cores("p") == 1.0
+    assert node.heard is not None
+    assert (node.heard.start, node.heard.stop) == ([], [])
+    node.let_go(job)
+    node.beat()
+    assert counts(world, operation) == JobCounts(aborted=1)
+    assert ended(world, operation, job).reason == "resource_overdraft: too much"
+    assert len(node.jobs) == 1
+    assert job not in node.jobs
+
+
+@pytest.mark.parametrize(("job_preemption_timeout", "timeout_s"), [(None, 10.0), (2500, 2.5)])
+def test_6_7_a_job_that_nobody_claims_is_interrupted_before_it_is_killed(world, job_preemption_timeout, timeout_s):
+    if job_preemption_timeout is not None:
+        world.set_tree(job_preemption_timeout=job_preemption_timeout)
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.deaf = True
+    world.abort(operation)
+    world.restart()
+    (stop,) = node.beat().stop
+    assert (stop.job_id, stop.timeout_s, stop.kind) == (job, timeout_s, "aborted")
+    assert stop.why == "its operation is not known or has ended"
+    assert world.state.nodes["n1"].foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def test_6_7_a_job_that_nobody_claims_is_interrupted_on_a_node_without_a_tree_too(world):
+    world.set_tree(nodes_filter="!x", job_preemption_timeout=2500)
+    node = world.node("n1")
+    operation = run(world)
+    (job,) = node.jobs
+    node.deaf = True
+    node.tags = ("x",)
+    node.register()
+    assert world.state.nodes["n1"].tree is None
+    world.abort(operation)
+    world.restart()
+    (stop,) = node.beat().stop
+    assert (stop.job_id, stop.timeout_s) == (job, 10.0)

@@ -1,0 +1,155 @@
+"""The agent as a node of a scheduler: when heartbeats go, what they hold, and what becomes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_node import QUICK, FakeNode, source
+from test_assigned import ME, PlayedExecutor
+
+from cpumond.agent.assigned import AssignedJobs
+from cpumond.executor import Ended, Started
+from cpumond.reporters import ReporterStats
+from cpumond.testing import FakeClock, v2_cgroup
+from cpumond.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
+
+EXECUTOR = f'[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"\nallow_root = true\nuser = "{ME}"\n'
+RESOURCES = "[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n"
+PATH = "cpumond-jobs/cpumond-job-j1"
+
+
+class PlayedLink:
+    """A link that keeps every heartbeat."""
+
+    def __init__(self) -> None:
+        self.heartbeats: list[Heartbeat] = []
+        self.registered: RegistrationAnswer | None = RegistrationAnswer("n", "default", 1.0)
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        self.heartbeats.append(heartbeat)
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+    def stats(self) -> ReporterStats:
+        return ReporterStats(len(self.heartbeats), last_error="no answer")
+
+
+class Node(FakeNode):
+    """A fake node with a link, and an executor that starts nothing."""
+
+    managed_roots = '["jobs", "cpumond-jobs"]'
+
+    def __init__(self, directory: Path, executor: bool = True) -> None:
+        self.executor = PlayedExecutor()
+        config = f"{QUICK}{source()}{RESOURCES}"
+        super().__init__(
+            directory, {"a": v2_cgroup()}, config + (EXECUTOR if executor else '[scheduler]\nurl = "http://h"\n')
+        )
+        self.link = PlayedLink()
+        self.agent.link = self.link  # type: ignore[assignment]
+        if executor:
+            self.agent.assigned = AssignedJobs(self.agent.config, self.executor, self.clock)  # type: ignore[arg-type]
+        self.start()
+
+    def serve(self) -> None:
+        """What happens between two ticks."""
+        self.agent._serve_scheduler(beat=True)
+
+    def order(self, **answer: object) -> None:
+        self.agent.take_answer(HeartbeatAnswer(True, **answer), self.clock.monotonic_s())  # type: ignore[arg-type]
+        self.serve()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.agent.close()
+
+
+def make_order(job_id: str = "j1") -> JobOrder:
+    return JobOrder(job_id, "op", "t", "p", 2.0, 0, 1, ["true"], {}, ME, {}, 30.0)
+
+
+def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> None:
+    node.order(start=[make_order()])
+    (node.root / PATH).mkdir(parents=True)
+    for name, text in v2_cgroup(quota="200000 100000").items():
+        (node.root / PATH / name).write_text(str(text))
+    before = len(node.link.heartbeats)
+    node.executor.events.append(Started("j1", PATH, 100.0))
+    node.serve()
+    assert len(node.link.heartbeats) == before + 1
+    [report] = [job for job in node.link.heartbeats[-1].jobs if job.from_scheduler]
+    assert (report.job_id, report.cgroup, report.current_cpu_limit, report.mode) == ("j1", PATH, 2.0, "reclaim")
+    assert PATH in node.agent.table.jobs
+    for name in list((node.root / PATH).iterdir()):
+        name.unlink()
+    (node.root / PATH).rmdir()
+    node.executor.events.append(Ended("j1", 200.0, exit_code=0))
+    node.serve()
+    assert PATH not in node.agent.table.jobs
+    last = node.link.heartbeats[-1]
+    assert [job.job_id for job in last.finished_jobs] == ["j1"]
+    assert [job.job_id for job in last.jobs] == ["a"]
+
+
+def test_heartbeats_keep_their_period_whatever_the_ticks(node: Node) -> None:
+    node.serve()
+    before = len(node.link.heartbeats)
+    for _ in range(100):
+        node.clock.advance(0.1)
+        node.serve()
+    assert 9 <= len(node.link.heartbeats) - before <= 11
+
+
+def test_nothing_to_tell_is_no_heartbeat(node: Node) -> None:
+    node.serve()
+    before = len(node.link.heartbeats)
+    for _ in range(5):
+        node.order()
+    assert len(node.link.heartbeats) == before
+
+
+def test_a_node_that_does_not_know_its_jobs_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AssignedJobs, "knows_jobs", False)
+    node = Node(tmp_path)
+    for _ in range(5):
+        node.clock.advance(1.0)
+        node.tick()
+        node.serve()
+    assert node.link.heartbeats == []
+    node.agent.close()
+
+
+def test_answers_are_not_kept_where_nobody_obeys_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, executor=False)
+    for _ in range(10):
+        node.order(start=[make_order()])
+    assert len(node.agent._answers) == 0
+    assert all(not job.from_scheduler for job in node.link.heartbeats[-1].jobs)
+    node.agent.close()
+
+
+def test_an_error_with_the_jobs_does_not_stop_the_monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble() -> list[object]:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(node.executor, "poll", stumble)
+    ticks = node.agent.totals.ticks
+    node.tick(1.0)
+    assert node.agent.totals.ticks == ticks + 1
+    assert node.agent.totals.errors > 0
+
+
+def test_what_the_link_complains_about_is_a_problem_of_the_status(node: Node) -> None:
+    node.tick()
+    snapshot = node.snapshot()
+    assert snapshot.link is not None
+    assert snapshot.link.tree == "default"
+    assert any("scheduler http://h: no answer" in problem for problem in snapshot.problems)
+    assert snapshot.assigned is not None
+    assert isinstance(node.clock, FakeClock)
