@@ -6,8 +6,9 @@ of them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` 
 heartbeat of a run; a receiver drops what is older than what it has (same incarnation, sequence not larger), and what is
 of another incarnation than the one that registered last.
 
-The answer is level-triggered too: jobs to start and to stop are in each answer until the heartbeat shows that the node
-has acted; a node ignores the order to start a job that it has or had, and the order to stop one that it does not have.
+The answer is level-triggered too: jobs to start (as many as fit into one answer) and to stop are in each until the
+heartbeat shows that the node has acted; a node ignores the order to start a job that it has or had, and the order to
+stop one that it does not have.
 
 CPU values are cores (1.0 = one CPU all the time), memory bytes. ``cpumond schema NAME`` prints the JSON Schema.
 """
@@ -26,6 +27,7 @@ MAX_NAME = 4096
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _CoreSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -142,14 +144,14 @@ class JobOrder(msgspec.Struct, frozen=True):
     operation_id: str
     task: str
     pool: str
-    cpu_limit: float
-    memory_limit: int
-    user_slots: int
+    cpu_limit: _Cores
+    memory_limit: _Bytes
+    user_slots: Annotated[int, msgspec.Meta(ge=0)]
     command: str | list[str]
     environment: dict[str, str]
     user: str
     job_cpu_monitor: dict[str, Any]
-    wait_s: float
+    wait_s: _Seconds
     interruptible: bool = False
     working_directory: str = ""
 
@@ -158,7 +160,7 @@ class StopOrder(msgspec.Struct, frozen=True):
     """A job to stop: interrupt it, kill it ``timeout_s`` later. ``kind`` and ``why`` as in its preemption record."""
 
     job_id: str
-    timeout_s: float
+    timeout_s: _Seconds
     kind: str
     why: str
 

@@ -375,7 +375,7 @@ class AssignedJobs:
                 stumbled = self.jobs.get(event.job_id)
                 if stumbled is not None and not isinstance(event, Started) and stumbled.file.finished is None:
                     self._finish(stumbled, "lost", "the agent could not take in how it ended; see its log")
-        if self._list_waiting():
+        if self._list_waiting() and not self.problem:
             usage, other_cores = count_cores()
             self.note_usage(usage)
             self._start_what_fits(now_s, other_cores)
@@ -479,7 +479,7 @@ class AssignedJobs:
 
     def _count_bad_start(self, problem: str, now_s: float) -> None:
         self._broken_starts += 1
-        if self._broken_starts >= BROKEN_STARTS:
+        if self._broken_starts >= BROKEN_STARTS and not self.problem:
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
@@ -597,6 +597,11 @@ class AssignedJobs:
     def finished_jobs(self) -> list[FinishedJob]:
         """Ends that the scheduler has not acknowledged."""
         return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
+
+    def find_by_cgroup(self, path: str) -> JobOrder | None:
+        """The order of the job in a cgroup; None for the jobs of others."""
+        found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
+        return next(found, None)
 
     def view(self) -> AssignedView:
         """For metrics and status."""

@@ -80,7 +80,7 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
     return {
         **describe_job(job.view(now_s)),
         "directory": job.cgroup.directory,
-        "source": "" if job.found.source is None else job.found.source.pattern,
+        "source": _describe_source(agent, job),
         "cpu_limit_given": job.found.cpu_limit_cores,
         "xattr_mode": None if job.asked_mode is None else job.asked_mode[0],
         "paused": agent.is_paused(),
@@ -119,6 +119,14 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
         },
         "decisions": [describe_record(record) for record in job.ring.records()],
     }
+
+
+def _describe_source(agent: Agent, job: Tracked) -> str:
+    """Where the agent has the job from: a source's pattern, the scheduler's order, "" for one added by hand."""
+    if job.found.source is not None:
+        return job.found.source.pattern
+    order = None if agent.assigned is None else agent.assigned.find_by_cgroup(job.found.path)
+    return "" if order is None else f"ordered by the scheduler: pool {order.pool}, task {order.task}"
 
 
 def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:

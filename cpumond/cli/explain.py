@@ -214,6 +214,8 @@ def _describe_use(e: ExplainAnswer) -> str:
 
 
 def _describe_source(e: ExplainAnswer) -> str:
+    if e.source.startswith("ordered by the scheduler"):
+        return show_name(e.source)
     return f"from source {show_name(e.source)}" if e.source else "added by `cpumond job add`"
 
 

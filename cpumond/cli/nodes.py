@@ -40,7 +40,7 @@ def node_command() -> None:
 def node_list_command(
     client: SchedulerClient, tree: str | None, tag: str | None, online: bool | None, limit: int, as_json: bool
 ) -> None:
-    """One line per node. Numbers are cores; "others" is what jobs use that the scheduler did not start."""
+    """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
     state = None if online is None else str(online).lower()
     query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
     content = client.request("GET", "/nodes", query=query)

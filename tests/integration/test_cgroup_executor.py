@@ -556,13 +556,28 @@ def test_processes_in_the_root_of_jobs_are_told_before_anything_is_changed(tmp_p
     assert sorted(os.listdir(tmp_path / "cgroup" / "busy")) == sorted(busy)
 
 
-def test_a_real_v2_root_keeps_the_cpu_controller_of_jobs(hierarchies, real_tree):
-    if hierarchies.cpu_version == 1:
-        pytest.skip("needs the cpu controller on v2")
-    real_tree.create("a", 0.5, 0)
-    above = os.path.dirname(os.path.dirname(os.path.join(hierarchies.cpu_root, real_tree.path("a"))))
-    with pytest.raises(OSError, match="busy"):
-        Path(above, "cgroup.subtree_control").write_text("-cpu")
+def test_more_jobs_than_a_job_may_have_descriptors(rig):
+    """The keeper holds some descriptors for each job; what a child inherits of them must not be in its way."""
+    user = "nobody" if os.geteuid() == 0 else ""
+    job_ids = [rig.start("sleep", "1000", user=user, cpu_limit=0.05, working_directory="/") for _ in range(200)]
+    for job_id in job_ids:
+        rig.wait(Started, job_id)
+    for job_id in job_ids:
+        rig.executor.kill(job_id)
+    for job_id in job_ids:
+        rig.wait(Ended, job_id)
+    rig.assert_nothing_left(*job_ids)
+
+
+def test_a_word_that_is_too_long_does_not_end_the_keeper_of_the_others(rig):
+    good = rig.start("sleep", "1000")
+    rig.wait(Started, good)
+    for word in ("x" * 5000, "\u20ac" * 60_000):
+        refused = rig.wait(NotStarted, rig.start(word))
+        assert not refused.node_fault
+        assert refused.problem.startswith(f"cannot run {word[:100]!r}"[:100])
+    rig.executor.kill(good)
+    assert rig.wait(Ended, good).signal == 9
 
 
 def test_jobs_in_a_tree_of_plain_files(tmp_path):

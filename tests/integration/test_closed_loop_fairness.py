@@ -38,7 +38,7 @@ SAMPLE_S = 0.25
 LULL_S = (14.0, 23.0)
 """In between, little is started in the pool with the guarantee."""
 TOLERANCE = 0.10
-LEAST_GIVEN = 0.8
+QUIET = 0.95
 RECLAIM_S = 10.0
 QUICK_MONITOR = {
     "check_period": 100,
@@ -370,10 +370,10 @@ def test_pools_use_what_they_deserve(cluster: Cluster, hierarchies: Hierarchies)
     lull_deviations, _ = show("in it", samples[first : end + 1], measured.between(first, end))
     show("after it", samples[end:], measured.between(end, last))
     deviations, given = show("the whole run", samples, measured.between(0, last))
-
-    if given < LEAST_GIVEN:
-        pytest.skip(f"this machine was too busy: the jobs could use {given:.0%} of what they held")
     assert max(map(abs, deviations.values())) < TOLERANCE
+    if given > QUIET:
+        # Nothing else took the CPUs of this machine meanwhile: then it is the fair shares themselves.
+        assert all(abs((1.0 + each) * given - 1.0) < TOLERANCE for each in deviations.values())
     # What the pool with the guarantee leaves goes to the others.
     assert all(abs(lull_deviations[name]) < 1.5 * TOLERANCE for name in ("double", "single"))
 
