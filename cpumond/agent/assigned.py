@@ -251,7 +251,10 @@ class AssignedJobs:
         mine = self._list_mine()
         try:
             found = recover()
-        except CpumondError as error:
+        except Exception as error:
+            # Whatever it is: the agent goes on with what it is for.
+            if not isinstance(error, CpumondError):
+                log.exception("executor_failed")
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"no job can be run: {error}")
             return
@@ -360,9 +363,7 @@ class AssignedJobs:
         if not self._ready:
             self._try_again(now_s)
             if not self._ready:
-                for job in self._list_waiting():
-                    if now_s - job.received_at_s > job.order.wait_s:
-                        self._finish(job, "aborted", self.problem)
+                self._give_up_late_ones(now_s)
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         while self._events:
@@ -375,7 +376,9 @@ class AssignedJobs:
                 stumbled = self.jobs.get(event.job_id)
                 if stumbled is not None and not isinstance(event, Started) and stumbled.file.finished is None:
                     self._finish(stumbled, "lost", "the agent could not take in how it ended; see its log")
-        if self._list_waiting() and not self.problem:
+        if self.problem:
+            self._give_up_late_ones(now_s)
+        elif self._list_waiting():
             usage, other_cores = count_cores()
             self.note_usage(usage)
             self._start_what_fits(now_s, other_cores)
@@ -394,7 +397,9 @@ class AssignedJobs:
         return changed
 
     def next_deadline_s(self) -> float:
-        """When the next job must be killed; infinity when none."""
+        """When the next job must be killed; infinity when none, or nothing can be killed now."""
+        if not self._ready:
+            return math.inf
         return min((job.kill_at_s for job in self.jobs.values() if job.takes_room), default=math.inf)
 
     def _take_event(self, event: Started | NotStarted | Ended, now_s: float) -> None:
@@ -502,10 +507,17 @@ class AssignedJobs:
             if now_s - job.received_at_s > order.wait_s:
                 # Too late, also where there is room now: by this time it is placed elsewhere.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
+                text = text or "there is now, too late"
                 self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
             elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.memory_limit, slots - order.user_slots
                 self._start(job, now_s)
+
+    def _give_up_late_ones(self, now_s: float) -> None:
+        """While nothing can be started here: what has waited too long is placed elsewhere."""
+        for job in self._list_waiting():
+            if now_s - job.received_at_s > job.order.wait_s:
+                self._finish(job, "aborted", self.problem)
 
     def _list_waiting(self) -> list[AssignedJob]:
         return [job for job in self.jobs.values() if job.file.state == "waiting"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import resource
@@ -244,6 +245,7 @@ def test_a_job_that_has_waited_too_long_is_not_started_late(tmp_path: Path) -> N
     world.advance(31.0)
     assert world.finished("j1")["reason"] == "no job can be run: no bus"
     assert not world.jobs.is_ready
+    assert world.jobs.next_deadline_s() == math.inf
     world.jobs.close()
 
 
@@ -412,7 +414,10 @@ def test_a_node_that_can_start_nothing_offers_nothing_for_a_while(world: World) 
     assert "no cgroup can be made" in world.jobs.problem
     world.advance(59.0)
     assert world.offers == [False]
+    world.obey(make_order("waits", wait_s=1.5))
+    assert world.state("waits") == "waiting"
     world.advance(2.0)
+    assert "no cgroup can be made" in world.finished("waits")["reason"]
     assert world.offers == [False, True]
     world.obey(make_order("again"))
     world.happen(NotStarted("again", "no cgroup can be made", node_fault=True))
