@@ -158,6 +158,10 @@ class Agent:
         self._rescan_due |= self.table.waits_for_half()
         self._discovery_problems = scan.problems
         self._empty_rescans = 0 if len(self.table) or not self.config.source else self._empty_rescans + 1
+        self._choose_period()
+
+    def _choose_period(self) -> None:
+        """As often as the job that is looked at most often."""
         self.period_s = min(
             [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
@@ -445,6 +449,8 @@ class Agent:
         for found in self.assigned.found_jobs():
             if found.path not in self._followed:
                 self.table.add(found, now_s)
+        if followed != self._followed:
+            self._choose_period()
         self._followed = followed
 
     def _read_usage(self) -> dict[str, Usage]:
@@ -647,6 +653,7 @@ class Agent:
             if self.reloading:
                 self._reload()
             now_s = self.clock.monotonic_s()
+            next_s = min(next_s, now_s + self.period_s)  # a job with a shorter one may have come between two ticks
             if now_s < next_s:
                 self._wait(next_s - now_s)
                 continue

@@ -70,12 +70,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.agent.close()
 
 
-def make_order(job_id: str = "j1") -> JobOrder:
-    return JobOrder(job_id, "op", "t", "p", 2.0, 0, 1, ["true"], {}, ME, {}, 30.0)
+def make_order(job_id: str = "j1", **monitor: object) -> JobOrder:
+    return JobOrder(job_id, "op", "t", "p", 2.0, 0, 1, ["true"], {}, ME, monitor, 30.0)
 
 
 def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> None:
-    node.order(start=[make_order()])
+    node.order(start=[make_order(check_period=100)])
     (node.root / PATH).mkdir(parents=True)
     for name, text in v2_cgroup(quota="200000 100000").items():
         (node.root / PATH / name).write_text(str(text))
@@ -86,12 +86,14 @@ def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> No
     [report] = [job for job in node.link.heartbeats[-1].jobs if job.from_scheduler]
     assert (report.job_id, report.cgroup, report.current_cpu_limit, report.mode) == ("j1", PATH, 2.0, "reclaim")
     assert PATH in node.agent.table.jobs
+    assert node.agent.period_s == 0.1, "the next tick is as soon as this job wants it"
     for name in list((node.root / PATH).iterdir()):
         name.unlink()
     (node.root / PATH).rmdir()
     node.executor.events.append(Ended("j1", 200.0, exit_code=0))
     node.serve()
     assert PATH not in node.agent.table.jobs
+    assert node.agent.period_s == 1.0
     last = node.link.heartbeats[-1]
     assert [job.job_id for job in last.finished_jobs] == ["j1"]
     assert [job.job_id for job in last.jobs] == ["a"]
