@@ -535,6 +535,8 @@ def test_a_job_that_ignores_sigterm_is_killed_when_its_time_is_over(loop, tmp_pa
 
 
 def test_a_job_that_is_stopped_while_it_is_being_started_is_interrupted_when_it_runs(loop):
+    # The first process of a new one ends at once.
+    loop.wait(lambda: len(loop.nodes[0].find_keepers()) == 1, "there is one keeper", WAIT_S)
     [keeper] = loop.nodes[0].find_keepers()
     os.kill(keeper, signal.SIGSTOP)
     try:

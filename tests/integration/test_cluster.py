@@ -124,6 +124,8 @@ def test_all_is_removed_after_an_exception_also_jobs_that_ignore_signals(
             command = "trap '' TERM INT; sh -c 'sleep 1000 & sleep 1000' & while :; do sleep 1; done"
             operation = whole.start_operation("p", command, 2, cpu_limit=0.1)
             whole.wait(lambda: two(whole.jobs(operation, "running")), "they run")
+            # The first process of a new one ends at once.
+            whole.wait(lambda: len(whole.nodes[0].find_keepers()) == 1, "there is one keeper")
             [keeper] = [psutil.Process(pid) for pid in whole.nodes[0].find_keepers()]
             whole.wait(lambda: len(keeper.children(recursive=True)) >= 6, "they have started what they start")
             own = [psutil.Process(each.pid) for each in (whole.scheduler, whole.nodes[0])]
