@@ -68,6 +68,8 @@ STOP_TIMEOUT_US = 5_000_000
 """Between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
 START_TIMEOUT_US = 30_000_000
 JOURNAL_TIMEOUT_S = 10.0
+LAST_WORDS_BYTES: Final = 4096
+LAST_WORDS_S: Final = 2.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
 """journald does not come to an end of it while a job floods it."""
 COUNT_S = 1.0
@@ -1029,7 +1031,24 @@ class SystemdExecutor:
         totals = await self._look(job)
         await self._remove_unit(job)
         await self._forget(job)
-        self._emit(make_ended(job.job_id, state, totals, peak, oom_kills))
+        ended = make_ended(job.job_id, state, totals, peak, oom_kills)
+        if ended.exit_code:
+            ended = msgspec.structs.replace(ended, last_words=await self._read_last_words(job.job_id))
+        self._emit(ended)
+
+    async def _read_last_words(self, job_id: str) -> bytes:
+        """The end of a failed job's stderr; nothing where the journal takes long to tell."""
+
+        def read() -> bytes:
+            try:
+                return self.read_log(job_id, "", "stderr", LAST_WORDS_BYTES)[0]
+            except ExecutorError:
+                return b""
+
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
+        except TimeoutError:
+            return b""
 
     def _cgroup_of(self, job: _Job) -> str:
         """Where the cgroup of a unit was that has none any more."""

@@ -78,7 +78,7 @@ def test_jobs_fail(facts: Facts) -> None:
     fact = of(facts, "fails")
     by_code = only_job(fact["by_code"])
     assert (by_code["state"], by_code["exit_code"]) == ("failed", 7)
-    assert by_code["reason"].startswith("exit code 7")
+    assert by_code["reason"] == "exit code 7; stderr: the reason"
     assert fact["by_code"]["logs"] == [{"stdout": "out\n", "stderr": "first\nthe reason\n"}]
     by_signal = only_job(fact["by_signal"])
     assert (by_signal["state"], by_signal["reason"]) == ("failed", "killed by SIGSEGV")

@@ -32,7 +32,7 @@ def launch(**changes: Any) -> Launch:
         "argv": ["sleep", "1"],
         "environment": {"PATH": "/usr/bin:/bin"},
         "user": "",
-        "working_directory": "/work",
+        "working_directory": "/there",
         "cpu_limit": 1.5,
         "memory_limit": 0,
         "directory": "/jobs/one",
@@ -114,8 +114,8 @@ def test_words_of_the_command_mean_nothing_to_systemd():
     ("argv0", "environment", "expected"),
     [
         ("/bin/true", {"PATH": "/opt"}, ("/bin/true", [])),
-        ("./run", {"PATH": "/opt"}, ("/work/run", [])),
-        ("sub/run", {}, ("/work/sub/run", [])),
+        ("./run", {"PATH": "/opt"}, ("/there/run", [])),
+        ("sub/run", {}, ("/there/sub/run", [])),
         ("run", {}, ("run", [])),
         ("run", {"PATH": "/opt:relative::/usr/bin"}, ("run", ["/opt", "/usr/bin"])),
     ],
@@ -182,7 +182,7 @@ def test_whether_a_program_has_run(told, has_run):
 @pytest.mark.parametrize(
     ("status", "words", "node_fault"),
     [
-        (200, "no working directory /work that user nobody may enter", False),
+        (200, "no working directory /there that user nobody may enter", False),
         (203, "no program 'prog' that user nobody may run", False),
         (216, "groups of user 'nobody'", False),
         (217, "no user 'nobody' on this host", False),
@@ -197,7 +197,7 @@ def test_why_a_unit_did_not_start(status, words, node_fault):
         ExecMainCode=1,
         ExecMainStatus=status,
         User="nobody",
-        WorkingDirectory="/work",
+        WorkingDirectory="/there",
         ExecStart=[["prog", ["prog", "x"], False, 0, 0, 0, 0, 0, 0, 0]],
     )
     problem, is_node_fault = explain_start_failure(failed)
