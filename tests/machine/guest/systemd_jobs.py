@@ -90,6 +90,8 @@ def jobs_of(operation: str) -> list[dict[str, Any]]:
 def wait_over(operation: str) -> dict[str, Any]:
     """The operation's last state, its jobs, and what each wrote, over the API."""
     over_s = wait(lambda: get(f"operations/{operation}")["state"] in ("completed", "failed", "aborted"))
+    # The jobs of an aborted one are told to stop, and it takes a heartbeat until they are known to be gone.
+    wait(lambda: not any(job["state"] in ("starting", "running", "stopping") for job in jobs_of(operation)))
     jobs = jobs_of(operation)
     logs = [
         {name: ask("GET", f"operations/{operation}/jobs/{job['id']}/log?stream={name}").decode() for name in STREAMS}
