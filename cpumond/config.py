@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import ipaddress
 import math
 import os
 import re
@@ -146,6 +147,18 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     group: str = ""
 
 
+class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
+
+    ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each; 0 keeps none. They
+    are kept where somebody can see them: with a page here, or with a scheduler, whose page asks for them.
+    """
+
+    listen: str = ""
+    samples: Annotated[int, msgspec.Meta(ge=0, le=5000)] = 180
+    period_s: PositiveDuration = msgspec.field(name="period", default=5.0)
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[log]``: ``format`` auto = journald fields under systemd, console on a terminal, else JSON."""
 
@@ -178,6 +191,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resources: Resources = Resources()
     executor: ExecutorOptions = ExecutorOptions()
     control: Control = Control()
+    web: Web = Web()
     log: Log = Log()
     cost: Cost = Cost()
     path: str = ""
@@ -308,6 +322,8 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
         )
     if config.metrics.listen:
         parse_listen(config.metrics.listen, f"{where}: metrics.listen")
+    if config.web.listen:
+        _check_loopback(config.web.listen, f"{where}: web.listen")
     return config
 
 
@@ -354,6 +370,25 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f'{where}: must be "host:port" with a port in [0, 65535], got {text!r}')
     return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, without port and brackets, is this machine itself by its name or address alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_loopback(listen: str, where: str) -> None:
+    host, _ = parse_listen(listen, where)
+    if not is_loopback(host):
+        raise ConfigError(
+            f"{where}: must be a loopback address, such as 127.0.0.1:9759, [::1]:9759 or localhost:9759, because the "
+            f"page asks for no password, got {listen!r}; to see it from elsewhere: `ssh -L 9759:127.0.0.1:9759 HOST`"
+        )
 
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:

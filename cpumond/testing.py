@@ -32,6 +32,7 @@ from cpumond.units import DEFAULT_PERIOD_US
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Of the cgroups of a ``Cluster``; its process id follows."""
 
+ANY_PORT = "127.0.0.1:0"
 RUN_PREFIX = "cpumond-run-"
 """Of an agent's ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
 
@@ -508,12 +509,30 @@ class ClusterNode(ClusterProcess):
         self.jobs_dir = os.path.join(self.directory, "jobs")
         self._cluster = cluster
         self._tags = tags
+        self._web_listen = self._metrics_listen = ANY_PORT if cluster.web else ""
         _write_extra(os.path.join(self.directory, "conf.d"), cluster.agent_config)
 
     @property
     def control_socket(self) -> str:
         """The agent's unix socket."""
         return os.path.join(self.runtime_dir, "control.sock")
+
+    @property
+    def web_url(self) -> str:
+        """The address of the agent's page, with a slash at its end; "" where it has none, or never ran."""
+        return "" if self._web_listen in ("", ANY_PORT) else f"http://{self._web_listen}/"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus finds the agent; "" where it has no page, or never ran."""
+        return "" if self._metrics_listen in ("", ANY_PORT) else f"http://{self._metrics_listen}/metrics"
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        super().wait_ready(timeout_s)
+        if self._web_listen:
+            # The same ports after a restart.
+            started = self.log_events("started")[-1]
+            self._web_listen, self._metrics_listen = str(started["web"]), str(started["metrics"])
 
     def launch(self) -> None:
         cluster = self._cluster
@@ -534,8 +553,10 @@ class ClusterNode(ClusterProcess):
                 # Whoever is not root runs jobs as itself, and has to say so.
                 "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
-            "metrics": {"listen": ""},
+            "metrics": {"listen": self._metrics_listen},
             "report": {"kind": "none"},
+            # A point of the graphs at each check, for ten minutes and more.
+            "web": {"listen": self._web_listen, "period": cluster.monitor["check_period"], "samples": 600},
             "log": {"format": "json"},
         }  # fmt: skip
         with open(self.config_path, "w", encoding="utf-8") as file:
@@ -572,9 +593,9 @@ class Cluster:
     (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
     TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
     as fast. ``mountinfo`` for a simulated kernel. With a ``token`` the scheduler takes no request without it: else
-    every user of the machine may run jobs on the nodes, as root where root made them. Entering it waits until all nodes
-    are online; leaving it ends every process and job and removes every cgroup, whatever happened. Needs the extra
-    ``cpumond[scheduler]``.
+    every user of the machine may run jobs on the nodes, as root where root made them. With ``web`` each agent has its
+    page, too, at its ``web_url``. Entering it waits until all nodes are online; leaving it ends every process and job
+    and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
     """
 
     def __init__(
@@ -583,8 +604,10 @@ class Cluster:
         scheduler_config: str = "", agent_config: str = "", tags: Sequence[str] | Mapping[str, Sequence[str]] = (),
         real_time_scale: float = 1.0, heartbeat_period: str = "200ms", listen: str = "127.0.0.1:0",
         cgroup_prefix: str = "", mountinfo: str = "/proc/self/mountinfo", token: str = "",
+        web: bool = False,
     ) -> None:  # fmt: skip
         self.token = token
+        self.web = web
         self.directory = os.path.abspath(directory)
         self.cpu = cpu
         self.memory = memory
@@ -651,6 +674,18 @@ class Cluster:
     def url(self) -> str:
         """The scheduler's address."""
         return self.scheduler.url
+
+    def describe_pages(self) -> str:
+        """The addresses of the pages and the token for the scheduler's, a line each, for people."""
+        pages = [
+            ("web page", f"{self.url}/"),
+            *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
+            *((f"metrics, {node.node_id}", node.metrics_url) for node in self.nodes),
+        ]
+        lines = [f"  {name:<15}  {address}" for name, address in pages if address]
+        if self.token:
+            lines.insert(1, f"  {'its token':<15}  {self.token}")
+        return "\n".join(lines)
 
     def get(self, path: str) -> Any:
         """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""

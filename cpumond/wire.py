@@ -1,10 +1,10 @@
 """The messages between agents and a scheduler: registration, heartbeat, and the answers, version 1.
 
 Sent as JSON by HTTP POST: ``NodeRegistration`` to ``/api/v1/nodes``, ``Heartbeat`` to ``/api/v1/heartbeats``,
-``JobLog`` to ``/api/v1/logs``. A heartbeat is level-triggered: it holds everything the node knows, so losing any number
-of them loses nothing. ``incarnation`` names one run of the agent, ``sequence`` grows by at least one with each
-heartbeat of a run; a receiver drops what is older than what it has (same incarnation, sequence not larger), and what is
-of another incarnation than the one that registered last.
+``JobLog`` to ``/api/v1/logs``, ``JobReply`` to ``/api/v1/replies``. A heartbeat is level-triggered: it holds everything
+the node knows, so losing any number of them loses nothing. ``incarnation`` names one run of the agent, ``sequence``
+grows by at least one with each heartbeat of a run; a receiver drops what is older than what it has (same incarnation,
+sequence not larger), and what is of another incarnation than the one that registered last.
 
 The answer is level-triggered too: jobs to start (as many as fit into one answer) and to stop are in each until the
 heartbeat shows that the node has acted; a node ignores the order to start a job that it has or had, and the order to
@@ -59,6 +59,19 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     """CPU time used since its start; null when it is not known."""
     reclaimed_cpu_seconds: _CoreSeconds | None = None
     """What of its order was lowered so far, in core-seconds (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
+    ordered_cpu_seconds: _CoreSeconds | None = None
+    """What it could have used so far without the agent, in core-seconds (1.7, ``aggregated_max_cpu_usage``)."""
+    throttled_cpu_seconds: _CoreSeconds | None = None
+    """Time that its threads were held back by a quota, summed over CPUs."""
+    late_cpu_seconds: _CoreSeconds | None = None
+    """The part of ``throttled_cpu_seconds`` while the agent held its limit below what it could have."""
+    cpu_usage: _Cores | None = None
+    """In the last check. With the next three null before the first one."""
+    min_cpu_limit: _Cores | None = None
+    """The floor: the agent never lowers its limit below."""
+    votes_sum: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] | None = None
+    throttled_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    """Share of the enforcement periods of the last check in which it was throttled."""
 
 
 class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +93,9 @@ class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_memory: _Bytes | None = None
     cgroup: str = ""
     reclaimed_cpu_seconds: _CoreSeconds | None = None
+    ordered_cpu_seconds: _CoreSeconds | None = None
+    throttled_cpu_seconds: _CoreSeconds | None = None
+    late_cpu_seconds: _CoreSeconds | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,11 +208,43 @@ class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
 
 
+RequestKind = Literal["explain", "pin", "unpin"]
+MAX_REPLY_BYTES = 1_048_576
+"""The most that the value of a reply may be as JSON."""
+
+
+class JobRequest(msgspec.Struct, frozen=True):
+    """Something that only the job's node can tell or do; repeated until the ``JobReply`` is there.
+
+    ``explain``: all that is behind its limit. ``pin``: hold ``cpu_limit`` cores (null: what it ordered) for ``ttl_s``
+    (null: until ``unpin``). Carrying one out twice is the same as once.
+    """
+
+    request_id: str
+    kind: RequestKind
+    job_id: str
+    cpu_limit: float | None = None
+    ttl_s: float | None = None
+
+
+class JobReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a ``JobRequest``: ``value`` is what the agent's own interface gives, null with an ``error``.
+
+    ``is_refused``: the request itself was wrong or is not allowed, asking again does not help.
+    """
+
+    node_id: _Name
+    request_id: _Name
+    value: dict[str, Any] | None = None
+    error: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    is_refused: bool = False
+
+
 class HeartbeatAnswer(msgspec.Struct, frozen=True):
     """What the node shall do. ``accepted`` false: the heartbeat was dropped, ``reason`` says why.
 
     ``register``: the node must register again. ``acknowledged``: the finished jobs that need not be repeated.
-    ``logs``: what somebody waits to read.
+    ``logs``: what somebody waits to read. ``requests``: what somebody waits to know or to have done.
     """
 
     accepted: bool
@@ -206,6 +254,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     stop: list[StopOrder] = []
     acknowledged: list[str] = []
     logs: list[LogRequest] = []
+    requests: list[JobRequest] = []
 
 
 def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:
@@ -220,5 +269,6 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "registration": lambda: schema_of(NodeRegistration, "cpumond node registration"),
     "registration-answer": lambda: schema_of(RegistrationAnswer, "cpumond registration answer"),
     "job-log": lambda: schema_of(JobLog, "cpumond job log"),
+    "job-reply": lambda: schema_of(JobReply, "cpumond job reply"),
 }
 """Name of a message -> function that gives its JSON Schema (``cpumond schema NAME``)."""

@@ -1,4 +1,5 @@
-"""HTTP of the agent, in a thread of its own: metrics and health on TCP, everything else on the unix socket.
+"""HTTP of the agent, in a thread of its own: metrics and health on TCP, the page on a loopback address, everything else
+on the unix socket.
 
 Handlers read the published snapshot; what needs the live records is handed to the tick's thread with ``Agent.call``.
 """
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,11 +22,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.loop import Agent
+from cpumond.config import is_loopback
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
 from cpumond.process import Deadline, close_sockets
 
@@ -41,7 +44,16 @@ RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-App = Starlette
+App = ASGIApp
+
+PAGE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+)
+"""Of what the page's address answers, where the answer does not say otherwise itself."""
 
 
 class TooLargeError(ConfigError):
@@ -68,7 +80,50 @@ def make_private_app(agent: Agent, metrics: MetricsText) -> App:
     return _make_app([*_public_routes(agent, metrics), *_private_routes(agent)])
 
 
-def _make_app(routes: list[Route]) -> App:
+def make_page_app(agent: Agent) -> App:
+    """What ``[web] listen`` offers: the page, and what it shows; nothing can be changed through it."""
+    from cpumond.web import make_web_routes
+
+    routes = [
+        *make_web_routes("agent.html"),
+        Route("/api/v1/status", _read_status(agent)),
+        Route("/api/v1/jobs/{name:path}/explain", _act(agent, lambda name, _: control.explain_job(agent, name))),
+    ]
+    return _LoopbackNamesOnly(_make_app(routes))
+
+
+class _LoopbackNamesOnly:
+    """Refuses requests that call this host by another name than a loopback one, and adds ``PAGE_HEADERS``.
+
+    A page of another site whose name is made to lead here (DNS rebinding) would count as this page's own.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in PAGE_HEADERS if each[0] not in given)]
+            await send(message)
+
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and is_loopback(_cut_port(hosts[0].decode("latin-1"))):
+            await self._app(scope, receive, send_with_headers)
+            return
+        text = "this page is for this host only: open it as localhost or 127.0.0.1, not by another name"
+        await _json({"error": text, "exit_code": 77}, 403)(scope, receive, send_with_headers)
+
+
+def _cut_port(host: str) -> str:
+    """The name or address in a Host header."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _make_app(routes: list[Route]) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={HTTPException: _describe_refusal})
     app.router.redirect_slashes = False
     return app
@@ -103,7 +158,7 @@ def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
     return [Route("/metrics", read_metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
-def _private_routes(agent: Agent) -> list[Route]:
+def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
     async def status(_: Request) -> Response:
         try:
             snapshot = await run_in_threadpool(agent.read_snapshot)
@@ -112,32 +167,43 @@ def _private_routes(agent: Agent) -> list[Route]:
         if snapshot is None:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
         age_s = agent.clock.monotonic_s() - snapshot.at_s
-        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(age_s, 3)})
+        now = agent.clock.wall_s()
+        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(age_s, 3), "now": round(now, 3)})
 
+    return status
+
+
+def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """A handler that has ``work`` done by the tick's thread, with the job's name and the request's JSON."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            body = await _read_body(request)
+            name = request.path_params.get("name", "")
+            result = await run_in_threadpool(agent.call, lambda: work(name, body))
+        except CpumondError as error:
+            return _json({"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error), 500))
+        except TimeoutError:
+            return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
+        except asyncio.CancelledError:
+            # The server ends and waits for nobody; the tick carries out no more requests.
+            return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            log.exception("request_failed", method=request.method, path=request.url.path)
+            return _json({"error": "the agent failed at this request; see its log", "exit_code": 69}, 500)
+        return _json(result)
+
+    return handle
+
+
+def _private_routes(agent: Agent) -> list[Route]:
     def action(work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            try:
-                body = await _read_body(request)
-                name = request.path_params.get("name", "")
-                result = await run_in_threadpool(agent.call, lambda: work(name, body))
-            except CpumondError as error:
-                return _json({"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error), 500))
-            except TimeoutError:
-                return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
-            except asyncio.CancelledError:
-                # The server ends and waits for nobody; the tick carries out no more requests.
-                return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception:
-                log.exception("request_failed", method=request.method, path=request.url.path)
-                return _json({"error": "the agent failed at this request; see its log", "exit_code": 69}, 500)
-            return _json(result)
-
-        return handle
+        return _act(agent, work)
 
     return [
-        Route("/v1/status", status),
+        Route("/v1/status", _read_status(agent)),
         Route("/v1/registered", action(lambda _, __: control.list_registered(agent))),
         Route("/v1/registered", action(lambda _, body: control.add_job(agent, body)), methods=["POST"]),
         Route(
@@ -264,8 +330,8 @@ class ApiServer:
             close_sockets(sockets)
 
 
-def serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
-    """Start to answer on bound sockets, everything on unix ones and metrics and health on the others."""
+def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socket] = ()) -> ApiServer:
+    """Start to answer on bound sockets: everything on unix ones, metrics and health on others, the page on ``web``."""
     metrics = MetricsText(
         agent.read_snapshot,
         lambda: agent.config.metrics,
@@ -273,6 +339,9 @@ def serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
     )
     unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
     tcp = [sock for sock in sockets if sock.family != socket.AF_UNIX]
-    server = ApiServer([(make_private_app(agent, metrics), unix), (make_public_app(agent, metrics), tcp)])
+    served = [(make_private_app(agent, metrics), unix), (make_public_app(agent, metrics), tcp)]
+    if web:
+        served.append((make_page_app(agent), list(web)))
+    server = ApiServer(served)
     server.start()
     return server

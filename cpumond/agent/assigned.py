@@ -69,13 +69,24 @@ START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the monitor knows of a job's cgroup: cores in force and smoothed, core-seconds used and reclaimed."""
+    """What the monitor knows of a job's cgroup: cores in force and smoothed; the rest is as in ``JobReport``."""
 
     current_cores: float
     smoothed_cores: float | None = None
     mode: str = ""
     cpu_seconds: float | None = None
     reclaimed_cpu_seconds: float | None = None
+    ordered_cpu_seconds: float | None = None
+    throttled_cpu_seconds: float | None = None
+    late_cpu_seconds: float | None = None
+    cpu_usage: float | None = None
+    min_cpu_limit: float | None = None
+    votes_sum: int | None = None
+    throttled_ratio: float | None = None
+
+
+SUMS = ("reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds", "late_cpu_seconds")
+"""Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
 
 
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
@@ -116,11 +127,9 @@ class AssignedJob:
         """Whether it is being started or runs."""
         return self.file.state in ("starting", "running")
 
-    @property
-    def reclaimed_cpu_seconds(self) -> float:
-        """What its limit was lowered by since its start, in core-seconds, also by earlier runs of the agent."""
-        now = 0.0 if self.usage is None else self.usage.reclaimed_cpu_seconds or 0.0
-        return self.file.reclaimed_cpu_seconds + now
+    def sums(self) -> dict[str, Any]:
+        """``SUMS`` since its start, in core-seconds, those of earlier runs of the agent included."""
+        return {name: getattr(self.file, name) + (getattr(self.usage, name, None) or 0.0) for name in SUMS}
 
     @property
     def current_cores(self) -> float:
@@ -294,7 +303,7 @@ class AssignedJobs:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
-                self._note(job, reclaimed_cpu_seconds=job.reclaimed_cpu_seconds)
+                self._note(job, **job.sums())
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
         # Removals go on until they are done, the process waits for them at its very end.
@@ -366,6 +375,9 @@ class AssignedJobs:
                 self._give_up_late_ones(now_s)
                 return self._take_changed()
         self._events.extend(self.executor.poll())
+        if any(isinstance(event, Ended) for event in self._events):
+            # The sums of a short job are told once, at its end: what the last check has seen belongs to them.
+            self.note_usage(count_cores()[0])
         while self._events:
             # What goes wrong with one job must not lose the end of another: the executor tells it once.
             event = self._events.popleft()
@@ -473,7 +485,7 @@ class AssignedJobs:
             cpu_seconds=None if ended is None else ended.cpu_seconds,
             max_memory=None if ended is None else ended.max_memory,
             cgroup=job.file.cgroup,
-            reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
+            **job.sums(),
         )
         self._note(job, state="ended", finished=finished)
         job.kill_at_s = math.inf
@@ -585,26 +597,7 @@ class AssignedJobs:
 
     def reports(self) -> list[JobReport]:
         """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
-        return [
-            JobReport(
-                job_id=job.order.job_id,
-                operation_id=job.order.operation_id,
-                cpu_limit=job.order.cpu_limit,
-                current_cpu_limit=job.current_cores,
-                smoothed_cpu_usage=None if job.usage is None else job.usage.smoothed_cores,
-                mode="" if job.usage is None else job.usage.mode,
-                from_scheduler=True,
-                stopping=job.file.stop is not None,
-                task=job.order.task,
-                start_time=job.file.start_time,
-                memory=job.order.memory_limit,
-                cgroup=job.file.cgroup,
-                cpu_seconds=None if job.usage is None else job.usage.cpu_seconds,
-                reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
-            )
-            for job in self.jobs.values()
-            if job.takes_room
-        ]
+        return [_report(job) for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
         """Ends that the scheduler has not acknowledged."""
@@ -716,12 +709,36 @@ class AssignedJobs:
             self._workers.submit(remove_tree, directory)
 
 
+def _report(job: AssignedJob) -> JobReport:
+    order, usage = job.order, job.usage or Usage(job.current_cores)
+    return JobReport(
+        job_id=order.job_id,
+        operation_id=order.operation_id,
+        cpu_limit=order.cpu_limit,
+        current_cpu_limit=usage.current_cores,
+        smoothed_cpu_usage=usage.smoothed_cores,
+        mode=usage.mode,
+        from_scheduler=True,
+        stopping=job.file.stop is not None,
+        task=order.task,
+        start_time=job.file.start_time,
+        memory=order.memory_limit,
+        cgroup=job.file.cgroup,
+        cpu_seconds=usage.cpu_seconds,
+        cpu_usage=usage.cpu_usage,
+        min_cpu_limit=usage.min_cpu_limit,
+        votes_sum=usage.votes_sum,
+        throttled_ratio=usage.throttled_ratio,
+        **job.sums(),
+    )
+
+
 def _keep_growing(before: Usage, now: Usage) -> Usage:
-    """What is reclaimed is a sum: it does not fall when the monitor ceases to move the limit."""
-    least = before.reclaimed_cpu_seconds or 0.0
-    if (now.reclaimed_cpu_seconds or 0.0) >= least:
-        return now
-    return msgspec.structs.replace(now, reclaimed_cpu_seconds=least)
+    """Sums do not fall: not when the monitor ceases to move the limit, nor when it begins anew with the cgroup."""
+    fallen = {
+        name: getattr(before, name) for name in SUMS if (getattr(now, name) or 0.0) < (getattr(before, name) or 0.0)
+    }
+    return msgspec.structs.replace(now, **fallen) if fallen else now
 
 
 def _describe_exit(event: Ended) -> str:

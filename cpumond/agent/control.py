@@ -19,7 +19,6 @@ from cpumond.config import parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
-from cpumond.monitor.policy import compute_floor
 from cpumond.units import format_duration
 
 
@@ -89,7 +88,7 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
         "start_left_s": max(state.started_at_s + s.start_delay_s - now_s, 0.0),
         "job_cpu_monitor": describe_settings(s, job.mode),
         "bounds": {
-            "floor": compute_floor(state.hard_cores, state.usages, s),
+            "floor": job.floor_cores,
             "cap": state.hard_cores,
             "lower_bound": lower,
             "upper_bound": upper,
@@ -116,8 +115,33 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
             "preemptible_cpu_s": state.preemptible_cpu_s,
             "preempted_cpu_s": state.preemptible_cpu_s if job.writes else 0.0,
             "max_cpu_s": state.max_cpu_s,
+            "throttled_cpu_s": state.throttled_cpu_s,
+            "late_cpu_s": job.late_cpu_s,
         },
         "decisions": [describe_record(record) for record in job.ring.records()],
+        "samples": describe_samples(job, agent.config.web.period_s),
+    }
+
+
+def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
+    """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
+
+    ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
+    settings of now. Empty where no samples are kept.
+    """
+    s = job.settings
+    records = [] if job.samples is None else job.samples.records()
+    return {
+        "period_s": max(period_s, s.check_period_s),
+        "at": [round(each.at, 3) for each in records],
+        "usage": [round(each.usage_cores, 6) for each in records],
+        "smoothed": [None if each.smoothed_cores is None else round(each.smoothed_cores, 6) for each in records],
+        "limit": [round(each.limit_cores, 6) for each in records],
+        "floor": [round(each.floor_cores, 6) for each in records],
+        "lower_bound": [round(s.relative_lower_bound * each.limit_cores, 6) for each in records],
+        "upper_bound": [round(s.relative_upper_bound * each.limit_cores, 6) for each in records],
+        "votes_sum": [each.votes_sum for each in records],
+        "throttled_ratio": [round(each.throttled_ratio, 4) for each in records],
     }
 
 

@@ -61,6 +61,10 @@ JOB_COUNTERS: dict[str, tuple[str, JobValue]] = {
         "Time the job was throttled, summed over CPUs.",
         lambda job: job.state.base.throttled_s if job.state.base else None,
     ),
+    "cpumond_job_late_cpu_seconds_total": (
+        "Time the job was throttled while cpumond held its limit down, summed over CPUs.",
+        lambda job: job.late_cpu_s,
+    ),
     "cpumond_job_aggregated_smoothed_cpu_seconds_total": (
         "Smoothed use, summed over time.",
         lambda job: job.state.smoothed_cpu_s,
@@ -81,6 +85,10 @@ SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
         "CPU ordered less limits in force of {jobs}.",
         lambda job: max(job.ordered_cores - job.current_cores, 0.0),
     ),
+    "cpu_usage_cores": (
+        "CPU that {jobs} used in their last check.",
+        lambda job: (job.decision.usage_cores or 0.0) if job.decision else 0.0,
+    ),
     "smoothed_cpu_usage_cores": ("Smoothed CPU use of {jobs}.", lambda job: job.state.smoothed_cores or 0.0),
     "jobs": ("Number of {jobs}.", lambda _: 1.0),
     "throttled_jobs": (
@@ -92,6 +100,7 @@ TICK_COUNTERS = {
     "late_ticks": ("cpumond_late_ticks", "Ticks that began more than one period late."),
     "rebaselines": ("cpumond_rebaselines", "Intervals thrown away after a late tick or a suspend."),
     "restores": ("cpumond_fast_restores", "Limits given back at once because of throttling."),
+    "failed_restores": ("cpumond_fast_restores_failed", "Attempts at that which the kernel or the disk refused."),
     "writes": ("cpumond_cgroup_writes", "Writes to cgroup files."),
     "write_errors": ("cpumond_write_errors", "Limits that could not be written."),
     "errors": ("cpumond_errors", "Errors of jobs, files and ticks."),
@@ -152,6 +161,12 @@ class AgentCollector:
         for name, (text, value_of) in SUMS.items():
             total = sum(map(value_of, self.snapshot.jobs))
             yield GaugeMetricFamily(f"cpumond_node_{name}", text.format(jobs="the node's jobs"), total)
+        yield GaugeMetricFamily("cpumond_node_capacity_cores", "CPU of the node.", self.snapshot.capacity_cores)
+        for name, text, seconds in (
+            ("throttled", "Time that jobs were held back by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
+            ("late", "The part of it while cpumond held the limit down.", self.snapshot.late_cpu_s),
+        ):
+            yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
 
 
 def _own_cost(process: psutil.Process) -> Iterator[Metric]:
@@ -183,6 +198,12 @@ def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     for kind, count in snapshot.foreign_writes.items():
         foreign.add_metric([kind], count)
     yield foreign
+    ends = CounterMetricFamily(
+        "cpumond_service_ends", "Ends of the agent's service as systemd called them.", labels=["result"]
+    )
+    for result, count in snapshot.service_ends.items():
+        ends.add_metric([result], count)
+    yield ends
     states = GaugeMetricFamily("cpumond_jobs_by_status", "Jobs in each mode or state.", labels=["status"])
     counts = collections.Counter(job.status for job in snapshot.jobs)
     for state in MODES_AND_STATES:

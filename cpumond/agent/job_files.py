@@ -34,8 +34,8 @@ State = Literal["waiting", "starting", "running", "ended"]
 class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
-    ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970; ``reclaimed_cpu_seconds``: what
-    earlier runs of the agent have lowered its limit by, in core-seconds.
+    ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970. The sums of core-seconds
+    are those that earlier runs of the agent have counted, as in ``JobReport``.
     """
 
     order: JobOrder
@@ -49,6 +49,9 @@ class JobFile(msgspec.Struct, frozen=True):
     stopped_at: float | None = None
     """When it was first told to stop, seconds since 1970."""
     reclaimed_cpu_seconds: float = 0.0
+    ordered_cpu_seconds: float = 0.0
+    throttled_cpu_seconds: float = 0.0
+    late_cpu_seconds: float = 0.0
 
 
 def open_jobs_dir(path: str) -> int:

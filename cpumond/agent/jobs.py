@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from cpumond.agent.assigned import Usage
-from cpumond.agent.ring import DecisionRecord, DecisionRing
+from cpumond.agent.ring import DecisionRecord, DecisionRing, SampleRing
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import is_leaf, read_cpus, read_mode_xattr
 from cpumond.cgroup.mounts import Hierarchies
@@ -16,7 +16,8 @@ from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
-from cpumond.wire import MAX_NAME
+from cpumond.monitor.policy import compute_floor
+from cpumond.wire import MAX_NAME, JobReport
 
 
 class Tracked:
@@ -24,14 +25,16 @@ class Tracked:
 
     ``original`` are the settings found before the first change, ``in_force`` the ones believed to be in the cgroup;
     ``touched``: the agent changed this cgroup, so ``original`` is on disk. ``refused`` says why it is never written.
+    ``kept_late_s``: the core-seconds of ``late_cpu_s`` up to when the agent ceased to write. ``samples`` None: nobody
+    could read them.
     Times ``_s`` are of the monotonic clock.
     """
 
     __slots__ = (
-        "ancestor", "asked_mode", "cgroup", "config", "contested", "decision", "found", "in_force", "last_error",
-        "losses", "lost_at_s", "mode", "next_check_s", "notes", "original", "override_until_s", "pinned_cores",
-        "reapply_at_s", "refused", "restores", "result", "ring", "settings", "state", "touched", "watches",
-        "write_after_s", "write_errors",
+        "ancestor", "asked_mode", "cgroup", "config", "contested", "decision", "found", "in_force", "kept_late_s",
+        "last_error", "losses", "lost_at_s", "mode", "next_check_s", "notes", "original", "override_until_s",
+        "pinned_cores", "reapply_at_s", "refused", "restores", "result", "ring", "samples", "settings", "state",
+        "touched", "watches", "write_after_s", "write_errors",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +68,8 @@ class Tracked:
         self.asked_mode: tuple[str, bool] | None = None
         self.watches: list[object] = []
         self.ring = DecisionRing()
+        self.samples: SampleRing | None = None
+        self.kept_late_s = 0.0
 
     @property
     def writes(self) -> bool:
@@ -78,14 +83,89 @@ class Tracked:
 
     def usage(self) -> Usage:
         """What the scheduler is told of it."""
-        state = self.state
+        state, decision = self.state, self.decision
+        checked = decision is not None and decision.usage_cores is not None
         return Usage(
             self.current_cores,
             state.smoothed_cores,
             self.mode,
             None if state.base is None else state.base.total_cpu_s,
             state.preemptible_cpu_s if self.writes else 0.0,
+            state.max_cpu_s,
+            state.throttled_cpu_s,
+            self.late_cpu_s,
+            decision.usage_cores if decision is not None else None,
+            self.floor_cores if checked else None,
+            decision.votes_sum if decision is not None else None,
+            decision.throttled_ratio if decision is not None and checked else None,
         )
+
+    def report(self) -> JobReport:
+        """It in a heartbeat, as a job of somebody else than the scheduler."""
+        usage = self.usage()
+        return JobReport(
+            self.found.job_id,
+            self.found.operation_id,
+            self.ordered_cores,
+            usage.current_cores,
+            usage.smoothed_cores,
+            usage.mode,
+            cpu_seconds=usage.cpu_seconds,
+            reclaimed_cpu_seconds=usage.reclaimed_cpu_seconds,
+            ordered_cpu_seconds=usage.ordered_cpu_seconds,
+            throttled_cpu_seconds=usage.throttled_cpu_seconds,
+            late_cpu_seconds=usage.late_cpu_seconds,
+            cpu_usage=usage.cpu_usage,
+            min_cpu_limit=usage.min_cpu_limit,
+            votes_sum=usage.votes_sum,
+            throttled_ratio=usage.throttled_ratio,
+        )
+
+    def take_sample(self, at: float, size: int) -> None:
+        """Add a point to the job's graphs, of which ``size`` are kept; ``at`` seconds since 1970.
+
+        None is added when the job was not checked since the last one, nor at the first call: that is its base.
+        """
+        now = self.state.base
+        if now is None:
+            return
+        if self.samples is None:
+            self.samples = SampleRing(size)
+        samples, before = self.samples, self.samples.base
+        if before is now:
+            return
+        samples.base, peak_ratio, samples.peak_ratio = now, samples.peak_ratio, 0.0
+        if before is None or before.identity != now.identity or not before.total_cpu_s <= now.total_cpu_s:
+            return
+        seconds = now.at_s - before.at_s
+        if seconds > 0.0:
+            samples.append(
+                at,
+                (now.total_cpu_s - before.total_cpu_s) / seconds,
+                self.state.smoothed_cores,
+                self.state.limit_cores,
+                self.floor_cores,
+                None if self.decision is None else self.decision.votes_sum,
+                peak_ratio,
+            )
+
+    @property
+    def late_cpu_s(self) -> float:
+        """``JobState.late_cpu_s`` of the time in which the agent wrote the limit, in core-seconds."""
+        return self.state.late_cpu_s if self.writes else self.kept_late_s
+
+    def begin_writes(self) -> None:
+        """The agent writes the limit from now on: what counted as late before was not its doing."""
+        self.state = msgspec.structs.replace(self.state, late_cpu_s=self.kept_late_s)
+
+    def end_writes(self) -> None:
+        """The agent does not write the limit from now on."""
+        self.kept_late_s = self.state.late_cpu_s
+
+    @property
+    def floor_cores(self) -> float:
+        """The least limit the monitor gives it."""
+        return compute_floor(self.state.hard_cores, self.state.usages, self.settings)
 
     @property
     def current_cores(self) -> float:
@@ -117,6 +197,7 @@ class Tracked:
             self.pinned_cores,
             self.restores,
             self.write_errors,
+            self.late_cpu_s,
         )
 
 
@@ -139,6 +220,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     pinned_cores: float | None
     restores: int
     write_errors: int
+    late_cpu_s: float = 0.0
 
     @property
     def status(self) -> str:

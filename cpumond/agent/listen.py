@@ -6,10 +6,11 @@ import contextlib
 import grp
 import os
 import socket
+from typing import NamedTuple
 
-from cpumond.config import AgentConfig
+from cpumond.config import AgentConfig, is_loopback
 from cpumond.errors import AccessError, ConfigError, CpumondError, from_os_error
-from cpumond.process import open_tcp_sockets
+from cpumond.process import close_sockets, open_tcp_sockets
 
 BACKLOG = 64
 
@@ -70,11 +71,58 @@ def close_control_socket(unix: socket.socket, config: AgentConfig) -> None:
         os.unlink(config.control_socket)
 
 
-def open_sockets(config: AgentConfig) -> list[socket.socket]:
-    """All sockets, the unix one first. Raises CreateError, AccessError or ConfigError, and leaves nothing then."""
+def open_web_sockets(listen: str) -> list[socket.socket]:
+    """The TCP sockets of ``[web] listen``, as ``open_metrics_sockets``; all of them are on the loopback device.
+
+    Raises CreateError, AccessError, and ConfigError where the name leads elsewhere on this machine.
+    """
+    if not listen:
+        return []
+    sockets = open_tcp_sockets(listen, "web.listen", BACKLOG)
+    strange = [address for sock in sockets if not is_loopback(address := str(sock.getsockname()[0]))]
+    if strange:
+        close_sockets(sockets)
+        raise ConfigError(f"web.listen: {listen!r} is {strange[0]} here, no loopback address; use 127.0.0.1 instead")
+    return sockets
+
+
+class AgentSockets(NamedTuple):
+    """All that the agent listens on: the control socket, ``[metrics] listen``, ``[web] listen``."""
+
+    control: socket.socket
+    metrics: list[socket.socket]
+    web: list[socket.socket]
+
+    @property
+    def metrics_address(self) -> str:
+        """The first address of the metrics, with the port that it really has; "" without one."""
+        return _describe_address(self.metrics)
+
+    @property
+    def web_address(self) -> str:
+        """The same of the page."""
+        return _describe_address(self.web)
+
+    def close(self) -> None:
+        """Close all of them; the control socket's file stays."""
+        close_sockets([self.control, *self.metrics, *self.web])
+
+
+def _describe_address(sockets: list[socket.socket]) -> str:
+    if not sockets:
+        return ""
+    host, port = sockets[0].getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_sockets(config: AgentConfig) -> AgentSockets:
+    """All sockets. Raises CreateError, AccessError or ConfigError, and leaves nothing then."""
     unix = open_control_socket(config)
+    metrics: list[socket.socket] = []
     try:
-        return [unix, *open_metrics_sockets(config.metrics.listen)]
+        metrics = open_metrics_sockets(config.metrics.listen)
+        return AgentSockets(unix, metrics, open_web_sockets(config.web.listen))
     except CpumondError:
+        close_sockets(metrics)
         close_control_socket(unix, config)
         raise

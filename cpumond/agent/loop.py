@@ -28,6 +28,7 @@ from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
+from cpumond.agent.state_file import read_service_ends
 from cpumond.agent.table import JobTable
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
@@ -104,11 +105,13 @@ class Agent:
             collections.deque()
         )
         self._closed = False
+        self._service_ends: dict[str, int] = {}
         self._sequence = 0
         self._report_at_s = self._beat_at_s = 0.0
         self._report_due = True
         self._beat_due = False
         """Something that only the scheduler has to know at once."""
+        self._sample_at_s = -math.inf
         self._rescan_at_s = 0.0
         self._rescan_due = True
         self._read_all_limits = False
@@ -267,11 +270,17 @@ class Agent:
                 if reading is None:
                     gone.append(job)
                     continue
-                job.state, decision = check(job.state, reading, at_s, job.settings)
+                before = job.state
+                job.state, decision = check(before, reading, at_s, job.settings)
             except CpumondError as error:
                 self._complain(job, error)
                 continue
             job.decision = decision
+            if job.state.throttled_cpu_s != before.throttled_cpu_s:
+                self.totals.throttled_cpu_s += job.state.throttled_cpu_s - before.throttled_cpu_s
+                self.totals.late_cpu_s += job.state.late_cpu_s - before.late_cpu_s if job.writes else 0.0
+            if decision.throttled_ratio and job.samples is not None:
+                job.samples.peak_ratio = max(job.samples.peak_ratio, decision.throttled_ratio)
             counts[decision.kind] += 1
             if decision.new_cores != decision.old_cores:
                 decided.append((job, decision))
@@ -330,6 +339,7 @@ class Agent:
             applied = self.writer.write(job, decision.new_cores)
         except (CpumondError, OSError) as error:
             self.totals.write_errors += 1
+            self.totals.failed_restores += kind == "restore"
             job.write_errors += 1
             job.write_after_s = now_s + self.config.writes.drift_backoff_s
             if kind == "reapply":
@@ -441,6 +451,7 @@ class Agent:
             self.assigned.obey(answer, sent_at_s, now_s)
         self._beat_due |= self.assigned.advance(now_s, self._count_cores)
         self._beat_due |= self.assigned.adjust(now_s, self._count_cores)
+        self._forget_pins(self.assigned)
         followed = {job.path for job in self.assigned.found_jobs()}
         for path in self._followed - followed:
             # Its cgroup is removed already, or will be at once.
@@ -452,6 +463,17 @@ class Agent:
         if followed != self._followed:
             self._choose_period()
         self._followed = followed
+
+    def _forget_pins(self, assigned: AssignedJobs) -> None:
+        """The scheduler's jobs never come again: the pins of those that ended are of no use."""
+        if not self.registered.content.pins:
+            return
+        for finished in assigned.finished_jobs():
+            if finished.job_id in self.registered.content.pins:
+                try:
+                    self.registered.pin(finished.job_id, None)
+                except CpumondError as error:
+                    self._complain(None, error)
 
     def _read_usage(self) -> dict[str, Usage]:
         """What the monitor knows of the scheduler's jobs, by cgroup."""
@@ -489,18 +511,7 @@ class Agent:
         if self.assigned is not None:
             self.assigned.note_usage(self._read_usage())
             assigned = self.assigned.reports()
-        others = [
-            JobReport(
-                job.found.job_id,
-                job.found.operation_id,
-                job.ordered_cores,
-                job.current_cores,
-                job.state.smoothed_cores,
-                job.mode,
-            )
-            for path, job in self.table.jobs.items()
-            if path not in self._followed
-        ]
+        others = [job.report() for path, job in self.table.jobs.items() if path not in self._followed]
         return Heartbeat(
             self.config.node_id,
             self.incarnation,
@@ -514,11 +525,29 @@ class Agent:
     # ---- 6. export
 
     def _export(self, now_s: float, started_s: float) -> None:
+        self._take_samples(now_s)
         duration_s = self.clock.monotonic_s() - started_s
         self.totals.add_tick(duration_s)
         self._mind_the_cost()
         self._snapshot = None
         self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether somebody could look at the jobs' graphs: on the page of this node, or on that of its scheduler."""
+        return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.url)
+
+    def _take_samples(self, now_s: float) -> None:
+        """One point of each job's graphs, each ``[web] period``."""
+        if not self.keeps_samples or now_s + self.period_s / 2 < self._sample_at_s:
+            return
+        period_s, size = self.config.web.period_s, self.config.web.samples
+        # Fixed rate, as with the checks.
+        on_time = self._sample_at_s > now_s - self.period_s / 2
+        self._sample_at_s = (self._sample_at_s if on_time else now_s) + period_s
+        at = self.clock.wall_s()
+        for job in self.table:
+            job.take_sample(at, size)
 
     def read_snapshot(self) -> TickSnapshot | None:
         """The newest tick, frozen; None before the first one. For any thread.
@@ -561,6 +590,7 @@ class Agent:
                 "late_ticks": totals.late_ticks,
                 "rebaselines": totals.rebaselines,
                 "restores": totals.restores,
+                "failed_restores": totals.failed_restores,
                 "write_errors": totals.write_errors,
                 "writes": self.writer.writes_total,
                 "errors": totals.errors,
@@ -575,6 +605,10 @@ class Agent:
             self._empty_rescans,
             None if self.assigned is None else self.assigned.view(),
             link,
+            self._service_ends,
+            self.capacity_cores,
+            totals.throttled_cpu_s,
+            totals.late_cpu_s,
         )
         return self._snapshot
 
@@ -625,6 +659,7 @@ class Agent:
         if self.writer.damaged:
             log.error("state_damaged", error=self.writer.damaged)
         self.registered.load()
+        self._service_ends = read_service_ends(self.config.state_dir)
         if self.assigned is not None:
             self.assigned.load(self.clock.monotonic_s())
         self.tick(self.clock.monotonic_s())
@@ -778,6 +813,7 @@ class Agent:
                 )
         kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
         kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
+        kept["web"] = msgspec.structs.replace(config.web, listen=self.config.web.listen)
         for key, value in kept.items():
             if getattr(config, key) != value:
                 log.warning("needs_restart", key=key)
@@ -788,6 +824,12 @@ class Agent:
             self.reporter = reporter
         self.config = self.table.config = self.writer.config = config
         self._rescan_due = self._report_due = True
+        self._sample_at_s = -math.inf
+        for job in self.table:
+            if not self.keeps_samples:
+                job.samples = None
+            elif job.samples is not None:
+                job.samples.resize(config.web.samples)
 
     def close(self) -> int:
         """Put every limit back, send the last report, give everything back; how many limits could not be put back."""
@@ -805,6 +847,7 @@ class Agent:
                 failed += 1
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
             else:
+                job.end_writes()
                 job.mode = "shadow"
         self._restore_leftovers()
         try:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -20,10 +19,18 @@ import structlog
 from cpumond import __version__
 from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.launch import check_own_account
-from cpumond.agent.listen import open_sockets
+from cpumond.agent.listen import AgentSockets, open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier
-from cpumond.agent.state_file import STATE_FILE, Originals, load_first, make_directory, read_boot_id, save
+from cpumond.agent.state_file import (
+    STATE_FILE,
+    Originals,
+    count_service_end,
+    load_first,
+    make_directory,
+    read_boot_id,
+    save,
+)
 from cpumond.agent.writer import RestoreReport, restore_all
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
@@ -111,7 +118,8 @@ def run_agent(config_path: str | None) -> int:
                 config=config.path or None,
                 layout=hierarchies.layout,
                 cpu_root=hierarchies.cpu_root,
-                metrics=config.metrics.listen or None,
+                metrics=sockets.metrics_address or None,
+                web=sockets.web_address or None,
                 state=agent.writer.path,
                 jobs=len(agent.table),
             )
@@ -122,8 +130,7 @@ def run_agent(config_path: str | None) -> int:
             failures = agent.close()
             if server is not None:
                 server.stop()
-            for sock in sockets:
-                sock.close()
+            sockets.close()
             with contextlib.suppress(OSError):
                 os.unlink(config.control_socket)
     return EXIT_UNAVAILABLE if failures else 0
@@ -157,6 +164,7 @@ def _connect(agent: Agent) -> None:
     config, assigned = agent.config, agent.assigned
     if not config.scheduler.url:
         return
+    from cpumond.agent.requests import JobRequests
     from cpumond.reporters.scheduler import SchedulerLink  # the HTTP client costs several MiB
 
     def read_log(request: LogRequest) -> JobLog:
@@ -164,7 +172,8 @@ def _connect(agent: Agent) -> None:
             return JobLog(config.node_id, request.request_id, error=f"node {config.node_id} runs no jobs")
         return assigned.read_log(request)
 
-    link = SchedulerLink(config.scheduler, make_registration(agent), agent.take_answer, read_log)
+    carry_out = JobRequests(agent).carry_out
+    link = SchedulerLink(config.scheduler, make_registration(agent), agent.take_answer, read_log, carry_out)
     agent.link = link
     if assigned is not None:
         assigned.on_offer = lambda: link.register(make_registration(agent))
@@ -186,11 +195,11 @@ def make_registration(agent: Agent) -> NodeRegistration:
     )
 
 
-def _serve(agent: Agent, sockets: list[socket.socket]) -> ApiServer:
+def _serve(agent: Agent, sockets: AgentSockets) -> ApiServer:
     """The server's libraries are imported after the first tick: limits first, answers a moment later."""
     from cpumond.agent.api import serve
 
-    return serve(agent, sockets)
+    return serve(agent, [sockets.control, *sockets.metrics], sockets.web)
 
 
 def _reload(config_path: str | None) -> AgentConfig:
@@ -254,9 +263,20 @@ class Restored(msgspec.Struct, frozen=True):
 def run_restore(config_path: str | None) -> Restored:
     """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
-    Raises UnavailableError while an agent runs, StateFileError when no copy of the file is intact.
+    Where systemd says how the service ended, that is counted. Raises UnavailableError while an agent runs,
+    StateFileError when no copy of the file is intact.
     """
     config, config_error = _load_config_for_restore(config_path)
+    try:
+        return _restore(config, config_error)
+    finally:
+        result = os.environ.get("SERVICE_RESULT")
+        if result:
+            with contextlib.suppress(CpumondError):  # a number less; the limits are what matters here
+                count_service_end(config.state_dir, result)
+
+
+def _restore(config: AgentConfig, config_error: CpumondError | None) -> Restored:
     paths = [os.path.join(directory, STATE_FILE) for directory in (config.state_dir, config.runtime_dir)]
     with hold_lock(config.runtime_dir, f"{config.path} (restore)"):
         content, complaint = load_first(paths, Originals, keep_damaged=True)

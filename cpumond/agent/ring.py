@@ -1,11 +1,17 @@
-"""The last decisions of one job, packed: 54 bytes each, so that 5000 jobs keep 100 each in little memory."""
+"""The last decisions and samples of one job, packed, so that thousands of jobs keep theirs in little memory.
+
+A decision is 60 bytes, a sample 28.
+"""
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Final, Literal, get_args
 
 import msgspec
+
+from cpumond.monitor.model import CpuReading
 
 Result = Literal[
     "applied",
@@ -87,4 +93,81 @@ class DecisionRing:
                 None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]],
             )
             for row in rows
+        ]  # fmt: skip
+
+
+class SampleRecord(msgspec.Struct, frozen=True):
+    """One point of a job's graphs. ``at`` seconds since 1970.
+
+    ``usage_cores`` the mean since the point before, ``throttled_ratio`` in [0, 1] the greatest of the checks since
+    then; the others are as they were after the last of those checks, ``limit_cores`` and ``floor_cores`` the monitor's.
+    """
+
+    at: float
+    usage_cores: float
+    smoothed_cores: float | None
+    limit_cores: float
+    floor_cores: float
+    votes_sum: int | None
+    throttled_ratio: float
+
+
+_SAMPLE = struct.Struct("<dffffhH")
+_PACK_SAMPLE = _SAMPLE.pack
+_RATIO_STEPS = 65_535
+_MAX_F32 = 3.4e38
+_NAN = math.nan
+
+
+class SampleRing:
+    """The newest ``size`` samples of one job, the oldest is overwritten; memory is taken as they come.
+
+    ``base`` is the reading that the next sample's usage counts from.
+    """
+
+    __slots__ = ("_data", "_next", "base", "peak_ratio", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.base: CpuReading | None = None
+        self.peak_ratio = 0.0
+        self._data = bytearray()
+        self._next = 0
+
+    def resize(self, size: int) -> None:
+        """Keep another number of samples from now on, the newest of those that are there."""
+        kept = self._data[self._next * _SAMPLE.size :] + self._data[: self._next * _SAMPLE.size]
+        self.size, self._next, self._data = size, 0, kept[-size * _SAMPLE.size :]
+
+    def append(
+        self, at: float, usage_cores: float, smoothed_cores: float | None, limit_cores: float, floor_cores: float,
+        votes_sum: int | None, throttled_ratio: float,
+    ) -> None:  # fmt: skip
+        """Add a sample, as in ``SampleRecord``, at most 32 767 votes; constant time."""
+        cores = (usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores)
+        votes = _NO_VOTES if votes_sum is None else votes_sum
+        try:
+            packed = _PACK_SAMPLE(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
+        except OverflowError:
+            # More cores than a short float can hold: somebody ordered 1e300.
+            packed = _PACK_SAMPLE(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
+        data, whole = self._data, self.size * _SAMPLE.size
+        if len(data) < whole:
+            data += packed
+            if len(data) == whole:
+                self._data = bytearray(data)  # without the room that it grew into
+            return
+        start = self._next * _SAMPLE.size
+        data[start : start + _SAMPLE.size] = packed
+        self._next = (self._next + 1) % self.size
+
+    def records(self) -> list[SampleRecord]:
+        """All samples, oldest first."""
+        rows = list(_SAMPLE.iter_unpack(self._data))
+        return [
+            SampleRecord(
+                at, usage, None if math.isnan(smoothed) else smoothed, limit, floor,
+                None if votes == _NO_VOTES else votes, ratio / _RATIO_STEPS,
+            )
+            for at, usage, smoothed, limit, floor, votes, ratio in rows[self._next :] + rows[: self._next]
         ]  # fmt: skip

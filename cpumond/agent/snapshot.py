@@ -17,16 +17,17 @@ class Totals:
     """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
 
     __slots__ = (
-        "decisions", "errors", "foreign_writes", "late_ticks", "rebaselines", "restores", "shed_checks",
-        "tick_buckets", "tick_seconds", "ticks", "write_errors",
+        "decisions", "errors", "failed_restores", "foreign_writes", "late_cpu_s", "late_ticks", "rebaselines",
+        "restores", "shed_checks", "throttled_cpu_s", "tick_buckets", "tick_seconds", "ticks", "write_errors",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
         self.foreign_writes = {"raise": 0, "lower": 0}
-        self.write_errors = self.errors = self.restores = 0
+        self.write_errors = self.errors = self.restores = self.failed_restores = 0
         self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
         self.tick_seconds = 0.0
+        self.throttled_cpu_s = self.late_cpu_s = 0.0
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
 
     def add_tick(self, duration_s: float) -> None:
@@ -61,7 +62,8 @@ class TickSnapshot(msgspec.Struct, frozen=True):
 
     ``at`` seconds since 1970, ``at_s`` monotonic; ``counters`` name or (name, label) -> count since the start;
     ``problems`` sentences about jobs or files that need an operator; ``stride``: every so many ticks a job is looked
-    at (1 unless the agent is over its budget).
+    at (1 unless the agent is over its budget); ``service_ends``: systemd's word -> how often the service ended so.
+    ``throttled_cpu_s`` and ``late_cpu_s``: sums over all jobs that there were, as in JobState.
     """
 
     tick: int
@@ -84,3 +86,7 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     assigned: AssignedView | None = None
     """The jobs of the scheduler; None where no executor runs any."""
     link: LinkView | None = None
+    service_ends: dict[str, int] = {}
+    capacity_cores: float = 0.0
+    throttled_cpu_s: float = 0.0
+    late_cpu_s: float = 0.0

@@ -1,4 +1,5 @@
-"""Files of ``state_dir``: the original settings of every cgroup the agent changed, and what was registered with it.
+"""Files of ``state_dir``: the original settings of every cgroup the agent changed, what was registered with it, and how
+its service ended so far.
 
 A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
 the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are in it before
@@ -15,11 +16,12 @@ from typing import TypeVar
 import msgspec
 
 from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import StateFileError, from_os_error
+from cpumond.errors import CpumondError, StateFileError, from_os_error
 
 VERSION = 1
 STATE_FILE = "originals.state"
 REGISTRY_FILE = "registered.state"
+ENDS_FILE = "service_ends.state"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -65,7 +67,19 @@ class Registry(msgspec.Struct, frozen=True):
     pins: dict[str, Pin] = {}
 
 
-Content = TypeVar("Content", Originals, Registry)
+SERVICE_RESULTS = (
+    "success", "watchdog", "signal", "exit-code", "core-dump", "oom-kill", "timeout", "protocol", "resources", "other",
+)  # fmt: skip
+"""How systemd says that a service ended (``$SERVICE_RESULT``, systemd.exec); "other" for what it says besides."""
+
+
+class ServiceEnds(msgspec.Struct, frozen=True):
+    """Content of ``service_ends.state``: how often the service ended in each way, since the file was made."""
+
+    ends: dict[str, int] = {}
+
+
+Content = TypeVar("Content", Originals, Registry, ServiceEnds)
 
 
 def read_boot_id() -> str:
@@ -78,7 +92,7 @@ def read_boot_id() -> str:
         return ""
 
 
-def save(path: str, content: Originals | Registry, sync: bool = True) -> None:
+def save(path: str, content: Originals | Registry | ServiceEnds, sync: bool = True) -> None:
     """Replace ``path`` by ``content``, on disk when this returns (``sync`` False: it survives a crash of the agent, not
     one of the machine). Raises CreateError or AccessError."""
     payload = msgspec.json.encode(content)
@@ -165,3 +179,19 @@ def make_directory(path: str, mode: int, key: str) -> None:
         os.makedirs(path, mode=mode, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make the directory {path}", f"set `{key}` or run as root") from error
+
+
+def read_service_ends(state_dir: str) -> dict[str, int]:
+    """How often the service ended in each of SERVICE_RESULTS; a file that is missing or damaged is zeros."""
+    found: ServiceEnds | None = None
+    with contextlib.suppress(CpumondError):
+        found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds)
+    known = found.ends if found is not None else {}
+    return {result: max(known.get(result, 0), 0) for result in SERVICE_RESULTS}
+
+
+def count_service_end(state_dir: str, result: str) -> None:
+    """Add one end of the service, ``result`` in systemd's word. Raises CreateError or AccessError."""
+    ends = read_service_ends(state_dir)
+    ends[result if result in ends else "other"] += 1
+    save(os.path.join(state_dir, ENDS_FILE), ServiceEnds(ends))

@@ -230,6 +230,8 @@ class JobTable:
             self.writer.restore(job)
         if restored or job.writes != wrote:
             job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+        if job.writes != wrote:
+            (job.begin_writes if job.writes else job.end_writes)()
 
     def follow_hard(self, job: Tracked, now_s: float) -> None:
         """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow."""

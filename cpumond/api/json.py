@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import gzip
+import itertools
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -24,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond import __version__
-from cpumond.api import openapi, orchid, views
+from cpumond.api import openapi, orchid, tables, views
 from cpumond.api.formats import YtError
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.errors import CpumondError
@@ -33,6 +35,7 @@ from cpumond.scheduler import config_commands, operations, why
 from cpumond.scheduler.attributes import Edit
 from cpumond.scheduler.commands import Command
 from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.history import HistoryView, ReportView
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -48,10 +51,13 @@ from cpumond.scheduler.model import (
     TOO_MANY_REQUESTS,
     CommandError,
     OperationRecord,
+    TreeConfig,
 )
+from cpumond.scheduler.recorder import History
 from cpumond.scheduler.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.store import StoreError
-from cpumond.wire import MAX_LOG_BYTES, JobLog
+from cpumond.web import accepts_gzip, matches_etag
+from cpumond.wire import MAX_LOG_BYTES, MAX_REPLY_BYTES, JobLog, JobReply, RequestKind
 
 log = structlog.get_logger("cpumond.api")
 
@@ -60,8 +66,8 @@ READY_PERIODS: Final = 5
 
 READY_S: Final = 2.0
 
-MIN_LOG_BODY: Final = 4 * MAX_LOG_BYTES // 3 + 65_536
-"""The longest log in base64, whatever [api] max_body allows others."""
+MIN_BODY: Final = {JobLog: 4 * MAX_LOG_BYTES // 3 + 65_536, JobReply: MAX_REPLY_BYTES + 65_536}
+"""The longest log in base64 and the longest reply, whatever [api] max_body allows others."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -82,6 +88,17 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.D
 
 ALERT_S: Final = 600.0
 """How long after the last time something went wrong it is an alert."""
+
+JSON: Final = "application/json"
+GZIP_LEVEL: Final = 4
+GZIP_BYTES: Final = 8192
+"""Answers from this size on are compressed for whoever takes it."""
+
+THREAD_BYTES: Final = 65_536
+"""From this size on in a thread: it would hold up heartbeats."""
+
+SUMMED_AT_ONCE: Final = 1000
+"""Operations whose jobs are added up before something else has its turn."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -106,6 +123,15 @@ class Answer:
     status: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """A good answer that was encoded before, and compressed; ``etag`` is weak and names both."""
+
+    content: bytes
+    compressed: bytes
+    etag: str
+
+
 @dataclasses.dataclass(slots=True)
 class Call:
     """One request, read and checked."""
@@ -125,14 +151,17 @@ def make_json_routes(
     max_body: int = 16 * 2**20,
     max_depth: int = 64,
     count: Callable[[str], None] = lambda _: None,
+    *,
+    cluster_name: str = "",
+    needs_token: bool = False,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` names the user of a request, or raises CommandError. ``max_body``: bytes of a request's body;
     ``max_depth``: how deep its values may be nested. ``count`` is told whose request it is, and raises CommandError
-    when there are too many; nodes are not counted.
+    when there are too many; nodes are not counted. ``cluster_name`` and ``needs_token`` are what ``/me`` tells.
     """
-    service = JsonApi(scheduler)
+    service = JsonApi(scheduler, cluster_name, needs_token)
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         served = _Served(endpoint, getattr(service, endpoint.name), authenticate, max_body, max_depth, count)
@@ -162,7 +191,7 @@ class _Served:
         self.authenticate = authenticate
         self.max_depth = max_depth
         self.count_request = count
-        self.max_body = max(max_body, MIN_LOG_BODY) if endpoint.body is JobLog else max_body
+        self.max_body = max(max_body, MIN_BODY.get(endpoint.body, 0))
         self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
         self.count = 0
         self.total_s = self.longest_s = 0.0
@@ -200,10 +229,34 @@ class _Served:
         value = await self.handler(Call(request.path_params, user, body, query))
         if isinstance(value, Response):
             return value
+        if isinstance(value, Made):
+            return _send_made(request, value)
         status = endpoint.status
         if isinstance(value, Answer):
             value, status = value.value, value.status
-        return _respond(value, status)
+        content = encode(value)
+        if endpoint.is_change or len(content) < GZIP_BYTES:
+            return Response(content, status, media_type=JSON)
+        headers = {"Vary": "Accept-Encoding"}
+        if accepts_gzip(request.headers):
+            content = await _compress(content)
+            headers["Content-Encoding"] = "gzip"
+        return Response(content, status, headers, JSON)
+
+
+async def _compress(content: bytes) -> bytes:
+    if len(content) < THREAD_BYTES:
+        return gzip.compress(content, GZIP_LEVEL, mtime=0)
+    return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
+
+
+def _send_made(request: Request, made: Made) -> Response:
+    headers = {"ETag": made.etag, "Vary": "Accept-Encoding"}
+    if matches_etag(request.headers, made.etag):
+        return Response(status_code=304, headers=headers)
+    if accepts_gzip(request.headers):
+        return Response(made.compressed, 200, {**headers, "Content-Encoding": "gzip"}, JSON)
+    return Response(made.content, 200, headers, JSON)
 
 
 class _Dispatcher:
@@ -330,7 +383,7 @@ def _field_names(kind: inspect.Type) -> Iterator[str]:
 
 
 def _respond(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, "application/json")
+    return Response(encode(value), status, headers, JSON)
 
 
 async def describe_error(request: Request, error: Exception) -> Response:
@@ -372,9 +425,14 @@ def describe(request: Request, error: Exception) -> Response:
 class JsonApi:
     """The functions of the table, by their names."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, cluster_name: str = "", needs_token: bool = False) -> None:
         self.scheduler = scheduler
+        self.cluster_name = cluster_name
+        self.needs_token = needs_token
         self.served: dict[str, _Served] = {}
+        self._cores: dict[str, tuple[tuple[Tree, int], asyncio.Task[tables.CoreSums]]] = {}
+        self._tables: dict[str, tuple[tuple[Tree, int, TreeConfig], asyncio.Task[Made]]] = {}
+        self._table_numbers = itertools.count(1)
         self._document: dict[str, Any] = {}
         self._thinking = asyncio.Lock()
         """Plans and explanations are made one at a time: the threads are there for updates and the store."""
@@ -411,6 +469,29 @@ class JsonApi:
 
     async def list_pools(self, call: Call) -> views.PoolList:
         return views.show_pools(self.scheduler.state.find_tree(call.path["tree"]), self._now())
+
+    async def get_pool_table(self, call: Call) -> Made:
+        tree = self.scheduler.state.find_tree(call.path["tree"])
+        # A changed pool shows at once, not only with the next update.
+        made_of = (tree, tree.update_count, tree.config)
+        known = self._tables.get(tree.name)
+        if known is None or known[0] != made_of:
+            self._tables = {name: each for name, each in self._tables.items() if name in self.scheduler.state.trees}
+            known = self._tables[tree.name] = (made_of, asyncio.create_task(self._make_pool_table(tree)))
+        return await asyncio.shield(known[1])
+
+    async def _make_pool_table(self, tree: Tree) -> Made:
+        content = encode(tables.make_pool_table(tree, await self._cores_of(tree), self._now()))
+        etag = f'W/"{tree.update_count}.{next(self._table_numbers)}-{self.scheduler.started_at:.3f}"'
+        return Made(content, await _compress(content), etag)
+
+    async def _cores_of(self, tree: Tree) -> tables.CoreSums:
+        """Summed up once for each update."""
+        known = self._cores.get(tree.name)
+        if known is None or known[0] != (tree, tree.update_count):
+            self._cores = {name: each for name, each in self._cores.items() if name in self.scheduler.state.trees}
+            known = self._cores[tree.name] = ((tree, tree.update_count), asyncio.create_task(_sum_cores(tree)))
+        return await asyncio.shield(known[1])
 
     async def get_pool(self, call: Call) -> views.PoolView:
         tree = self.scheduler.state.find_tree(call.path["tree"])
@@ -476,7 +557,8 @@ class JsonApi:
         query: openapi.OperationsQuery = call.query
         return views.show_operations(
             self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, operation_state=query.state,
-            user=query.user, tree=query.tree, pool=query.pool,
+            user=query.user, tree=query.tree, pool=query.pool, search=query.search, sort=query.sort,
+            descending=query.descending == "true",
         )  # fmt: skip
 
     async def start_operation(self, call: Call) -> views.Done:
@@ -484,6 +566,9 @@ class JsonApi:
 
     async def get_operation(self, call: Call) -> views.OperationDetails:
         return views.show_operation_details(self.scheduler.state, self._find(call), self._now())
+
+    async def get_specification(self, call: Call) -> views.Specification:
+        return views.show_specification(self.scheduler.state, self._find(call))
 
     async def get_operation_orchid(self, call: Call) -> dict[str, dict[str, Any]]:
         live = self.scheduler.state.operations.get(self._find(call).id)
@@ -520,6 +605,9 @@ class JsonApi:
             node_id=query.node,
         )  # fmt: skip
 
+    async def get_job(self, call: Call) -> views.JobView:
+        return views.find_job(self.scheduler.state, self._find(call), call.path["job"])
+
     async def get_job_log(self, call: Call) -> Response:
         query: openapi.LogQuery = call.query
         found = await self.scheduler.read_log(call.path["operation"], call.path["job"], query.stream, query.tail)
@@ -529,6 +617,32 @@ class JsonApi:
 
     async def take_job_log(self, call: Call) -> views.Taken:
         return views.Taken(self.scheduler.logs.take(call.body))
+
+    async def explain_job(self, call: Call) -> dict[str, Any]:
+        return await self._ask_job(call, "explain")
+
+    async def pin_job(self, call: Call) -> views.Done:
+        body: openapi.PinBody = call.body
+        job = await self._ask_job(call, "pin", body.cpu_limit, body.ttl_s)
+        warnings = []
+        if job.get("last_result") == "failed" and job.get("last_error"):
+            warnings.append(f"the limit could not be written: {job.get('last_error')}")
+        elif job.get("pinned_cpu_limit") is None:
+            warnings.append("writes are paused on its node; the pin takes effect when the pause file is gone")
+        return views.Done(call.path["job"], warnings)
+
+    async def unpin_job(self, call: Call) -> views.Done:
+        await self._ask_job(call, "unpin")
+        return views.Done(call.path["job"], [])
+
+    async def _ask_job(
+        self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
+    ) -> dict[str, Any]:
+        operation, job = call.path["operation"], call.path["job"]
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
+
+    async def take_job_reply(self, call: Call) -> views.Taken:
+        return views.Taken(self.scheduler.requests.take(call.body))
 
     async def explain_operation(self, call: Call) -> why.OperationAnswer:
         record = self._find(call)
@@ -578,6 +692,78 @@ class JsonApi:
         return views.show_preemptions(
             self.scheduler.state, limit=query.limit, operation=query.operation, pool=query.pool
         )
+
+    async def get_me(self, call: Call) -> tables.Me:
+        scheduler = self.scheduler
+        return tables.Me(
+            user=call.user,
+            needs_token=self.needs_token,
+            version=__version__,
+            cluster_name=self.cluster_name,
+            started_at=scheduler.started_at,
+            now=self._now(),
+            history_length_s=0.0 if scheduler.history is None else scheduler.history.length_s,
+        )
+
+    async def get_overview(self, call: Call) -> tables.Overview:
+        state = self.scheduler.state
+        default = state.config.default_tree
+        return tables.Overview(
+            status=await self.get_status(call),
+            health=self._health(),
+            alerts=(await self.list_alerts(call)).alerts,
+            trees=[
+                tables.show_totals(each, await self._cores_of(each), each.name == default)
+                for each in list(state.trees.values())
+            ],
+            history=None if self.scheduler.history is None else self.scheduler.history.describe(),
+        )
+
+    async def read_history(self, call: Call) -> HistoryView:
+        query: openapi.HistoryQuery = call.query
+        history, now = self._history(), self._now()
+        if query.kind == "pool" and not query.tree:
+            default = self.scheduler.state.config.default_tree
+            query = msgspec.structs.replace(query, tree=default)
+        tree, name, refusal = query.tree, query.name, None
+        try:
+            tree, name = self._find_series(query)
+        except CommandError as error:
+            refusal = error
+        found = await history.read(query.kind, tree, name, now - query.since_s, now, query.max_points)
+        if refusal is not None and not found.times:
+            raise refusal
+        return found
+
+    def _find_series(self, query: openapi.HistoryQuery) -> tuple[str, str]:
+        """The tree and the name by which the history knows it. Raises CommandError for what there is not now."""
+        state, tree, name = self.scheduler.state, query.tree, query.name
+        if query.kind == "pool":
+            return tree, views.find_pool(state.find_tree(tree), name).name
+        if query.kind == "operation":
+            record = state.find_record(name)
+            if tree and tree not in record.trees:
+                raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
+            return tree, record.id
+        if query.kind == "node":
+            return "", views.find_node(state, name).id
+        if name not in state.jobs and not any(name in jobs for jobs in state.finished_jobs.values()):
+            raise CommandError(f"No such job {name}", NO_SUCH_JOB)
+        return "", name
+
+    async def make_report(self, call: Call) -> ReportView:
+        query: openapi.ReportQuery = call.query
+        now = self._now()
+        found = await self._history().report(now - query.since_s, now, query.tree or None, query.top)
+        if query.tree and not found.trees:
+            self.scheduler.state.find_tree(query.tree)
+        return found
+
+    def _history(self) -> History:
+        history = self.scheduler.history
+        if history is None:
+            raise CommandError("history is turned off: [history] length = 0", RESOLVE)
+        return history
 
     async def list_alerts(self, _: Call) -> views.AlertList:
         return views.find_alerts(self.scheduler.state, self._now(), list(self._own_alerts()))
@@ -647,6 +833,15 @@ class JsonApi:
         """Since the update of the tree that was updated longest ago; None before there was one."""
         times = [kept.previous_time for kept in self.scheduler.updates.values() if kept.previous_time is not None]
         return max(self._now() - min(times), 0.0) if times else None
+
+
+async def _sum_cores(tree: Tree) -> tables.CoreSums:
+    sums = tables.CoreSums()
+    elements = list(tree.operations.values())
+    for start in range(0, len(elements), SUMMED_AT_ONCE):
+        sums.add(elements[start : start + SUMMED_AT_ONCE])
+        await asyncio.sleep(0)
+    return sums.finish(tree)
 
 
 def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:

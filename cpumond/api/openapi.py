@@ -11,14 +11,16 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import views
+from cpumond.api import tables, views
 from cpumond.scheduler.config_commands import ConfigCommand
+from cpumond.scheduler.history import HistoryView, ReportView
 from cpumond.scheduler.why import OperationAnswer, Plan
 from cpumond.wire import (
     MAX_LOG_BYTES,
     Heartbeat,
     HeartbeatAnswer,
     JobLog,
+    JobReply,
     LogStream,
     NodeRegistration,
     RegistrationAnswer,
@@ -35,6 +37,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+_Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -151,6 +154,13 @@ class SuspendBody(Body, frozen=True):
     abort_running_jobs: bool = False
 
 
+class PinBody(Body, frozen=True):
+    """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
+
+    cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+    ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+
+
 class ParametersBody(Body, frozen=True):
     """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
 
@@ -177,7 +187,7 @@ class PlanQuery(Query, frozen=True):
 
 
 class OperationsQuery(Query, frozen=True):
-    """Filters; those not given let everything through."""
+    """Filters; those not given let everything through. ``search``: part of id, title, alias, user or pool."""
 
     limit: _Limit = 100
     offset: _Offset = 0
@@ -185,6 +195,9 @@ class OperationsQuery(Query, frozen=True):
     user: _Text = ""
     tree: _Text = ""
     pool: _Text = ""
+    search: _Text = ""
+    sort: views.OperationOrder = "start_time"
+    descending: Literal["true", "false"] = "true"
 
 
 class JobsQuery(Query, frozen=True):
@@ -211,6 +224,24 @@ class NodesQuery(Query, frozen=True):
     tree: _Text = ""
     tag: _Text = ""
     online: Literal["", "true", "false"] = ""
+
+
+class HistoryQuery(Query, frozen=True):
+    """Which series, and how much of it: ``tree`` is of pools and operations, "" for a pool is the default tree."""
+
+    kind: Literal["pool", "operation", "node", "job"]
+    name: _Name
+    tree: _Text = ""
+    since_s: _Since = 3600.0
+    max_points: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 1500
+
+
+class ReportQuery(Query, frozen=True):
+    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most."""
+
+    since_s: _Since = 86_400.0
+    tree: _Text = ""
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
 
 
 class PreemptionsQuery(Query, frozen=True):
@@ -245,6 +276,8 @@ class Endpoint:
     others: dict[int, Any] = field(default_factory=dict)
     needs_body: bool = True
     is_public: bool = False
+    has_etag: bool = False
+    """Whether a good answer has an ETag; 304 without a body for whoever shows that."""
     content_type: str = "application/json"
     """Of a good answer; all others are JSON."""
 
@@ -256,7 +289,7 @@ class Endpoint:
     @property
     def is_of_nodes(self) -> bool:
         """Whether it is for agents."""
-        return self.body in (Heartbeat, NodeRegistration, JobLog)
+        return self.body in (Heartbeat, NodeRegistration, JobLog, JobReply)
 
     @property
     def statuses(self) -> dict[int, Any]:
@@ -278,6 +311,7 @@ _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
 _CHANGE: Final = (404, 409, 422)
+_ASK_NODE: Final = (404, 429, 503, 504)
 
 ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", views.TreeList),
@@ -293,6 +327,10 @@ ENDPOINTS: Final = (
         refusals=(404,),
     ),
     Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", views.PoolList, refusals=(404,)),
+    Endpoint(
+        "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
+        tables.PoolTable, refusals=(404,), has_etag=True,
+    ),
     Endpoint(
         "POST", _TREE + "/pools", "create_pool", "Make a pool", views.Done, CreatePoolBody, status=201,
         refusals=(404, 409),
@@ -314,8 +352,8 @@ ENDPOINTS: Final = (
         Plan, ConfigCommand, PlanQuery,
     ),
     Endpoint(
-        "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first", views.OperationList,
-        query=OperationsQuery,
+        "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",
+        views.OperationList, query=OperationsQuery,
     ),
     Endpoint(
         "POST", PREFIX + "/operations", "start_operation", "Start an operation", views.Done, StartBody, status=201,
@@ -332,6 +370,10 @@ ENDPOINTS: Final = (
         refusals=(404,),
     ),
     Endpoint(
+        "GET", _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
+        views.Specification, refusals=(404,),
+    ),
+    Endpoint(
         "GET", _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
         dict[str, dict[str, Any]], refusals=(404,),
     ),
@@ -339,10 +381,23 @@ ENDPOINTS: Final = (
         "GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", views.JobList, query=JobsQuery,
         refusals=(404,),
     ),
+    Endpoint("GET", _OPERATION + "/jobs/{job}", "get_job", "One job", views.JobView, refusals=(404,)),
     Endpoint(
         "GET", _OPERATION + "/jobs/{job}/log", "get_job_log",
         f"The end of what a job wrote, byte by byte; header {TOTAL_BYTES}: how much it wrote in all",
-        str, query=LogQuery, refusals=(404, 429, 503, 504), content_type=TEXT,
+        str, query=LogQuery, refusals=_ASK_NODE, content_type=TEXT,
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/jobs/{job}/explain", "explain_job", "Why a job's limit is what it is, told by its node",
+        dict[str, Any], refusals=_ASK_NODE,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/jobs/{job}/pin", "pin_job", "Hold a job's limit; on its node's disk when answered",
+        views.Done, PinBody, refusals=_ASK_NODE, needs_body=False,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/jobs/{job}/unpin", "unpin_job", "Give a job's limit back to its monitor", views.Done,
+        refusals=_ASK_NODE,
     ),
     Endpoint(
         "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs", views.Done, AbortBody,
@@ -370,11 +425,25 @@ ENDPOINTS: Final = (
         "POST", PREFIX + "/logs", "take_job_log", "A log that the answer to a heartbeat asked for", views.Taken, JobLog,
     ),
     Endpoint(
+        "POST", PREFIX + "/replies", "take_job_reply", "The reply to a request in the answer to a heartbeat",
+        views.Taken, JobReply,
+    ),
+    Endpoint(
         "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", views.PreemptionList,
         query=PreemptionsQuery,
     ),
+    Endpoint(
+        "GET", PREFIX + "/history", "read_history", "What was when, of a pool, operation, node or job", HistoryView,
+        query=HistoryQuery, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/report", "make_report", "What pools and operations came to, in core-hours", ReportView,
+        query=ReportQuery, refusals=(404,),
+    ),
     Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", views.AlertList),
     Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", views.Status),
+    Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", tables.Me),
+    Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", tables.Overview),
     Endpoint("GET", PREFIX + "/openapi.json", "get_openapi", "This document", dict[str, Any], is_public=True),
     Endpoint("GET", "/healthz", "healthz", "Whether the process answers", views.Health, is_public=True),
     Endpoint(
@@ -386,6 +455,7 @@ ENDPOINTS: Final = (
 MEANING: Final = {
     200: "Done, or what was asked for",
     201: "Made",
+    304: "It is still what If-None-Match names",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
     403: "The user may not do this",
@@ -475,4 +545,6 @@ def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[
     if not endpoint.is_public:
         # Where no tokens are configured, none is needed.
         described["security"] = [{"token": []}, {}]
+    if endpoint.has_etag:
+        described["responses"]["304"] = {"description": MEANING[304]}
     return described

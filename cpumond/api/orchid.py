@@ -35,7 +35,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateResult
-from cpumond.scheduler import admission, operations, placement, preemption
+from cpumond.scheduler import admission, operations, placement, preemption, resulting
 from cpumond.scheduler.attributes import ALIASES
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -967,7 +967,7 @@ def operation_info(state: State, record: OperationRecord, results: Results) -> L
             "brief_spec": lambda: _brief_spec(record),
             "spec": lambda: record.spec,
             "provided_spec": lambda: record.spec,
-            "full_spec": lambda: record.spec,
+            "full_spec": lambda: resulting.full_spec(record, live),
             "unrecognized_spec": lambda: _unrecognized(record),
             "runtime_parameters": lambda: {
                 "scheduling_options_per_pool_tree": _options_per_tree(record),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.cypress import YtBackend
 from cpumond.api.json import describe_error, make_json_routes
@@ -18,6 +21,7 @@ from cpumond.scheduler.config import Api, is_loopback
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.tokens import Tokens
+from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_USER = "root"
@@ -57,9 +61,20 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/metrics", read_metrics),
-            *make_json_routes(scheduler, authenticate, settings.max_body, settings.max_depth, count),
+            *make_json_routes(
+                scheduler,
+                authenticate,
+                settings.max_body,
+                settings.max_depth,
+                count,
+                cluster_name=cluster_name,
+                needs_token=tokens is not None,
+            ),
             *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies),
+            # Nobody is asked for a token, nor the request for its host: these are the package's files, without data.
+            *make_web_routes("scheduler.html"),
         ],
+        middleware=[Middleware(DataHeaders)],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
     )
     app.router.redirect_slashes = False
@@ -88,3 +103,23 @@ def find_user(request: Request, tokens: Tokens | None) -> str:
     if other and other != user.name and not user.admin:
         raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
     return other or user.name
+
+
+DATA_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+class DataHeaders:
+    """Every answer that says nothing else about it: no browser keeps it, nor guesses what it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message.setdefault("headers", [])
+                known = {name for name, _ in headers}
+                headers += [header for header in DATA_HEADERS if header[0] not in known]
+            await send(message)
+
+        await self.app(scope, receive, send_more)

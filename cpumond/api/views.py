@@ -8,12 +8,14 @@ times that an element starves in follow semantics.md 6.2, places in the queue 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.scheduler import resulting
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
@@ -27,8 +29,11 @@ from cpumond.scheduler.elements import (
     SchedulingStatus,
     StarvationStatus,
     Tree,
+    usage_share,
 )
+from cpumond.scheduler.history import used_now
 from cpumond.scheduler.model import (
+    NO_SUCH_JOB,
     RESOLVE,
     ROOT_POOL,
     CommandError,
@@ -42,6 +47,7 @@ from cpumond.scheduler.model import (
     Task,
     to_amounts,
 )
+from cpumond.scheduler.placement import satisfaction
 from cpumond.scheduler.snapshot import operation_weight
 from cpumond.scheduler.starvation import starves_in_s
 from cpumond.scheduler.state import State
@@ -93,7 +99,9 @@ class PoolView(View, frozen=True):
     dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
     integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
     ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
-    ordered and could not use meanwhile (semantics.md 1.7).
+    ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
+    (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
+    part of it while an agent held the limit below the order.
     """
 
     name: str
@@ -123,6 +131,9 @@ class PoolView(View, frozen=True):
     owner: str
     cpu_seconds: float
     reclaimed_cpu_seconds: float
+    ordered_cpu_seconds: float
+    throttled_cpu_seconds: float
+    late_cpu_seconds: float
 
 
 class PoolList(View, frozen=True):
@@ -202,6 +213,9 @@ def show_pool(pool: PoolElement, now: float) -> PoolView:
         owner=pool.owner,
         cpu_seconds=pool.cpu_seconds,
         reclaimed_cpu_seconds=pool.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=pool.ordered_cpu_seconds,
+        throttled_cpu_seconds=pool.throttled_cpu_seconds,
+        late_cpu_seconds=pool.late_cpu_seconds,
     )
 
 
@@ -232,7 +246,7 @@ def show_limits(limits: Vector) -> Amounts:
 
 def usage_ratio(element: Element) -> float:
     """Usage of the dominant resource, a fraction of what the tree has."""
-    return max((u / t for u, t in zip(element.usage, element.tree.total, strict=True) if t), default=0.0)
+    return max(usage_share(element))
 
 
 def _starves_in_s(element: Element, now: float) -> float | None:
@@ -264,6 +278,9 @@ class OperationInTree(View, frozen=True):
     """Reason -> how often it was passed over since the last update."""
     cpu_seconds: float
     reclaimed_cpu_seconds: float
+    ordered_cpu_seconds: float
+    throttled_cpu_seconds: float
+    late_cpu_seconds: float
 
 
 class JobTotals(View, frozen=True):
@@ -299,7 +316,7 @@ class OperationView(View, frozen=True):
 class OperationDetails(OperationView, frozen=True):
     """An operation with what its user asked for. ``spec`` as given.
 
-    ``cpu_seconds`` and ``reclaimed_cpu_seconds`` are of all its jobs that are known, of earlier runs of the scheduler,
+    ``cpu_seconds`` and the counters below it are of all its jobs that are known, of earlier runs of the scheduler,
     too; those in ``trees`` count from the start of this one.
     """
 
@@ -312,6 +329,9 @@ class OperationDetails(OperationView, frozen=True):
     spec: dict[str, Any]
     cpu_seconds: float
     reclaimed_cpu_seconds: float
+    ordered_cpu_seconds: float
+    throttled_cpu_seconds: float
+    late_cpu_seconds: float
 
 
 class OperationList(View, frozen=True):
@@ -325,7 +345,8 @@ class JobView(View, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
     ``node`` is ``node_id`` by its short name. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
-    the node has told it. CPU times are as of the node's last word.
+    the node has told it. CPU times are as of the node's last word, and so is what its monitor sees: ``cpu_usage`` of
+    the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null where no node has told.
     """
 
     id: str
@@ -349,6 +370,13 @@ class JobView(View, frozen=True):
     node: str = ""
     cgroup: str = ""
     reclaimed_cpu_seconds: float | None = None
+    ordered_cpu_seconds: float | None = None
+    throttled_cpu_seconds: float | None = None
+    late_cpu_seconds: float | None = None
+    cpu_usage: float | None = None
+    min_cpu_limit: float | None = None
+    votes_sum: int | None = None
+    throttled_ratio: float | None = None
 
 
 class JobList(View, frozen=True):
@@ -368,14 +396,14 @@ PREEMPTIBILITY: Final = {
 
 def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
     """An operation in short."""
-    return OperationView(**_operation_fields(state, record, now))
+    return OperationView(**_operation_fields(state, record, now, _find_places(state, [record])))
 
 
 def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification."""
     jobs: list[Job | JobRecord] = [*living_jobs(state, record.id), *state.finished_jobs.get(record.id, {}).values()]
     return OperationDetails(
-        **_operation_fields(state, record, now),
+        **_operation_fields(state, record, now, _find_places(state, [record])),
         tasks=list(record.tasks),
         counts=record.counts,
         preemption_mode=record.preemption_mode,
@@ -383,9 +411,16 @@ def show_operation_details(state: State, record: OperationRecord, now: float) ->
         max_failed_job_count=record.max_failed_job_count,
         job_cpu_monitor=record.job_cpu_monitor,
         spec=record.spec,
-        cpu_seconds=sum(job.cpu_seconds or 0.0 for job in jobs),
-        reclaimed_cpu_seconds=sum(job.reclaimed_cpu_seconds or 0.0 for job in jobs),
+        cpu_seconds=_sum_counter(jobs, "cpu_seconds"),
+        reclaimed_cpu_seconds=_sum_counter(jobs, "reclaimed_cpu_seconds"),
+        ordered_cpu_seconds=_sum_counter(jobs, "ordered_cpu_seconds"),
+        throttled_cpu_seconds=_sum_counter(jobs, "throttled_cpu_seconds"),
+        late_cpu_seconds=_sum_counter(jobs, "late_cpu_seconds"),
     )
+
+
+def _sum_counter(jobs: Iterable[Job | JobRecord], name: str) -> float:
+    return sum((getattr(job, name) or 0.0 for job in jobs), 0.0)
 
 
 def living_jobs(state: State, operation_id: str) -> list[Job]:
@@ -398,7 +433,7 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
-def _operation_fields(state: State, record: OperationRecord, now: float) -> dict[str, Any]:
+def _operation_fields(state: State, record: OperationRecord, now: float, places: Places) -> dict[str, Any]:
     live = state.operations.get(record.id)
     return {
         "id": record.id,
@@ -413,7 +448,7 @@ def _operation_fields(state: State, record: OperationRecord, now: float) -> dict
         "error": record.error,
         "pools": {name: options.pool for name, options in record.trees.items()},
         "jobs": _count_jobs(record, live),
-        "trees": {} if live is None else {name: _in_tree(each, now) for name, each in live.elements.items()},
+        "trees": {} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
     }
 
 
@@ -430,15 +465,15 @@ def _count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
     )
 
 
-def _in_tree(element: OperationElement, now: float) -> OperationInTree:
+def _in_tree(element: OperationElement, now: float, places: Places) -> OperationInTree:
     total = element.tree.total
     pool = element.parent
     assert pool is not None
-    satisfaction = element.satisfaction
+    now_satisfied = satisfaction(element)
     return OperationInTree(
         pool=pool.name,
         is_running=element.is_running,
-        queue_place=queue_place(element),
+        queue_place=None if element.is_running else places.get(element.tree.name, {}).get(element.name),
         weight=operation_weight(element),
         job_count=len(element.jobs),
         fair_share=show_share(element.fair_share, total),
@@ -447,29 +482,32 @@ def _in_tree(element: OperationElement, now: float) -> OperationInTree:
         usage_ratio=usage_ratio(element),
         demand=to_amounts(element.demand),
         limits=show_limits(element.limits),
-        satisfaction_ratio=satisfaction if math.isfinite(satisfaction) else None,
+        satisfaction_ratio=now_satisfied if math.isfinite(now_satisfied) else None,
         scheduling_status=element.scheduling_status,
         starvation_status=element.starvation_status,
         starves_in_s=_starves_in_s(element, now),
         deactivations=dict(element.deactivations),
         cpu_seconds=element.cpu_seconds,
         reclaimed_cpu_seconds=element.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=element.ordered_cpu_seconds,
+        throttled_cpu_seconds=element.throttled_cpu_seconds,
+        late_cpu_seconds=element.late_cpu_seconds,
     )
 
 
-def queue_place(element: OperationElement) -> int | None:
-    """The place in the tree's queue, from 1; None for one that runs (3.3)."""
-    if element.is_running:
-        return None
-    return next((place for place, name in enumerate(element.tree.queue, 1) if name == element.name), None)
+OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage", "fair_share"]
 
 
 def show_operations(
     state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
-    pool: str = "",
+    pool: str = "", search: str = "", sort: OperationOrder = "start_time", descending: bool = True,
 ) -> OperationList:  # fmt: skip
-    """Live and finished operations that fit all filters ("" lets all through), the last started first."""
+    """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
+
+    ``search`` is looked for in id, title, alias, user and names of pools, whatever the case.
+    """
     live = (operation.record for operation in state.operations.values())
+    wanted = search.lower()
     chosen = [
         record
         for record in (*live, *state.finished.values())
@@ -477,10 +515,47 @@ def show_operations(
         and (not user or record.user == user)
         and (not tree or tree in record.trees)
         and (not pool or any(o.pool == pool for name, o in record.trees.items() if not tree or name == tree))
+        and (not wanted or wanted in _searched_text(record))
     ]
     chosen.sort(key=lambda record: record.sequence, reverse=True)
-    shown = [show_operation(state, record, now) for record in chosen[offset : offset + limit]]
-    return OperationList(shown, len(chosen))
+    if (sort, descending) != ("start_time", True):
+        chosen.sort(key=_order_of(state, sort), reverse=descending)
+    shown = chosen[offset : offset + limit]
+    places = _find_places(state, shown)
+    return OperationList([OperationView(**_operation_fields(state, each, now, places)) for each in shown], len(chosen))
+
+
+def _searched_text(record: OperationRecord) -> str:
+    pools = "\n".join([options.pool for options in record.trees.values()])
+    return f"{record.id}\n{record.title}\n{record.alias}\n{record.user}\n{pools}".lower()
+
+
+def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord], Any]:
+    """The key that operations are sorted by; those that are not live have no jobs and no share."""
+    living = state.operations
+    if sort == "jobs":
+        return lambda record: living[record.id].active_job_count if record.id in living else 0
+    if sort == "usage":
+        return lambda record: max([max(usage_share(each)) for each in _elements(living.get(record.id))], default=0.0)
+    if sort == "fair_share":
+        return lambda record: max([max(each.fair_share) for each in _elements(living.get(record.id))], default=0.0)
+    if sort == "title":
+        return lambda record: record.title.lower()
+    return attrgetter("sequence" if sort == "start_time" else sort)
+
+
+def _elements(live: Operation | None) -> Iterable[OperationElement]:
+    return () if live is None else live.elements.values()
+
+
+Places = Mapping[str, Mapping[str, int]]
+
+
+def _find_places(state: State, records: Iterable[OperationRecord]) -> Places:
+    """Tree -> operation -> place in its queue from 1 (3.3), of the trees in which one of ``records`` is pending."""
+    live = (state.operations.get(record.id) for record in records)
+    trees = {each.tree.name: each.tree for operation in live for each in _elements(operation) if not each.is_running}
+    return {name: {waiting: place for place, waiting in enumerate(tree.queue, 1)} for name, tree in trees.items()}
 
 
 def show_jobs(
@@ -498,6 +573,37 @@ def show_jobs(
     ]
     chosen.sort(key=lambda view: (-view.start_time, view.id))
     return JobList(record.id, chosen[offset : offset + limit], len(chosen))
+
+
+def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
+    """A job of an operation, living or ended. Raises CommandError."""
+    job = state.jobs.get(job_id)
+    if job is not None and job.element.operation.id == record.id:
+        return show_job(job)
+    ended = state.finished_jobs.get(record.id, {}).get(job_id)
+    if ended is None:
+        raise CommandError(f"No such job {job_id} in operation {record.id}", NO_SUCH_JOB)
+    return show_ended_job(ended)
+
+
+class Specification(View, frozen=True):
+    """What an operation was given (``provided``) and all that holds (``resulting``), by the documents' names.
+
+    ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
+    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: what it cannot know.
+    """
+
+    id: str
+    provided: dict[str, Any]
+    resulting: dict[str, Any]
+    note: str
+
+
+def show_specification(state: State, record: OperationRecord) -> Specification:
+    """The tabs Specification and Resulting specification of an operation's page."""
+    found = resulting.resulting_specification(record, state.operations.get(record.id))
+    found["job_cpu_monitor_sources"] = resulting.monitor_sources(record.job_cpu_monitor)
+    return Specification(record.id, record.spec, found, resulting.NOTE)
 
 
 def show_job(job: Job) -> JobView:
@@ -521,6 +627,13 @@ def show_job(job: Job) -> JobView:
         cgroup=job.cgroup,
         cpu_seconds=job.cpu_seconds,
         reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=job.ordered_cpu_seconds,
+        throttled_cpu_seconds=job.throttled_cpu_seconds,
+        late_cpu_seconds=job.late_cpu_seconds,
+        cpu_usage=job.cpu_usage,
+        min_cpu_limit=job.min_cpu_limit,
+        votes_sum=job.votes_sum,
+        throttled_ratio=job.throttled_ratio,
     )
 
 
@@ -545,6 +658,9 @@ def show_ended_job(record: JobRecord) -> JobView:
         node=record.node_id,
         cgroup=record.cgroup,
         reclaimed_cpu_seconds=record.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=record.ordered_cpu_seconds,
+        throttled_cpu_seconds=record.throttled_cpu_seconds,
+        late_cpu_seconds=record.late_cpu_seconds,
     )
 
 
@@ -555,7 +671,8 @@ class NodeView(View, frozen=True):
     """A node. ``tree`` null: no tree's filter fits its tags. ``foreign_usage``: of jobs that are not this
     scheduler's, those included that an earlier run of it told to stop and that have not ended.
 
-    ``free`` is capacity less all usage, negative where the node is overcommitted.
+    ``free`` is capacity less all usage, negative where the node is overcommitted. ``ordered_cores`` and ``used_cores``
+    are of the scheduler's own jobs, those told to stop included.
     """
 
     id: str
@@ -574,6 +691,8 @@ class NodeView(View, frozen=True):
     stopping_job_count: int
     overcommitted_s: float | None
     overcommit_count: int
+    ordered_cores: float
+    used_cores: float
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -602,6 +721,7 @@ def show_node_details(node: Node, now: float) -> NodeDetails:
 
 def _node_fields(node: Node, now: float) -> dict[str, Any]:
     since = node.overcommitted_since
+    jobs = [*node.jobs.values(), *node.stopping.values()]
     return {
         "id": node.id,
         "address": node.address,
@@ -618,6 +738,8 @@ def _node_fields(node: Node, now: float) -> dict[str, Any]:
         "stopping_job_count": len(node.stopping),
         "overcommitted_s": None if since is None else max(now - since, 0.0),
         "overcommit_count": node.overcommit_count,
+        "ordered_cores": sum(job.limits[CPU] for job in jobs),
+        "used_cores": sum(used_now(job) for job in jobs),
     }
 
 

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pool": ("pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
     "operation": ("operations", "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete."),
     "node": ("nodes", "Nodes of the running scheduler: list, show."),
+    "report": ("report", "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML."),
     "demo": ("demo", "A scheduler, an agent and real jobs on this machine, live."),
     "cluster": ("cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
     "doctor": ("doctor", "What this host offers and what to do about what is missing."),

@@ -176,6 +176,8 @@ class Aggregated(msgspec.Struct, frozen=True):
     preemptible_cpu_s: float
     preempted_cpu_s: float
     max_cpu_s: float
+    throttled_cpu_s: float = 0.0
+    late_cpu_s: float = 0.0
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True):
@@ -191,6 +193,21 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
     throttled_ratio: float | None
     votes_sum: int | None
     result: str
+
+
+class SamplesAnswer(msgspec.Struct, frozen=True):
+    """The points of a job's graphs, oldest first; ``at`` seconds since 1970, cores, ``throttled_ratio`` in [0, 1]."""
+
+    period_s: float
+    at: list[float] = []
+    usage: list[float] = []
+    smoothed: list[float | None] = []
+    limit: list[float] = []
+    floor: list[float] = []
+    lower_bound: list[float] = []
+    upper_bound: list[float] = []
+    votes_sum: list[int | None] = []
+    throttled_ratio: list[float] = []
 
 
 class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
@@ -210,6 +227,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
     pressure: PressureAnswer | None = None
     aggregated: Aggregated | None = None
     decisions: list[DecisionAnswer] = []
+    samples: SamplesAnswer | None = None
     directory: str = ""
     source: str = ""
     cpu_limit_given: float | None = None

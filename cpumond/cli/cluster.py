@@ -45,7 +45,7 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
         place = choose_place(CLUSTER_PREFIX)
         directory = make_directory(CLUSTER_PREFIX)
         cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
-                          token=secrets.token_hex(24))  # fmt: skip
+                          token=secrets.token_hex(24), web=True)  # fmt: skip
         try:
             with cluster:
                 _show(cluster, as_json)
@@ -58,18 +58,23 @@ def _show(cluster: Cluster, as_json: bool) -> None:
     address = cluster.url.removeprefix("http://")
     if as_json:
         nodes = {
-            node.node_id: {"pid": node.pid, "cgroup": node.cgroup_root, "control_socket": node.control_socket}
+            node.node_id: {
+                "pid": node.pid, "cgroup": node.cgroup_root, "control_socket": node.control_socket, "web": node.web_url,
+            }
             for node in cluster.nodes
-        }
+        }  # fmt: skip
         told = {
-            "scheduler": cluster.url, "token": cluster.token, "scheduler_pid": cluster.scheduler.pid,
+            "scheduler": cluster.url, "web": f"{cluster.url}/", "token": cluster.token,
+            "scheduler_pid": cluster.scheduler.pid,
             "directory": cluster.directory, "nodes": nodes,
         }  # fmt: skip
         click.echo(msgspec.json.encode(told))
         return
     click.echo(
         f"A scheduler on {cluster.url} and {len(cluster.nodes)} nodes of {cluster.cpu:g} cores each.\n"
-        f"Logs and configurations are in {cluster.directory}. In another terminal:\n\n"
+        f"Logs and configurations are in {cluster.directory}. In a browser:\n\n"
+        f"{cluster.describe_pages()}\n\n"
+        "In another terminal:\n\n"
         f"  export CPUMOND_SCHEDULER={cluster.url}\n"
         f"  export YT_PROXY={address}\n"
         f"  export CPUMOND_TOKEN={cluster.token} YT_TOKEN={cluster.token}\n"

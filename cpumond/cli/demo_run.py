@@ -105,9 +105,10 @@ def _run(
         directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR,
         scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
         agent_config='[discovery]\nrescan_period = "1s"\n', cgroup_prefix=host.prefix, mountinfo=host.mountinfo,
-        token=secrets.token_hex(24),
+        token=secrets.token_hex(24), web=True,
     )  # fmt: skip
     with cluster:
+        display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
         operations: dict[str, Load] = {}
         story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell)
         try:

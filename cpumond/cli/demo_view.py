@@ -83,6 +83,11 @@ class Display:
         if console.is_terminal and not is_quiet:
             self.live = Live(console=console, auto_refresh=False)
 
+    def announce(self, text: str) -> None:
+        """What stays above all that follows."""
+        if not self.is_quiet:
+            click.echo(text)
+
     def tell(self, at_s: float, text: str) -> None:
         """One event."""
         self.events.append((at_s, text))

@@ -56,8 +56,13 @@ class Coefficients(msgspec.Struct, frozen=True):
     actuator: str = "quota"
 
 
-def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
-    """``cpumond explain``: the answer, the facts behind it, the window, the next step, options, ``last`` decisions."""
+def draw_explain(
+    e: ExplainAnswer, last: int | None, width: int | None, colour: bool, unpin: str = "cpumond unpin"
+) -> str:
+    """``cpumond explain``: the answer, the facts behind it, the window, the next step, options, ``last`` decisions.
+
+    ``unpin`` is the command that, followed by the job's name, gives the job back to the monitor.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -66,7 +71,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     facts.add_column(overflow="fold")
     for name, text in list_facts(e):
         facts.add_row(Text(name, "bold"), Text(text))
-    parts: list[RenderableType] = [Text(describe_why(e), "bold"), "", facts, ""]
+    parts: list[RenderableType] = [Text(describe_why(e, unpin), "bold"), "", facts, ""]
     parts += [Text(line) for line in list_votes(e)]
     parts += [Text(f"next check: {describe_next(e)}"), "", Text("job-cpu-monitor in force:", "bold"), draw_options(e)]
     shown = e.decisions if last is None else e.decisions[max(len(e.decisions) - last, 0) :]
@@ -79,8 +84,8 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     return draw(parts, width, colour)
 
 
-def describe_why(e: ExplainAnswer) -> str:
-    """One or two sentences: why the limit is what it is."""
+def describe_why(e: ExplainAnswer, unpin: str = "cpumond unpin") -> str:
+    """One or two sentences: why the limit is what it is; ``unpin`` as in ``draw_explain``."""
     name, limit = show_name(e.job_id), show_cores(e.current_cpu_limit)
     stands = f"The limit of {name} is {limit} of {show_cores(e.cpu_limit)} ordered cores"
     if e.refused:
@@ -88,15 +93,15 @@ def describe_why(e: ExplainAnswer) -> str:
     if e.status == "contested":
         return (
             f"{stands}, as another program left it: that one changed the limit back {e.contested_losses} times, so the "
-            f"agent writes no more. End the other program's writes, then `cpumond unpin {name}`."
+            f"agent writes no more. End the other program's writes, then `{unpin} {name}`."
         )
     if e.override_left_s is not None:
         return (
             f"{stands}: somebody else raised it, which is respected for {show_left(e.override_left_s)} more. "
-            f"`cpumond unpin {name}` gives it back to the monitor now."
+            f"`{unpin} {name}` gives it back to the monitor now."
         )
     if e.pinned_cpu_limit is not None:
-        until = f"until `cpumond unpin {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until)}"
+        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until)}"
         return f"{stands}: an operator pinned it {until}."
     if e.mode == "off":
         return f"{stands}: its mode is off, it is neither measured nor changed."
@@ -202,6 +207,12 @@ def list_facts(e: ExplainAnswer) -> list[tuple[str, str]]:
                     f"core-seconds: {a.max_cpu_s:.0f} ordered, {a.smoothed_cpu_s:.0f} used (smoothed), "
                     f"{a.preempted_cpu_s:.0f} reclaimed"
                     + (f"; the full limit given back at once {e.fast_restores} x" if e.fast_restores else "")
+                    + (
+                        f"; its threads were held back for {a.throttled_cpu_s:.1f} s, {a.late_cpu_s:.1f} s of it while "
+                        "its limit was lowered"
+                        if a.throttled_cpu_s
+                        else ""
+                    )
                 ),
             )
         )

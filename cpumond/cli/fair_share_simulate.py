@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import functools
 import json
 import math
@@ -20,9 +19,11 @@ from typing import Annotated, Any, Final, TextIO
 import click
 import msgspec
 
-from cpumond.cli.fair_share_html import format_span, render_html
+from cpumond.cli.fair_share_html import render_html
 from cpumond.cli.fair_share_input import InputReader, UpdateForm
+from cpumond.cli.html import format_span
 from cpumond.cli.options import DurationType
+from cpumond.cli.replacement import Replacement
 from cpumond.config import normalise_table
 from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe, from_os_error
 from cpumond.fairshare.resources import RESOURCES
@@ -151,7 +152,7 @@ def simulate_command(
             for _ in rows:
                 pass
             return
-        page = stack.enter_context(Replacement(html_path))
+        page = stack.enter_context(Replacement(html_path, "--html"))
         title = "standard input" if file == "-" else os.path.basename(file)
         main_resource = scenario.snapshot.options.main_resource
         page.write(render_html(rows, title=title, until_s=until_s, step_s=step_s, main_resource=main_resource))
@@ -322,54 +323,6 @@ def _open_rows(path: str) -> Iterator[TextIO]:
             yield file
     except OSError as error:
         raise from_os_error(error, f"write {path}", "give --csv a file that can be written") from error
-
-
-class Replacement:
-    """A file that takes the place of ``path`` in one moment, when its text is complete; until then nothing is changed.
-
-    What is there but is not a file, such as a pipe, is written to and not replaced. Entering raises AccessError or
-    CreateError where a file cannot be made, so that nobody waits for nothing; so does ``write``.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        # A link stays a link.
-        self._target = os.path.realpath(path)
-        self._temporary = f"{self._target}.{os.getpid()}.tmp"
-        self._is_direct = os.path.exists(path) and not os.path.isfile(path)
-
-    def __enter__(self) -> Replacement:
-        with self._saying_why():
-            if os.path.isdir(self._path):
-                raise IsADirectoryError(errno.EISDIR, "")
-            if not self._is_direct:
-                self._remove()  # of one that was killed, with the same id
-                with open(self._temporary, "x", encoding="utf-8"):
-                    pass
-        return self
-
-    def write(self, text: str) -> None:
-        """Put the text in its place."""
-        with self._saying_why():
-            with open(self._path if self._is_direct else self._temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-            if not self._is_direct:
-                os.replace(self._temporary, self._target)
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_direct:
-            self._remove()
-
-    def _remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
-
-    @contextlib.contextmanager
-    def _saying_why(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise from_os_error(error, f"write {self._path}", "give --html a file that can be written") from error
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -13,7 +13,9 @@ import msgspec
 from cpumond.api.formats import YtError, read_yson, to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
-from cpumond.cli.options import check_cores, print_json
+from cpumond.cli.client import ExplainAnswer
+from cpumond.cli.explain import draw_explain
+from cpumond.cli.options import DurationType, check_cores, print_json, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
@@ -384,6 +386,66 @@ def make_visible(content: bytes) -> str:
     """Bytes as text in which nothing moves a cursor: all but newlines, tabs and what can be printed is escaped."""
     text = content.decode("utf-8", "backslashreplace")
     return "".join(sign if sign in "\n\t" else show_name(sign) for sign in text)
+
+
+@operation_command.command("explain", epilog="Example: cpumond operation explain 1a-2b-3c-4d 5e-6f-7a-8b --last 20")
+@click.argument("operation")
+@click.argument("job")
+@click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
+@click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
+@scheduler_options
+@json_option
+def operation_explain_command(
+    client: SchedulerClient, operation: str, job: str, last: int, show_all: bool, as_json: bool
+) -> None:
+    """Why the limit of a living job is what it is, told by the agent of its node.
+
+    It is what `cpumond explain JOB` prints on that node; the answer comes with the node's next heartbeat.
+    """
+    content = client.request("GET", operation_path(operation, f"jobs/{quote_step(job)}/explain"))
+    if as_json:
+        print_json(content)
+        return
+    answer = client.decode(content, ExplainAnswer)
+    unpin = f"cpumond operation unpin {show_name(operation)}"
+    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour(), unpin))
+
+
+@operation_command.command(
+    "pin", epilog="Example: cpumond operation pin 1a-2b-3c-4d 5e-6f-7a-8b --cpu-limit 4 --for 10m"
+)
+@click.argument("operation")
+@click.argument("job")
+@click.option("--cpu-limit", type=float, metavar="CORES", callback=check_cores, help="Default: all the job may have.")
+@click.option(
+    "--for", "ttl_s", type=DurationType(1.0), metavar="DURATION",
+    help='Such as "1h"; default: until `cpumond operation unpin`, or the job\'s end.',
+)  # fmt: skip
+@scheduler_options
+@json_option
+def operation_pin_command(
+    client: SchedulerClient, operation: str, job: str, cpu_limit: float | None, ttl_s: float | None, as_json: bool
+) -> None:
+    """Hold the limit of a living job until it is unpinned, or for a time.
+
+    When the command ends well the pin is on the disk of the job's node and outlives a restart of its agent.
+    """
+    body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
+    content = client.request("POST", operation_path(operation, f"jobs/{quote_step(job)}/pin"), body)
+    held = "all the cores it may have" if cpu_limit is None else f"{show_cores(cpu_limit)} cores"
+    until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
+    tell_done(content, as_json, f"job {show_name(job)} is pinned at {held} {until}")
+
+
+@operation_command.command("unpin", epilog="Example: cpumond operation unpin 1a-2b-3c-4d 5e-6f-7a-8b")
+@click.argument("operation")
+@click.argument("job")
+@scheduler_options
+@json_option
+def operation_unpin_command(client: SchedulerClient, operation: str, job: str, as_json: bool) -> None:
+    """Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
+    content = client.request("POST", operation_path(operation, f"jobs/{quote_step(job)}/unpin"))
+    tell_done(content, as_json, f"job {show_name(job)} is the monitor's again")
 
 
 @operation_command.command("why", epilog="Example: cpumond operation why 1a-2b-3c-4d")

@@ -18,7 +18,7 @@ from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
     metavar="FILE",
     help=f"Configuration, TOML. Default: {DEFAULT_SCHEDULER_CONFIG_PATH} if it exists, else built-in defaults.",
 )
-@click.option("--new-store", is_flag=True, help="Keep the database in state_dir aside and begin with an empty one.")
+@click.option("--new-store", is_flag=True, help="Keep the databases in state_dir aside and begin with empty ones.")
 @click.option("--time-scale", type=click.FloatRange(0.001, 1e6), default=1.0, help="For tests only: time runs faster.")
 def scheduler_command(config_path: str | None, new_store: bool, time_scale: float) -> int:
     """Run the scheduler: pools, fair share, preemption; for agents, `yt`, and `cpumond pool|operation|node|tree`.

@@ -99,6 +99,8 @@ class SchedulerClient:
                 f"no scheduler answers on {self.url} ({_reason(error)}); start one with `cpumond scheduler`, or name "
                 "another one with --scheduler or CPUMOND_SCHEDULER"
             ) from None
+        except UnicodeEncodeError:
+            raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
         if answer.is_success:

@@ -72,6 +72,12 @@ def step(
         if s.vote_mode == "ytsaurus" and votes_sum is not None:
             # A decision clears the votes even when the limit already stood at its bound; else the oldest one goes.
             window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
+    throttled_cpu_s, late_cpu_s, before = state.throttled_cpu_s, state.late_cpu_s, state.base
+    # A counter that fell, or that nobody had seen before, says nothing about this interval.
+    if before is not None and base.throttled_s > before.throttled_s:
+        throttled_cpu_s += base.throttled_s - before.throttled_s
+        if limit < hard and s.actuator == "quota":
+            late_cpu_s += base.throttled_s - before.throttled_s
     after = JobState(
         hard,
         new_limit,
@@ -85,6 +91,8 @@ def step(
         state.smoothed_cpu_s + smoothed * interval_s,
         state.preemptible_cpu_s + (hard - new_limit) * interval_s,
         state.max_cpu_s + hard * interval_s,
+        throttled_cpu_s,
+        late_cpu_s,
     )
     return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio)
 

@@ -25,6 +25,8 @@ from cpumond.wire import (
     Heartbeat,
     HeartbeatAnswer,
     JobLog,
+    JobReply,
+    JobRequest,
     LogRequest,
     NodeRegistration,
     RegistrationAnswer,
@@ -33,6 +35,7 @@ from cpumond.wire import (
 NODES: Final = "/api/v1/nodes"
 HEARTBEATS: Final = "/api/v1/heartbeats"
 LOGS: Final = "/api/v1/logs"
+REPLIES: Final = "/api/v1/replies"
 
 MAX_ANSWER_BYTES: Final = 16 * 2**20
 """An answer may order hundreds of jobs; a longer one is a failure."""
@@ -40,12 +43,12 @@ MAX_ANSWER_BYTES: Final = 16 * 2**20
 MAX_SENTENCE: Final = 1000
 """Characters of what the scheduler says that are shown."""
 
-LOGS_PER_ANSWER: Final = 4
-LOGS_S: Final = 1.0
-"""How long the logs that one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
+REQUESTS_PER_ANSWER: Final = 4
+REQUESTS_S: Final = 1.0
+"""How long what one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
 
-LOG_ATTEMPTS: Final = 5
-REMEMBERED_LOGS: Final = 1000
+REQUEST_ATTEMPTS: Final = 5
+REMEMBERED_REQUESTS: Final = 1000
 
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
@@ -71,8 +74,9 @@ class SchedulerLink:
     """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
 
     ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
-    heartbeat was sent; ``read_log`` the end of a log that somebody wants. Both are called by the link's thread and
-    must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
+    heartbeat was sent. ``read_log`` gives the end of a log that somebody wants, ``carry_out`` the reply to a request,
+    or None when there is none within so many seconds and it is to be asked again. All are called by the link's thread
+    and must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
     used; afterwards problems show only in the log and in ``stats``.
     """
 
@@ -82,6 +86,7 @@ class SchedulerLink:
         registration: NodeRegistration,
         on_answer: Callable[[HeartbeatAnswer, float], None],
         read_log: Callable[[LogRequest], JobLog],
+        carry_out: Callable[[JobRequest, float], JobReply | None],
         rng: random.Random | None = None,
     ) -> None:
         self._base = parse_base_url(options.url)
@@ -90,6 +95,7 @@ class SchedulerLink:
         self._options = options
         self._on_answer = on_answer
         self._read_log = read_log
+        self._carry_out = carry_out
         self._rng = rng or random.SystemRandom()
         self._lock = threading.Lock()
         """Of the next four; what follows them is the thread's own."""
@@ -103,7 +109,8 @@ class SchedulerLink:
         self._demand = ""
         self._taken_since_demand = True
         self._told_dropped = self._told_broken = False
-        self._log_attempts: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
+        """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
         self._client = make_client(options.timeout_s)
         self._mailbox = Mailbox(
             self._deliver, self._client.close, event="link", shown_url=str(self._base), timeout_s=options.timeout_s,
@@ -170,8 +177,9 @@ class SchedulerLink:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
         self._hand_over(answer, sent_at_s)
-        if answer.logs and not self._mailbox.is_closing():
-            self._send_logs(answer.logs, heartbeat.node_id)
+        if (answer.requests or answer.logs) and not self._mailbox.is_closing():
+            # What somebody wants to know or to have done at once goes before what may be long.
+            self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
 
     def _hand_over(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
@@ -228,36 +236,50 @@ class SchedulerLink:
         with self._lock:
             self._change_error = failure.sentence
 
-    # --- logs
+    # --- what is asked of this node
 
-    def _send_logs(self, requests: list[LogRequest], node_id: str) -> None:
+    def _answer_requests(self, requests: list[LogRequest | JobRequest], node_id: str) -> None:
         """Answer some of ``requests``; the others come again with the next answer."""
-        end_s = time.monotonic() + LOGS_S
-        open_requests = [each for each in requests if self._log_attempts.get(each.request_id, 0) < LOG_ATTEMPTS]
-        for number, request in enumerate(open_requests[:LOGS_PER_ANSWER]):
+        end_s = time.monotonic() + REQUESTS_S
+        open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
+        for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
             is_urgent = self._mailbox.has_newer() or self._mailbox.is_closing()
             if number > 0 and (is_urgent or time.monotonic() >= end_s):
                 return
-            error = self._send_log(request, node_id, end_s)
-            attempts = LOG_ATTEMPTS if error is None else self._log_attempts.get(request.request_id, 0) + 1
-            self._log_attempts[request.request_id] = attempts
-            if len(self._log_attempts) > REMEMBERED_LOGS:
-                del self._log_attempts[next(iter(self._log_attempts))]
-            if error is not None and attempts >= LOG_ATTEMPTS:
-                _tell(_log.warning, "job_log_not_sent", job_id=request.job_id, error=error)
+            path, body = self._make_answer(request, node_id, end_s)
+            if body is None:
+                return  # those that follow it must not overtake it
+            error = self._send_answer(path, body, end_s)
+            attempts = REQUEST_ATTEMPTS if error is None else self._attempts.get(request.request_id, 0) + 1
+            self._attempts[request.request_id] = attempts
+            if len(self._attempts) > REMEMBERED_REQUESTS:
+                del self._attempts[next(iter(self._attempts))]
+            if error is not None and attempts >= REQUEST_ATTEMPTS:
+                event = "job_log_not_sent" if isinstance(request, LogRequest) else "job_reply_not_sent"
+                _tell(_log.warning, event, job_id=request.job_id, error=error)
 
-    def _send_log(self, request: LogRequest, node_id: str, end_s: float) -> str | None:
-        """Send one log; why it could not be, None when it was or nobody waits for it any more."""
+    def _make_answer(self, request: LogRequest | JobRequest, node_id: str, end_s: float) -> tuple[str, bytes | None]:
+        """Where the answer goes, and the answer; None when it cannot be given in time."""
         try:
-            body = msgspec.json.encode(self._read_log(request))
-        except Exception as error:  # whoever waits for the log gets to know it
-            sentence = f"the log cannot be read: {type(error).__name__}: {error}"
-            body = msgspec.json.encode(JobLog(node_id, request.request_id, error=self._show(sentence)))
-        timeout_s = min(max(end_s - time.monotonic(), LOGS_S / 4), self._options.timeout_s)
+            if isinstance(request, LogRequest):
+                return LOGS, msgspec.json.encode(self._read_log(request))
+            reply = self._carry_out(request, max(end_s - time.monotonic(), REQUESTS_S / 4))
+            return REPLIES, None if reply is None else msgspec.json.encode(reply)
+        except Exception as error:  # whoever waits for it gets to know it
+            problem = f"{type(error).__name__}: {error}"
+            if isinstance(request, LogRequest):
+                told = JobLog(node_id, request.request_id, error=self._show(f"the log cannot be read: {problem}"))
+                return LOGS, msgspec.json.encode(told)
+            failed = JobReply(node_id, request.request_id, error=self._show(f"{request.kind} failed: {problem}"))
+            return REPLIES, msgspec.json.encode(failed)
+
+    def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
+        """Send one answer; why it could not be, None when it was or nobody waits for it any more."""
+        timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
         try:
-            reply = self._post(LOGS, body, timeout_s)
+            reply = self._post(path, body, timeout_s)
         except Exception as error:
-            return describe_exception(error, str(self._url(LOGS)), timeout_s).sentence
+            return describe_exception(error, str(self._url(path)), timeout_s).sentence
         return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
 
     # --- requests

@@ -43,6 +43,10 @@ MAX_CUSTOM_ATTRIBUTES: Final = 200
 MAX_DEPTH: Final = 32
 """Levels of a value or of a path inside of one attribute."""
 
+FIELD: Final = "field"
+"""Attribute of a refusal: the option that it is about, a path of the documents' names (weight,
+integral_guarantees/resource_flow/cpu), for whoever shows a form. Not there when it is about no single one."""
+
 SHOWN: Final = 80
 """Characters of a value or name that a message shows."""
 
@@ -229,7 +233,13 @@ def edit(
     """
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
-        editor.apply(change)
+        try:
+            editor.apply(change)
+        except CommandError as error:
+            given = error.attributes.get(FIELD)
+            if given is None:
+                raise
+            raise name_field(error, "/".join(canonical_path(kind, given.split("/")))) from None
     editor.check_size()
     return editor.attributes, editor.spelled, tuple(dict.fromkeys(editor.warnings))
 
@@ -254,7 +264,7 @@ class _Editor:
         for name in path:
             _check_name(name)
         if len(path) > MAX_DEPTH:
-            raise CommandError(f"{_cut('/'.join(path))}: a path has at most {MAX_DEPTH} names, this has {len(path)}")
+            raise _refuse("/".join(path), f"a path has at most {MAX_DEPTH} names, this has {len(path)}")
         if self.kind != "tree" or path[0] != CONFIG:
             self.attributes = self._changed("", self.attributes, path, value)
         elif len(path) > 1:
@@ -295,7 +305,7 @@ class _Editor:
         name, where = canonical_name(self.kind, path[0]), place + path[0]
         key = place + name
         if name in RESERVED:
-            raise CommandError(f"{_cut(where)}: this attribute of a {self.kind} cannot be set or removed")
+            raise _refuse(where, f"this attribute of a {self.kind} cannot be set or removed")
         field = _FIELDS[self.kind].get(name)
         if value is REMOVE and len(path) == 1:
             result.pop(name, None)
@@ -323,10 +333,10 @@ class _Editor:
     def _note_spelling(self, key: str, name: str, path: tuple[str, ...], where: str, is_set: bool) -> None:
         folded = path[0].replace("-", "_")
         if len(path) == 1 and self.given.get(key, path[0]) != path[0]:
-            raise CommandError(f'{where}: given twice, also as "{self.given[key]}"; keep one of them')
+            raise _refuse(where, f'given twice, also as "{self.given[key]}"; keep one of them')
         before = self.spelled.get(key, name)
         if is_set and before != folded and name != FREE_PAIR:
-            raise CommandError(f'{where}: this option is already set as "{before}"; use that name, or remove it before')
+            raise _refuse(where, f'this option is already set as "{before}"; use that name, or remove it before')
         if len(path) == 1:
             self.given[key] = path[0]
         if folded == name:
@@ -352,7 +362,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
     """The dictionary of an option after the change of one key inside."""
     members = _members(kind)
     if members is None:
-        raise CommandError(f"{where}: is {_allowed(kind)} and has no keys; set it as a whole")
+        raise _refuse(where, f"is {_allowed(kind)} and has no keys; set it as a whole")
     result = dict(current)
     key = _known_key(path[0], members, where)
     inner = f"{where}/{path[0]}"
@@ -391,15 +401,15 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str) -> A
     try:
         size = len(msgspec.json.encode(result))
     except UnicodeEncodeError:
-        raise CommandError(f"{_cut(where)}: holds text that is not valid Unicode") from None
+        raise _refuse(where, "holds text that is not valid Unicode") from None
     if size > MAX_VALUE_BYTES:
-        raise CommandError(f"{_cut(where)}: takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are kept")
+        raise _refuse(where, f"takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are kept")
     return result
 
 
 def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise CommandError(f"{_cut(where)}: is {shown(value)} and has no keys; set it as a whole")
+        raise _refuse(where, f"is {shown(value)} and has no keys; set it as a whole")
     return value
 
 
@@ -430,7 +440,7 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
             str(value) if isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES else None
         )
     if result is None or not _is_in_range(result, kind):
-        raise CommandError(f"{_cut(where)}: must be {_allowed(kind)}, got {shown(value)}")
+        raise _refuse(where, f"must be {_allowed(kind)}, got {shown(value)}")
     return result
 
 
@@ -440,7 +450,7 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
     for raw, inner in _items(value, where):
         key = _known_key(raw, members, where)
         if key in given:
-            raise CommandError(f'{where}/{raw}: given twice, also as "{given[key]}"; keep one of them')
+            raise _refuse(f"{where}/{raw}", f'given twice, also as "{given[key]}"; keep one of them')
         given[key] = raw
         if inner is not REMOVE:
             amount = normalise_value(inner, members[key], f"{where}/{raw}")
@@ -453,16 +463,16 @@ def _known_key(raw: str, members: Mapping[str, Type], where: str) -> str:
     if key not in members:
         near = _near(key, members)
         hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(members))}"
-        raise CommandError(f"{_cut(f'{where}/{raw}')}: unknown key; {hint}")
+        raise _refuse(f"{where}/{raw}", f"unknown key; {hint}")
     return key
 
 
 def _items(value: Any, where: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise CommandError(f"{where}: must be a dictionary, got {shown(value)}")
+        raise _refuse(where, f"must be a dictionary, got {shown(value)}")
     for key in value:
         if not isinstance(key, str):
-            raise CommandError(f"{where}: the keys of a dictionary must be text, got {shown(key)}")
+            raise _refuse(where, f"the keys of a dictionary must be text, got {shown(key)}")
     return value.items()
 
 
@@ -503,7 +513,7 @@ def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] |
     if len(words) < len(value):
         return None
     if len(set(words)) < len(words):
-        raise CommandError(f"{_cut(where)}: names one of its values twice, got {shown(value)}")
+        raise _refuse(where, f"names one of its values twice, got {shown(value)}")
     return words
 
 
@@ -518,7 +528,7 @@ def _is_in_range(value: Any, kind: Type) -> bool:
 def _plain(value: Any, where: str, depth: int) -> Any:
     """A copy of a value of any shape, of built-in types that JSON has; None inside of it is dropped."""
     if depth < 0:
-        raise CommandError(f"{_cut(where)}: has more than {MAX_DEPTH} levels")
+        raise _refuse(where, f"has more than {MAX_DEPTH} levels")
     if isinstance(value, bool):
         return bool(value)
     if isinstance(value, int) and -(2**63) <= value < 2**64:
@@ -532,9 +542,10 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, Mapping):
         items = _items(value, _cut(where))
         return {str(key): _plain(item, f"{where}/{key}", depth - 1) for key, item in items if item is not REMOVE}
-    raise CommandError(
-        f"{_cut(where)}: must be a text, a finite number of at most 64 bits, true or false, a list or a dictionary, "
-        f"got {shown(value)}"
+    raise _refuse(
+        where,
+        "must be a text, a finite number of at most 64 bits, true or false, a list or a dictionary, got "
+        + shown(value),
     )
 
 
@@ -579,6 +590,16 @@ def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
     high = min(kind.le, MAX_AMOUNT)
     shown_high = f"{high:g}" if high >= 1e15 else str(high).removesuffix(".0")
     return f"in {'[' if kind.ge is not None else '('}{low:g}, {shown_high}]"
+
+
+def _refuse(where: str, what: str) -> CommandError:
+    """The refusal of an option's value; its attribute ``field`` names the option, for whoever shows a form."""
+    return CommandError(f"{_cut(where)}: {what}", attributes={FIELD: _cut(where)})
+
+
+def name_field(error: CommandError, field: str) -> CommandError:
+    """The same refusal with ``field`` as the option that it is about."""
+    return CommandError(str(error), error.code, {**error.attributes, FIELD: field}, error.inner)
 
 
 def _check_name(name: object) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from cpumond.fairshare.resources import Vector
 from cpumond.scheduler import admission, config_commands, operations, starvation
+from cpumond.scheduler.attributes import FIELD, name_field
 from cpumond.scheduler.config_commands import ConfigCommand
 from cpumond.scheduler.elements import PreemptionRules, Tree
 from cpumond.scheduler.model import (
@@ -160,7 +161,8 @@ def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
         ephemeral = [child.name for child in pool.children.values() if child.is_ephemeral]
         if ephemeral:
             raise CommandError(
-                f'Pool "{name}": mode cannot be fifo while ephemeral sub-pools exist: {", ".join(ephemeral[:5])}'
+                f'Pool "{name}": mode cannot be fifo while ephemeral sub-pools exist: {", ".join(ephemeral[:5])}',
+                attributes={FIELD: "mode"},
             )
 
 
@@ -168,7 +170,8 @@ def _prepare_start(
     state: State, command: operations.StartOperation, user: str, now: float, new_id: Callable[[], str]
 ) -> Transaction:
     if command.type != "vanilla":
-        raise CommandError(f'Operation type "{command.type}" is not supported; start a "vanilla" operation')
+        text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
+        raise CommandError(text, attributes={FIELD: "type"})
     wish = operations.read_spec(command.spec, state.rules.read_monitor)
     if len(state.operations) >= state.rules.max_operation_count:
         raise CommandError(
@@ -177,12 +180,14 @@ def _prepare_start(
             TOO_MANY_OPERATIONS,
         )
     if wish.alias and any(each.record.alias == wish.alias for each in state.operations.values()):
-        raise CommandError(f'Operation alias "{wish.alias}" is already used by a live operation')
+        text = f'Operation alias "{wish.alias}" is already used by a live operation'
+        raise CommandError(text, attributes={FIELD: "alias"})
     names = wish.trees
     if names is None:
         if not state.config.default_tree:
             raise CommandError(
-                "Pool trees are unspecified: the operation names no pool_trees and there is no default tree"
+                "Pool trees are unspecified: the operation names no pool_trees and there is no default tree",
+                attributes={FIELD: "pool_trees"},
             )
         names = (state.config.default_tree,)
     chosen: dict[str, OperationTreeOptions] = {}
@@ -190,14 +195,17 @@ def _prepare_start(
     running: list[str] = []
     told: list[str] = []
     for name in names:
-        tree = state.find_tree(name)
+        try:
+            tree = state.find_tree(name)
+        except CommandError as error:
+            raise name_field(error, "pool_trees") from None
         wanted = wish.options.get(name, {}).get("pool", wish.options[""].get("pool", ""))
         try:
             choice = admission.choose_pool(tree, wanted, user, state.rules.pools)
             admission.check_start(tree, choice)
         except CommandError as error:
             if error.code != TOO_MANY_OPERATIONS or not state.rules.erase_trees_with_pool_limit_violations:
-                raise
+                raise name_field(error, "pool") from None
             refused.append(error)
             continue
         chosen[name] = operations.tree_options(wish.options, name, choice.name)
@@ -242,8 +250,11 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
         tree, element = state.trees[name], state.operations[record.id].elements[name]
         rules = element.parent.rules if element.parent is not None else None
         if wanted:
-            choice = admission.choose_pool(tree, wanted, record.user, state.rules.pools, element)
-            admission.check_move(tree, element, choice)
+            try:
+                choice = admission.choose_pool(tree, wanted, record.user, state.rules.pools, element)
+                admission.check_move(tree, element, choice)
+            except CommandError as error:
+                raise name_field(error, "pool") from None
             changes["pool"] = choice.name
             rules = _rules_of(choice)
         trees[name] = msgspec.structs.replace(options, **changes)

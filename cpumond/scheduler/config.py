@@ -48,6 +48,23 @@ class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
 
 
+class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[history]``: what the graphs and ``cpumond report`` are made of, in a file of its own beside the database.
+
+    ``length``: how far it goes back, "0s" keeps none; ``period``: between two points, coarser with age; ``max_size``
+    bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points, chosen in this order.
+    """
+
+    length_s: Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0, extra=DURATION)] = msgspec.field(
+        name="length", default=86_400.0
+    )
+    period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0, extra=DURATION)] = msgspec.field(
+        name="period", default=10.0
+    )
+    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
+    max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of the scheduler (semantics.md 2.4). ``path``: where it was read from ("" for none)."""
 
@@ -72,6 +89,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     api: Api = Api()
     metrics: PoolMetrics = PoolMetrics()
+    history: History = History()
     log: Log = Log()
     path: str = ""
 

@@ -18,10 +18,12 @@ import msgspec
 from cpumond.errors import StateFileError
 from cpumond.fairshare.validate import number, quoted
 from cpumond.scheduler.attributes import (
+    FIELD,
     Edit,
     canonical_path,
     edit,
     is_same,
+    name_field,
     normalise,
     read_pool,
     read_tree,
@@ -37,6 +39,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
 )
 from cpumond.scheduler.validation import (
+    AT_PARENT,
     BURST,
     DEFAULT_NAME_PATTERN,
     FLOW,
@@ -185,7 +188,10 @@ def apply(
         old = config.trees.get(name)
         if old is tree:
             continue
-        found = validate_tree(tree, name_pattern=name_pattern)
+        try:
+            found = validate_tree(tree, name_pattern=name_pattern)
+        except CommandError as error:
+            raise _about_edited(error, command) from None
         if found:
             known = set(find_warnings(old)) if old is not None else set()
             warnings += [sentence for sentence in found if sentence not in known]
@@ -194,6 +200,15 @@ def apply(
         check_nodes(made.config, nodes)
         warnings += [text for text in _overlaps(made.config) if text not in _overlaps(config)]
     return Outcome(made.config, tuple(warnings), made.id, True)
+
+
+def _about_edited(error: CommandError, command: ConfigCommand) -> CommandError:
+    """The refusal of a tree, about the option of the pool that the command changes where a rule has two."""
+    attributes = dict(error.attributes)
+    parent, option = attributes.pop(AT_PARENT, ("", ""))
+    if isinstance(command, ChangePool) and command.pool == parent:
+        attributes[FIELD] = option
+    return CommandError(str(error), error.code, attributes, error.inner)
 
 
 def _overlaps(config: Config) -> list[str]:
@@ -215,11 +230,12 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
     for node, tags in nodes.items():
         matched = find_trees(config, tags)
         if len(matched) > 1:
+            about = {"node_id": node, "node_address": node, "matched_trees": matched}
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
                 f"{quoted(node)} matches the nodes_filter of {' and '.join(map(quoted, matched))}; make the filters "
                 "exclude each other",
-                attributes={"node_id": node, "node_address": node, "matched_trees": matched},
+                attributes={**about, FIELD: "nodes_filter"},
             )
 
 
@@ -252,7 +268,7 @@ def _create_tree(context: _Context, command: CreateTree) -> _Made:
     if existing is not None:
         if command.ignore_existing:
             return _Made(config, existing.id)
-        raise CommandError(f"Pool tree {quoted(command.name)} already exists", ALREADY_EXISTS)
+        raise CommandError(f"Pool tree {quoted(command.name)} already exists", ALREADY_EXISTS, {FIELD: "name"})
     with _At(f"pool tree {quoted(command.name)}"):
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
@@ -304,7 +320,8 @@ def _create_pool(context: _Context, command: CreatePool) -> _Made:
         if command.ignore_existing and existing.parent == command.parent:
             return _Made(config, existing.id)
         place = f" under {quoted(existing.parent)}" if existing.parent != command.parent else ""
-        raise CommandError(f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}{place}", ALREADY_EXISTS)
+        text = f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}{place}"
+        raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
     _check_parent(tree, command.parent)
     with _At(f"pool {quoted(name)}"):
         attributes, spelled, warnings = normalise("pool", command.attributes)
@@ -326,7 +343,8 @@ def _change_pool(context: _Context, command: ChangePool) -> _Made:
                 edits.append(change)
                 continue
             if len(change.path) > 1 or not isinstance(change.value, str):
-                raise CommandError(f"{'/'.join(change.path)}: must be the name of a pool, got {shown(change.value)}")
+                text = f"{'/'.join(change.path)}: must be the name of a pool, got {shown(change.value)}"
+                raise CommandError(text, attributes={FIELD: "name" if first[0] == "name" else "parent"})
             place[first[0]] = change.value
         attributes, spelled, warnings = edit("pool", pool.attributes, pool.spelled, edits)
         warnings = _about(tree.name, pool.name, warnings)
@@ -352,13 +370,15 @@ def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str,
         pools = {**tree.pools, pool.name: changed}
         return replace(tree, pools=MappingProxyType(pools))
     if name != pool.name and name in tree.pools:
-        raise CommandError(f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}", ALREADY_EXISTS)
+        text = f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}"
+        raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
     if parent != pool.parent:
         _check_parent(tree, parent)
         if pool.name in (parent, *_ancestors(tree, parent)):
             raise CommandError(
                 f"pool {quoted(pool.name)}: cannot be moved under {quoted(parent)}, which is "
-                f"{'itself' if parent == pool.name else 'one of its own sub-pools'}"
+                f"{'itself' if parent == pool.name else 'one of its own sub-pools'}",
+                attributes={FIELD: "parent"},
             )
     result = []
     for other in tree.pools.values():
@@ -426,9 +446,9 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
             if name not in _AMOUNT_PATHS and name not in _COUNTS:
                 near = difflib.get_close_matches(name, (*_AMOUNT_PATHS, *_COUNTS), n=1)
                 hint = f"did you mean {quoted(near[0])}?" if near else f"known: {', '.join((*_AMOUNT_PATHS, *_COUNTS))}"
-                raise CommandError(f"resource_delta: {key}: cannot be transferred; {hint}")
+                raise CommandError(f"resource_delta: {key}: cannot be transferred; {hint}", attributes={FIELD: name})
             if name in flat:
-                raise CommandError(f"resource_delta: {key}: given twice; keep one of them")
+                raise CommandError(f"resource_delta: {key}: given twice; keep one of them", attributes={FIELD: name})
             flat[name] = amounts
     result: dict[tuple[str, ...], float] = {}
     with _At("resource_delta"):
@@ -451,15 +471,18 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
         present: Any = pool.attributes
         for key in path:
             present = present.get(key) if isinstance(present, Mapping) else None
-        where = f"pool {quoted(pool.name)}: {'/'.join(path)}"
+        field = "/".join(path)
+        where = f"pool {quoted(pool.name)}: {field}"
         is_count = len(path) == 1
         if present is None and is_count:
             if not is_end:
                 continue
-            raise CommandError(f"{where}: is not set, so there is nothing to transfer from or to; set it before")
+            text = f"{where}: is not set, so there is nothing to transfer from or to; set it before"
+            raise CommandError(text, attributes={FIELD: field})
         left = (present or 0) + sign * amount
         if left < -TOLERANCE * amount:
-            raise CommandError(f"{where}: has {number(present or 0.0)}, {number(amount)} cannot be taken from it")
+            text = f"{where}: has {number(present or 0.0)}, {number(amount)} cannot be taken from it"
+            raise CommandError(text, attributes={FIELD: field})
         edits.append(Edit(path, int(left) if is_count else max(left, 0.0)))
     if not edits:
         return pool
@@ -490,8 +513,12 @@ def find_pool(tree: TreeConfig, name: str) -> PoolConfig:
 
 
 def _check_parent(tree: TreeConfig, name: str) -> None:
-    if name != ROOT_POOL:
+    if name == ROOT_POOL:
+        return
+    try:
         find_pool(tree, name)
+    except CommandError as error:
+        raise name_field(error, "parent") from None
 
 
 def _missing(kind: str, name: str, known: Iterable[str], place: str = "") -> str:

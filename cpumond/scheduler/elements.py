@@ -7,12 +7,13 @@ and to its node at once (semantics.md 8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, subtract
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, ratio, subtract
 from cpumond.scheduler.model import (
+    JobRecord,
     JobState,
     OperationRecord,
     OperationTreeOptions,
@@ -21,8 +22,9 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     Task,
     TreeConfig,
+    to_vector,
 )
-from cpumond.wire import StopOrder
+from cpumond.wire import FinishedJob, JobReport, StopOrder
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
 StarvationStatus = Literal["non_starving", "starving", "aggressively_starving"]
@@ -32,6 +34,12 @@ AGGRESSIVELY_PREEMPTIBLE: Final = 1
 PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
 """The three lists of 6.4."""
+
+CPU_COUNTERS: Final = (
+    "cpu_seconds", "reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds", "late_cpu_seconds",
+)  # fmt: skip
+"""What is counted of each job, in core-seconds, under these names wherever it stands."""
+CpuTimes = tuple[float | None, float | None, float | None, float | None, float | None]
 
 
 class PreemptionRules:
@@ -78,8 +86,7 @@ class Element:
 
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", "cpu_seconds",
-        "reclaimed_cpu_seconds",
+        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -106,6 +113,12 @@ class Element:
         """CPU time that its jobs used since the start of this scheduler, as far as their nodes have said."""
         self.reclaimed_cpu_seconds = 0.0
         """What they had ordered and could not use meanwhile, in core-seconds (1.7, aggregated_preempted_cpu)."""
+        self.ordered_cpu_seconds = 0.0
+        """What they could have used meanwhile without their agents, in core-seconds (1.7, aggregated_max_cpu_usage)."""
+        self.throttled_cpu_seconds = 0.0
+        """Time that their threads were held back by a quota, summed over CPUs."""
+        self.late_cpu_seconds = 0.0
+        """The part of it while an agent held the limit below what the job could have."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -225,8 +238,8 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "ordered_at", "first_sent_at", "last_sent_at", "cpu_monitor_mode",
-        "smoothed_cpu_usage", "cgroup", "cpu_seconds", "reclaimed_cpu_seconds", "counted_cpu_seconds",
-        "counted_reclaimed_cpu_seconds", "was_reported",
+        "smoothed_cpu_usage", "cgroup", *CPU_COUNTERS, "counted", "was_reported",
+        "cpu_usage", "min_cpu_limit", "votes_sum", "throttled_ratio",
     )  # fmt: skip
 
     def __init__(
@@ -257,12 +270,19 @@ class Job:
         self.cpu_monitor_mode = ""
         self.smoothed_cpu_usage: float | None = None
         self.cgroup = ""
+        self.cpu_usage: float | None = None
+        self.min_cpu_limit: float | None = None
+        self.votes_sum: int | None = None
+        self.throttled_ratio: float | None = None
         self.cpu_seconds: float | None = None
         self.reclaimed_cpu_seconds: float | None = None
+        self.ordered_cpu_seconds: float | None = None
+        self.throttled_cpu_seconds: float | None = None
+        self.late_cpu_seconds: float | None = None
         """As the node said last."""
-        self.counted_cpu_seconds: float | None = 0.0
-        self.counted_reclaimed_cpu_seconds: float | None = 0.0
-        """What of them is in the counters above, or was before this scheduler had the job; None: not known yet."""
+        self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)
+        """What of the last five is in the counters above, or was before this scheduler had the job; None: not known
+        yet."""
 
     @property
     def has_cpu_gap(self) -> bool:
@@ -408,35 +428,57 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-def count_cpu_time(job: Job, cpu_seconds: float | None, reclaimed_cpu_seconds: float | None) -> None:
+def cpu_times(told: JobReport | FinishedJob | JobRecord) -> CpuTimes:
+    """What a node says of a job's CPU time, in the order of CPU_COUNTERS; None where it does not know."""
+    return (
+        told.cpu_seconds,
+        told.reclaimed_cpu_seconds,
+        told.ordered_cpu_seconds,
+        told.throttled_cpu_seconds,
+        told.late_cpu_seconds,
+    )
+
+
+def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
     A value that is lower than one before counts nothing until it has grown above that. A job keeps its pool's path
     of the moment: what was counted stays where it was when the operation moves.
     """
-    used = reclaimed = 0.0
-    if cpu_seconds is not None:
-        job.cpu_seconds = cpu_seconds
-        counted = job.counted_cpu_seconds
-        if counted is None or cpu_seconds > counted:
-            job.counted_cpu_seconds = cpu_seconds
-            used = 0.0 if counted is None else cpu_seconds - counted
-    if reclaimed_cpu_seconds is not None:
-        job.reclaimed_cpu_seconds = reclaimed_cpu_seconds
-        counted = job.counted_reclaimed_cpu_seconds
-        if counted is None or reclaimed_cpu_seconds > counted:
-            job.counted_reclaimed_cpu_seconds = reclaimed_cpu_seconds
-            reclaimed = 0.0 if counted is None else reclaimed_cpu_seconds - counted
-    if used or reclaimed:
-        add_cpu_time(job.element, used, reclaimed)
+    used, reclaimed, ordered, throttled, late = told
+    if used is not None:
+        job.cpu_seconds = used
+    if reclaimed is not None:
+        job.reclaimed_cpu_seconds = reclaimed
+    if ordered is not None:
+        job.ordered_cpu_seconds = ordered
+    if throttled is not None:
+        job.throttled_cpu_seconds = throttled
+    if late is not None:
+        job.late_cpu_seconds = late
+    counted = job.counted
+    grown: list[float] = []
+    for number, value in enumerate(told):
+        before = counted[number]
+        if value is None or (before is not None and value <= before):
+            grown.append(0.0)
+            continue
+        counted[number] = value
+        grown.append(0.0 if before is None else value - before)
+    if any(grown):
+        add_cpu_time(job.element, grown)
 
 
-def add_cpu_time(element: OperationElement, used_s: float, reclaimed_s: float) -> None:
-    """Add core-seconds to an operation and the pools above."""
+def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
+    """Add core-seconds, in the order of CPU_COUNTERS, to an operation and the pools above."""
+    used, reclaimed, ordered, throttled, late = grown
     above: Element | None = element
     while above is not None:
-        above.cpu_seconds += used_s
-        above.reclaimed_cpu_seconds += reclaimed_s
+        above.cpu_seconds += used
+        above.reclaimed_cpu_seconds += reclaimed
+        above.ordered_cpu_seconds += ordered
+        above.throttled_cpu_seconds += throttled
+        above.late_cpu_seconds += late
         above = above.parent
 
 
@@ -445,3 +487,24 @@ def usage_share(element: Element) -> Vector:
     a, b, c, d, e = element.usage
     f, g, h, i, j = element.tree.total
     return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)
+
+
+def is_integral(pool: PoolElement) -> bool:
+    """Whether it has a guarantee that accumulates (9)."""
+    return pool.settings.integral_guarantees.guarantee_type != "none"
+
+
+def flow_ratio(pool: PoolElement) -> float:
+    """``resource_flow``, its largest component as a fraction of the tree (2.6)."""
+    return ratio(to_vector(pool.settings.integral_guarantees.resource_flow, 0.0), pool.tree.total)
+
+
+def volume_ratio(pool: PoolElement) -> float:
+    """The accumulated volume in share-seconds: the least over the resources that the tree has (9)."""
+    return min((v / t for v, t in zip(pool.volume, pool.tree.total, strict=True) if t > 0.0), default=0.0)
+
+
+def volume_capacity(pool: PoolElement) -> float:
+    """The most that ``volume_ratio`` can become by accumulating (9)."""
+    period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
+    return flow_ratio(pool) * period_s

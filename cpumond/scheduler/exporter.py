@@ -8,6 +8,7 @@ demand, are left out and counted.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -16,33 +17,17 @@ from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
 from cpumond.fairshare.resources import Vector, ratio, share
-from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.elements import PoolElement, Tree, flow_ratio, is_integral, volume_capacity, volume_ratio
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import to_vector
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
+PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 PoolValue = Callable[[PoolElement], float | None]
 
 
 def _usage_share(pool: PoolElement) -> Vector:
     return share(pool.usage, pool.tree.total)
-
-
-def _volume_ratio(volume: Vector, total: Vector) -> float:
-    return min((v / t for v, t in zip(volume, total, strict=True) if t > 0.0), default=0.0)
-
-
-def _flow_ratio(pool: PoolElement) -> float:
-    return ratio(to_vector(pool.settings.integral_guarantees.resource_flow, 0.0), pool.tree.total)
-
-
-def _is_integral(pool: PoolElement) -> bool:
-    return pool.settings.integral_guarantees.guarantee_type != "none"
-
-
-def _capacity(pool: PoolElement) -> float:
-    period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
-    return _flow_ratio(pool) * period_s
 
 
 POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
@@ -66,15 +51,15 @@ POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
     ),
     "resource_flow_ratio": (
         "Resource flow as a fraction of the tree, of integral pools.",
-        lambda p: _flow_ratio(p) if _is_integral(p) else None,
+        lambda p: flow_ratio(p) if is_integral(p) else None,
     ),
     "accumulated_volume_share_seconds": (
         "Accumulated volume, of integral pools.",
-        lambda p: _volume_ratio(p.volume, p.tree.total) if _is_integral(p) else None,
+        lambda p: volume_ratio(p) if is_integral(p) else None,
     ),
     "integral_pool_capacity_share_seconds": (
         "Most that the volume can be, of integral pools.",
-        lambda p: _capacity(p) if _is_integral(p) else None,
+        lambda p: volume_capacity(p) if is_integral(p) else None,
     ),
     "starvation_status": (
         "0 not starving, 1 starving, 2 aggressively starving.",
@@ -93,6 +78,18 @@ POOL_COUNTERS: dict[str, tuple[str, Callable[[PoolElement], float]]] = {
     "reclaimed_cpu_seconds_total": (
         "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler.",
         lambda p: p.reclaimed_cpu_seconds,
+    ),
+    "ordered_cpu_seconds_total": (
+        "Core-seconds that jobs of the subtree could have used without an agent, since the start of this scheduler.",
+        lambda p: p.ordered_cpu_seconds,
+    ),
+    "throttled_cpu_seconds_total": (
+        "Time that threads of jobs of the subtree were held back by a quota, since the start of this scheduler.",
+        lambda p: p.throttled_cpu_seconds,
+    ),
+    "late_cpu_seconds_total": (
+        "The part of it while an agent held the limit below what the job could have.",
+        lambda p: p.late_cpu_seconds,
     ),
 }
 
@@ -141,19 +138,23 @@ class MetricsText:
             lines += [f"{full}{label} {count(pool)!r}\n" for label, pool in chosen]
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
-        lines += self._preemptions({label for label, _ in chosen})
+        lines += self._preemptions([label for label, _ in chosen])
         return "".join(lines)
 
-    def _preemptions(self, shown: set[str]) -> Iterator[str]:
+    def _preemptions(self, shown: list[str]) -> Iterator[str]:
         name = "cpumond_preemptions_total"
         yield f"# HELP {name} Jobs taken away, by pool of the job and kind.\n# TYPE {name} counter\n"
-        others: dict[tuple[str, str], int] = {}
+        # From 0 on, so that rates see the first one.
+        others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
+        counts = {(label, kind): 0 for label in shown for kind in PREEMPTION_KINDS}
         for (tree, pool, kind), count in self._scheduler.state.preemption_counts.items():
             label = f'{{tree="{escape(tree)}",pool="{escape(pool)}"}}'
-            if label in shown:
-                yield f'{name}{label[:-1]},kind="{kind}"}} {count}\n'
+            if (label, kind) in counts:
+                counts[label, kind] = count
             else:
                 others[tree, kind] = others.get((tree, kind), 0) + count
+        for (label, kind), count in counts.items():
+            yield f'{name}{label[:-1]},kind="{kind}"}} {count}\n'
         for (tree, kind), count in others.items():
             yield f'{name}{{tree="{escape(tree)}",pool="",kind="{kind}"}} {count}\n'
 
@@ -198,6 +199,21 @@ class _Collector:
         jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs that count as usage.")
         jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
         yield jobs
+        yield from self._history()
+
+    def _history(self) -> Iterator[Metric]:
+        history = self._scheduler.history
+        if history is None:
+            return
+        status = history.describe()
+        for name, text, value in (
+            ("bytes", "Size of the history's file.", status.bytes),
+            ("series", "Series of which the history took a point the last time.", status.series),
+            ("left_out_series", "Series that the history had no room for.", status.left_out),
+        ):
+            yield GaugeMetricFamily(f"cpumond_history_{name}", text, float(value))
+        text = "Failures to write or read the history's file, and ticks that were lost."
+        yield CounterMetricFamily("cpumond_history_write_errors", text, float(status.write_errors))
 
     def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
         nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])

@@ -27,8 +27,8 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
 from cpumond.scheduler.commands import Command, Rules, Transaction
-from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.logs import LogDesk
+from cpumond.scheduler.desk import Answer, Desk, Question
+from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
     NODE_OFFLINE,
@@ -39,9 +39,21 @@ from cpumond.scheduler.model import (
     NodeRecord,
     OperationRecord,
 )
+from cpumond.scheduler.recorder import History
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Store, StoreError
-from cpumond.wire import Heartbeat, HeartbeatAnswer, JobLog, LogStream, NodeRegistration, RegistrationAnswer
+from cpumond.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobRequest,
+    LogRequest,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+    RequestKind,
+)
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -145,7 +157,8 @@ class Scheduler:
         self.started_at = clock.now()
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
-        self.logs = LogDesk(make_id)
+        self.logs: Desk[LogRequest, JobLog] = Desk(make_id, "log")
+        self.requests: Desk[JobRequest, JobReply] = Desk(make_id, "answer")
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
@@ -154,6 +167,8 @@ class Scheduler:
         self.remembered: list[dict[str, Any]] = []
         """What ``remember`` gave in an earlier run, oldest first."""
         self.state = self._load(rules)
+        self.history: History | None = None
+        """What was when; None where none is kept."""
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -311,9 +326,9 @@ class Scheduler:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
         answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
-        wanted = self.logs.requests_of(heartbeat.node_id)
-        if wanted:
-            answer = msgspec.structs.replace(answer, logs=wanted)
+        logs, requests = (desk.questions_for(heartbeat.node_id) for desk in (self.logs, self.requests))
+        if logs or requests:
+            answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
         self.timings.heartbeats += 1
         self.timings.heartbeats_s += time.perf_counter() - begun
         return answer
@@ -331,15 +346,64 @@ class Scheduler:
                 "node's agent keeps it",
                 NODE_OFFLINE,
             )
-        silent_s = self.clock.now() - node.last_seen
-        if not node.is_online:
+        read = await self._ask(self.logs, node, LogRequest("", job_id, stream, tail_bytes), "its log can be read")
+        if read.error:
+            raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
+        return read
+
+    async def ask_job(
+        self,
+        operation_id: str,
+        job_id: str,
+        kind: RequestKind,
+        cpu_limit: float | None = None,
+        ttl_s: float | None = None,
+        user: str = "",
+    ) -> dict[str, Any]:
+        """What the agent of a living job's node tells about it or does with it; its own answer, see ``JobRequest``.
+
+        A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
+        started or has ended, its node is away, does not answer, refuses or cannot.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        job = self.state.jobs.get(job_id)
+        if job is None:
             raise CommandError(
-                f"job {job_id} is on node {node_id}, which was last heard of {silent_s:.0f} s ago; its log can be read "
+                f"job {job_id} has ended; its log and its counters are left, nothing of it can be explained or changed",
+                NO_SUCH_JOB,
+            )
+        is_change = kind != "explain"
+        question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
+        # Changes are carried out in the order in which they were asked for, also when two of them are equal.
+        try:
+            reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
+        except CommandError as error:
+            if is_change and error.code == TIMEOUT:
+                text = f"{error}. Whether the {kind} was carried out is not known; explain the job to see"
+                raise CommandError(text, TIMEOUT) from None
+            raise
+        if reply.error or reply.value is None:
+            text = f"node {node_id}: {reply.error or 'it gave no answer'}"
+            raise CommandError(text) if reply.is_refused else CommandError(text, NODE_OFFLINE)
+        if is_change:
+            log.info(
+                "job_request", user=user, kind=kind, job_id=job_id, node_id=node_id, cpu_limit=cpu_limit, ttl_s=ttl_s
+            )
+        return reply.value
+
+    async def _ask(
+        self, desk: Desk[Question, Answer], node: Node, question: Question, later: str, share: bool = True
+    ) -> Answer:
+        """Ask a node about a job; ``later``: what can be done when it is back. Raises CommandError."""
+        if not node.is_online:
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"job {question.job_id} is on node {node.id}, which was last heard of {silent_s:.0f} s ago; {later} "
                 "when the node's agent is back",
                 NODE_OFFLINE,
             )
         try:
-            log = await self.logs.read(node_id, job_id, stream, tail_bytes)
+            return await desk.ask(node.id, question, share)
         except CommandError as error:
             if error.code != TIMEOUT:
                 raise
@@ -347,9 +411,6 @@ class Scheduler:
             raise CommandError(
                 f"{error}: is its agent running? It was last heard of {silent_s:.0f} s ago", TIMEOUT
             ) from None
-        if log.error:
-            raise CommandError(f"job {job_id}: {log.error}", NO_SUCH_JOB)
-        return log
 
     async def _end_jobs(self, change: Transaction) -> None:
         """Store and count ended jobs; what comes in while the store is busy goes with the next write, together."""
@@ -379,6 +440,8 @@ class Scheduler:
             while not stopping.is_set():
                 await self.update_all()
                 self.ready.set()
+                if self.history is not None:
+                    self.history.look(self.clock.now())
                 now = loop.time()
                 if now - collected > COLLECT_PERIOD_S:
                     collected = now
@@ -390,6 +453,8 @@ class Scheduler:
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+        if self.history is not None:
+            await self.history.close(self.clock.now())
 
     async def update_all(self) -> None:
         """Silent nodes, then one update of each tree; a tree that fails does not stop the others."""

@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Iterator
 
-import msgspec
 import structlog
 import uvicorn
 from starlette.applications import Starlette
@@ -21,7 +20,6 @@ from cpumond.api.server import make_app
 from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
-from cpumond.monitor.model import MonitorSettings
 from cpumond.process import (
     Deadline,
     close_sockets,
@@ -36,17 +34,16 @@ from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.recorder import History
+from cpumond.scheduler.resulting import MONITOR_DURATIONS
+from cpumond.scheduler.store.history import HistoryStore
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import load_tokens
 
 log = structlog.get_logger("cpumond.scheduler")
 
-MONITOR_DURATIONS = frozenset(
-    field.encode_name for field in msgspec.structs.fields(MonitorSettings) if field.name.endswith("_s")
-)
-"""Options of ``job-cpu-monitor`` that are times: seconds once they are read, milliseconds as they are written."""
-
 STORE_FILE = "scheduler.db"
+HISTORY_FILE = "history.db"
 BACKLOG = 1024
 MAX_CONNECTIONS = 20_000
 KEEP_ALIVE_S = 75
@@ -73,6 +70,14 @@ def make_rules(config: SchedulerConfig) -> Rules:
     )
 
 
+def open_history(scheduler: Scheduler, config: SchedulerConfig) -> History:
+    """The history beside the state; a file that cannot be used costs a warning, nothing else."""
+    settings = config.history
+    path = os.path.join(config.state_dir, HISTORY_FILE)
+    store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
+    return History(store, scheduler.state, scheduler.started_at, settings.max_series)
+
+
 def read_monitor(raw: object) -> dict[str, object]:
     """A section ``job-cpu-monitor`` of a specification, checked as the agent will read it (semantics.md 1.1).
 
@@ -88,7 +93,8 @@ def read_monitor(raw: object) -> dict[str, object]:
 def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: float = 1.0) -> int:
     """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what a user can mend.
 
-    ``new_store`` sets the present database aside and begins with an empty one. ``time_scale`` is for tests only.
+    ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
+    only.
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
@@ -99,9 +105,11 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
     except OSError as error:
         raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
     if new_store:
-        aside = set_aside(path)
-        if aside is not None:
-            log.warning("store_set_aside", path=aside)
+        # The history of what is not there any more goes, too; the store goes first: it says whether it is in use.
+        for old in (path, os.path.join(config.state_dir, HISTORY_FILE)):
+            aside = set_aside(old)
+            if aside is not None:
+                log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
     sockets = open_tcp_sockets(config.api.listen, "api.listen", BACKLOG)
     try:
@@ -115,6 +123,8 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
         raise
     try:
         scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+        if config.history.length_s:
+            scheduler.history = open_history(scheduler, config)
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
         asyncio.run(_serve(scheduler, app, sockets, config))

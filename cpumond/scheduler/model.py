@@ -371,6 +371,9 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
     reclaimed_cpu_seconds: float | None = None
+    ordered_cpu_seconds: float | None = None
+    throttled_cpu_seconds: float | None = None
+    late_cpu_seconds: float | None = None
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

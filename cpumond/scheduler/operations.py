@@ -6,13 +6,14 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.scheduler.attributes import fields_of, normalise_value
+from cpumond.scheduler.attributes import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
@@ -142,14 +143,13 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
         if not trees:
-            raise CommandError("spec/pool_trees: no pool tree is specified; name at least one or leave the option out")
+            raise _refuse("spec/pool_trees", "no pool tree is specified; name at least one or leave the option out")
         if len(set(trees)) != len(trees):
-            raise CommandError("spec/pool_trees: a tree is named twice")
+            raise _refuse("spec/pool_trees", "a tree is named twice")
         stray = [tree for tree in per_tree if tree not in trees]
         if stray:
-            raise CommandError(
-                f"spec/scheduling_options_per_pool_tree: tree {stray[0]!r} is not among pool_trees {list(trees)}"
-            )
+            what = f"tree {stray[0]!r} is not among pool_trees {list(trees)}"
+            raise _refuse("spec/scheduling_options_per_pool_tree", what)
     elif per_tree:
         trees = tuple(per_tree)
     monitor = table.get("job_cpu_monitor", {})
@@ -162,9 +162,33 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
         is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
         max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
-        job_cpu_monitor=read_monitor(monitor) if monitor else {},
+        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         unrecognized=tuple(sorted(set(table) - KNOWN - TREE_OPTIONS)),
     )
+
+
+def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return read_monitor(given)
+    except CommandError as error:
+        # The reader is the agents', which names the option in its sentence only.
+        named = _MONITOR_OPTION.search(str(error))
+        option = "" if named is None else "/" + named[1].replace("-", "_")
+        raise name_field(error, f"job_cpu_monitor{option}") from None
+
+
+_MONITOR_OPTION: Final = re.compile(r"\bjob[-_]cpu[-_]monitor[./]([A-Za-z_-]+)")
+
+
+def _refuse(where: str, what: str) -> CommandError:
+    """The refusal of what stands at ``where`` in a specification or in parameters."""
+    field = _field_of(where)
+    return CommandError(f"{where}: {what}", attributes={FIELD: field} if field else {})
+
+
+def _field_of(where: str) -> str:
+    """The option without what it is in: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
+    return where.partition("/")[2]
 
 
 def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -174,7 +198,8 @@ def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         name = ALIASES.get(name, name)
         if name in result:
-            raise CommandError(f"{where}: option {name!r} is given twice in two spellings; keep one of them")
+            error = _refuse(where, f"option {name!r} is given twice in two spellings; keep one of them")
+            raise name_field(error, _field_of(f"{where}/{name}"))
         result[name] = value
     return result
 
@@ -184,7 +209,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str)
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
-            raise CommandError(f"{where}/{key}: unknown option; {hint}")
+            raise _refuse(f"{where}/{key}", f"unknown option; {hint}")
 
 
 _OPTION_TYPES: Final = fields_of(OperationTreeOptions)
@@ -201,20 +226,24 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
             default = _RESETS[name]
             options[name] = {} if default is msgspec.NODEFAULT else default
         elif name in TREE_OPTIONS:
-            options[name] = normalise_value(value, _OPTION_TYPES[name], f"{where}/{name}")
+            place = f"{where}/{name}"
+            try:
+                options[name] = normalise_value(value, _OPTION_TYPES[name], place)
+            except CommandError as error:
+                raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
     return options
 
 
 def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
     tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
     if not tasks:
-        raise CommandError("spec/tasks: at least one task is needed, for example {t={job_count=1;command=...}}")
+        raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
     if len(tasks) > MAX_TASKS:
-        raise CommandError(f"spec/tasks: at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
+        raise _refuse("spec/tasks", f"at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
     result = tuple(_read_task(_text(name, "spec/tasks", 1000), given) for name, given in tasks.items())
     total = sum(task.job_count for task in result)
     if total > MAX_JOB_COUNT:
-        raise CommandError(f"spec/tasks: at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
+        raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
     return result
 
 
@@ -233,7 +262,7 @@ def _read_task(name: str, given: object) -> Task:
     directory = _read_directory(task.get("working_directory", ""), f"{where}/working_directory")
     _check_size(arguments, environment, directory, where)
     if "job_count" not in task:
-        raise CommandError(f"{where}/job_count: is missing; how many jobs shall run?")
+        raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
     rest = set(task) - {
         "job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit", "network", "command", "environment",
         "interruptible", "working_directory",
@@ -263,24 +292,25 @@ def _check_size(
     # What is not valid Unicode is refused where it is stored.
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if size > MAX_TASK_BYTES:
-        raise CommandError(
-            f"{where}: command, environment and working_directory together may take at most {MAX_TASK_BYTES} bytes "
-            f"(UTF-8), got {size}; put long texts into a file that the job reads"
+        what = (
+            f"command, environment and working_directory together may take at most {MAX_TASK_BYTES} bytes (UTF-8), "
+            f"got {size}; put long texts into a file that the job reads"
         )
+        raise _refuse(where, what)
 
 
 def _word(value: object, where: str, most: int) -> str:
     """Text that a process can be given. Raises CommandError."""
     text = _text(value, where, most)
     if "\0" in text:
-        raise CommandError(f"{where}: a character with the code 0 cannot be given to a process")
+        raise _refuse(where, "a character with the code 0 cannot be given to a process")
     return text
 
 
 def _read_variable(value: object, where: str) -> str:
     name = _word(value, where, 1000)
     if not name or "=" in name:
-        raise CommandError(f"{where}: expected the name of a variable without an equals sign, got {name!r}")
+        raise _refuse(where, f"expected the name of a variable without an equals sign, got {name!r}")
     return name
 
 
@@ -288,56 +318,56 @@ def _read_directory(value: object, where: str) -> str:
     """A directory on the nodes, "" for none. Raises CommandError."""
     path = _word(value, where, MAX_PATH)
     if path and not path.startswith("/"):
-        raise CommandError(f"{where}: expected an absolute path such as /srv/data, got {path!r}")
+        raise _refuse(where, f"expected an absolute path such as /srv/data, got {path!r}")
     return path
 
 
 def _table(value: object, where: str, expected: str = "a map") -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise CommandError(f"{where}: expected {expected}, got {_kind(value)}")
+        raise _refuse(where, f"expected {expected}, got {_kind(value)}")
     return value
 
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise CommandError(f"{where}: expected a list, got {_kind(value)}")
+        raise _refuse(where, f"expected a list, got {_kind(value)}")
     return list(value)
 
 
 def _text(value: object, where: str, most: int) -> str:
     if not isinstance(value, str):
-        raise CommandError(f"{where}: expected text, got {_kind(value)}")
+        raise _refuse(where, f"expected text, got {_kind(value)}")
     if len(value) > most:
-        raise CommandError(f"{where}: at most {most} characters are allowed, got {len(value)}")
+        raise _refuse(where, f"at most {most} characters are allowed, got {len(value)}")
     return value
 
 
 def _flag(value: object, where: str) -> bool:
     if not isinstance(value, bool):
-        raise CommandError(f"{where}: expected true or false, got {_kind(value)}")
+        raise _refuse(where, f"expected true or false, got {_kind(value)}")
     return value
 
 
 def _choice(value: object, where: str) -> Literal["normal", "graceful"]:
     if value not in ("normal", "graceful"):
-        raise CommandError(f'{where}: expected "normal" or "graceful", got {value!r}')
+        raise _refuse(where, f'expected "normal" or "graceful", got {value!r}')
     return "graceful" if value == "graceful" else "normal"
 
 
 def _number(value: object, where: str, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CommandError(f"{where}: expected a number, got {_kind(value)}")
+        raise _refuse(where, f"expected a number, got {_kind(value)}")
     if not 0.0 <= value <= most:
-        raise CommandError(f"{where}: expected a number in [0, {most:g}], got {value}")
+        raise _refuse(where, f"expected a number in [0, {most:g}], got {value}")
     return float(value)
 
 
 def _integer(value: object, where: str, least: int, most: int) -> int:
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(number, bool) or not isinstance(number, int):
-        raise CommandError(f"{where}: expected a whole number, got {_kind(value)}")
+        raise _refuse(where, f"expected a whole number, got {_kind(value)}")
     if not least <= number <= most:
-        raise CommandError(f"{where}: expected a whole number in [{least}, {most}], got {number}")
+        raise _refuse(where, f"expected a whole number in [{least}, {most}], got {number}")
     return number
 
 

@@ -22,6 +22,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import admission, operations, preemption, starvation
 from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction, prepare
 from cpumond.scheduler.elements import (
+    CpuTimes,
     Job,
     Node,
     Operation,
@@ -32,6 +33,7 @@ from cpumond.scheduler.elements import (
     add_cpu_time,
     change_usage,
     count_cpu_time,
+    cpu_times,
     end_job,
     start_job,
 )
@@ -76,6 +78,7 @@ MAX_ORDER_BYTES = 1_048_576
 """The jobs to start of one answer: how many, and how much JSON unless it is just one. Agents refuse huge answers."""
 UNSENT_TIMEOUTS = 10.0
 """Times waiting_job_timeout: how long a job may wait for an answer that has room for its order."""
+NO_CPU_TIMES: CpuTimes = (None, None, None, None, None)
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """How a job ends that its node may still have: what the node says of it later is heard."""
 
@@ -110,6 +113,8 @@ class State:
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
         """(tree, pool of the victim, kind) -> preemptions since the start."""
+        self.ended_elements: deque[OperationElement] = deque(maxlen=0)
+        """Operations that left a tree, for a history: it puts one in place that has room, and takes them out."""
         self.config_warnings: dict[tuple[str, str], tuple[str, ...]] = {}
         self.sequence = 0
         self.job_sequence = 0
@@ -327,6 +332,7 @@ class State:
             for job in list(element.jobs.values()):
                 self._stop(job, "aborted", f'pool tree "{tree.name}" was removed', now)
             del element.operation.elements[tree.name]
+            self.ended_elements.append(element)
         for node in tree.nodes.values():
             node.tree = None
         for table in (self._makers, self._orders, self._starving, self._filters, self._freed, self._arrived):
@@ -512,6 +518,7 @@ class State:
         tree.queue.pop(element.name, None)
         self._arrived.get(tree.name, {}).pop(element.name, None)
         tree.changed.pop(element, None)
+        self.ended_elements.append(element)
         if tree.operations.pop(element.name, None) is not None:
             pool = element.parent
             assert pool is not None
@@ -554,7 +561,7 @@ class State:
             if counted is not None:
                 self._count_cpu_time_since(counted, record)
             return
-        count_cpu_time(job, record.cpu_seconds, record.reclaimed_cpu_seconds)
+        count_cpu_time(job, cpu_times(record))
         if job.is_active:
             end_job(job)
             _renew_needed(job)
@@ -566,9 +573,8 @@ class State:
         live = self.operations.get(record.operation_id)
         element = None if live is None else live.elements.get(record.tree)
         if element is not None:
-            used_s = (record.cpu_seconds or 0.0) - (counted.cpu_seconds or 0.0)
-            reclaimed_s = (record.reclaimed_cpu_seconds or 0.0) - (counted.reclaimed_cpu_seconds or 0.0)
-            add_cpu_time(element, max(used_s, 0.0), max(reclaimed_s, 0.0))
+            times = zip(cpu_times(record), cpu_times(counted), strict=True)
+            add_cpu_time(element, [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times])
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -761,6 +767,9 @@ class State:
             max_memory=finished.max_memory,
             cgroup=finished.cgroup,
             reclaimed_cpu_seconds=finished.reclaimed_cpu_seconds,
+            ordered_cpu_seconds=finished.ordered_cpu_seconds,
+            throttled_cpu_seconds=finished.throttled_cpu_seconds,
+            late_cpu_seconds=finished.late_cpu_seconds,
         )
 
     def _limits_of(self, report: JobReport) -> Vector:
@@ -800,8 +809,7 @@ class State:
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
         job.usage = _reported_usage(job.limits, report)
         # What it used before was counted then: by the run before, or before it was given up.
-        job.counted_cpu_seconds = None if counted is None else counted.cpu_seconds
-        job.counted_reclaimed_cpu_seconds = None if counted is None else counted.reclaimed_cpu_seconds
+        job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
         self._start(job)
         _take_report(job, report)
         return True
@@ -1078,7 +1086,9 @@ def _take_report(job: Job, report: JobReport) -> None:
     job.was_reported = True
     job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
     job.cgroup = report.cgroup
-    count_cpu_time(job, report.cpu_seconds, report.reclaimed_cpu_seconds)
+    job.cpu_usage, job.min_cpu_limit = report.cpu_usage, report.min_cpu_limit
+    job.votes_sum, job.throttled_ratio = report.votes_sum, report.throttled_ratio
+    count_cpu_time(job, cpu_times(report))
     if job.is_active:
         job.state = "running"
         change_usage(job, _reported_usage(job.limits, report))
@@ -1104,11 +1114,17 @@ def _job_record(
         if state == "failed" or finished is None or not reason:
             reason = stop.record.why
         state = "aborted"
-    cpu_seconds, reclaimed_cpu_seconds = job.cpu_seconds, job.reclaimed_cpu_seconds
-    if finished is not None and finished.cpu_seconds is not None:
-        cpu_seconds = finished.cpu_seconds
-    if finished is not None and finished.reclaimed_cpu_seconds is not None:
-        reclaimed_cpu_seconds = finished.reclaimed_cpu_seconds
+    before: CpuTimes = (
+        job.cpu_seconds,
+        job.reclaimed_cpu_seconds,
+        job.ordered_cpu_seconds,
+        job.throttled_cpu_seconds,
+        job.late_cpu_seconds,
+    )
+    last = NO_CPU_TIMES if finished is None else cpu_times(finished)
+    used, reclaimed, ordered, throttled, late = (
+        then if now_s is None else now_s for now_s, then in zip(last, before, strict=True)
+    )
     return JobRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -1123,9 +1139,12 @@ def _job_record(
         current_cpu_limit=job.usage[1],
         exit_code=None if finished is None else finished.exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
-        cpu_seconds=cpu_seconds,
+        cpu_seconds=used,
         max_memory=None if finished is None else finished.max_memory,
         preemption=None if stop is None else stop.record,
         cgroup=job.cgroup if finished is None or not finished.cgroup else finished.cgroup,
-        reclaimed_cpu_seconds=reclaimed_cpu_seconds,
+        reclaimed_cpu_seconds=reclaimed,
+        ordered_cpu_seconds=ordered,
+        throttled_cpu_seconds=throttled,
+        late_cpu_seconds=late,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from cpumond.errors import ConfigError
 from cpumond.fairshare.resources import RESOURCES, Vector, add, greatest, sum_vectors
 from cpumond.fairshare.validate import did_you_mean, named, number, quoted
+from cpumond.scheduler.attributes import FIELD
 from cpumond.scheduler.model import (
+    GENERIC,
     GUARANTEES_OVERCOMMIT,
     ROOT_POOL,
     SUBPOOL_DELIMITER,
@@ -38,6 +40,9 @@ MAX_SUBTREE: Final = 1000
 
 TOLERANCE: Final = 1e-9
 """A sum may be above its bound by this fraction: decimal fractions do not add up exactly."""
+
+AT_PARENT: Final = "at_parent"
+"""Attribute of a refusal from here, which ``config_commands`` takes out again: see ``_refuse``."""
 
 STRONG: Final = "strong_guarantee_resources"
 BURST: Final = "integral_guarantees/burst_guarantee_resources"
@@ -125,16 +130,27 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
 def check_name(kind: str, name: str, name_pattern: str = DEFAULT_NAME_PATTERN) -> None:
     """Whether ``name`` may be that of an explicit pool or of a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
-        raise CommandError(f"{named(kind, name)}: this name is the root's; give another name")
+        raise _refuse(kind, name, "name", "this name is the root's; give another name")
     if SUBPOOL_DELIMITER in name:
-        raise CommandError(
-            f'{named(kind, name)}: a name must not contain "{SUBPOOL_DELIMITER}", it stands in the names of ephemeral '
-            "sub-pools"
-        )
+        what = f'a name must not contain "{SUBPOOL_DELIMITER}", it stands in the names of ephemeral sub-pools'
+        raise _refuse(kind, name, "name", what)
     if not 1 <= len(name) <= MAX_NAME:
-        raise CommandError(f"{named(kind, name)}: a name has 1 to {MAX_NAME} characters, this has {len(name)}")
+        raise _refuse(kind, name, "name", f"a name has 1 to {MAX_NAME} characters, this has {len(name)}")
     if not _compile(name_pattern).fullmatch(name):
-        raise CommandError(f"{named(kind, name)}: a name must match {name_pattern} as a whole")
+        raise _refuse(kind, name, "name", f"a name must match {name_pattern} as a whole")
+
+
+def _refuse(
+    kind: str, name: str, field: str, what: str, code: int = GENERIC, at_parent: tuple[str, str] | None = None
+) -> CommandError:
+    """A refusal about the option ``field`` of a tree or pool.
+
+    ``at_parent``: the pool above and its option that is the other half of a rule, for whoever changed that one.
+    """
+    attributes: dict[str, Any] = {FIELD: field}
+    if at_parent is not None:
+        attributes[AT_PARENT] = at_parent
+    return CommandError(f"{named(kind, name)}: {what}", code, attributes)
 
 
 @functools.lru_cache(maxsize=16)
@@ -143,10 +159,12 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _wrong_parent(tree: TreeConfig, pool: PoolConfig) -> CommandError:
-    where = f"{named('pool', pool.name)}: its parent {quoted(pool.parent)}"
+    what = f"its parent {quoted(pool.parent)}"
     if pool.parent in tree.pools:
-        return CommandError(f"{where} comes after it; put parents before their children")
-    return CommandError(f"{where} does not exist{did_you_mean(pool.parent, (ROOT_POOL, *tree.pools))}")
+        what = f"{what} comes after it; put parents before their children"
+    else:
+        what = f"{what} does not exist{did_you_mean(pool.parent, (ROOT_POOL, *tree.pools))}"
+    return _refuse("pool", pool.name, "parent", what)
 
 
 def _check_structure(
@@ -155,22 +173,23 @@ def _check_structure(
     """Depth, size of the subtree, no sub-pools of a fifo pool; notes the pool in the three dictionaries."""
     depth = depths[pool.name] = depths[pool.parent] + 1
     if depth > MAX_DEPTH:
-        raise CommandError(
-            f"{named('pool', pool.name)}: would be on level {depth} below the root, at most {MAX_DEPTH} are allowed"
-        )
+        what = f"would be on level {depth} below the root, at most {MAX_DEPTH} are allowed"
+        raise _refuse("pool", pool.name, "parent", what)
     top = tops[pool.name] = tops.get(pool.parent, pool.name)
     sizes[top] = sizes.get(top, 0) + 1
     if sizes[top] > MAX_SUBTREE:
-        raise CommandError(
-            f"{named('pool', pool.name)}: the subtree of {quoted(top)} would have more than {MAX_SUBTREE} pools, the "
-            "most that one subtree under the root can have; put it under another pool"
+        what = (
+            f"the subtree of {quoted(top)} would have more than {MAX_SUBTREE} pools, the most that one subtree under "
+            "the root can have; put it under another pool"
         )
+        raise _refuse("pool", pool.name, "parent", what)
     parent = tree.pools.get(pool.parent)
     if parent is not None and parent.settings.mode == "fifo":
-        raise CommandError(
-            f"{named('pool', parent.name)}: has mode fifo and cannot have sub-pools, {quoted(pool.name)} would be one; "
-            "give that another parent, or this one mode fair_share"
+        what = (
+            f"has mode fifo and cannot have sub-pools, {quoted(pool.name)} would be one; give that another parent, or "
+            "this one mode fair_share"
         )
+        raise _refuse("pool", parent.name, "parent", what, at_parent=(parent.name, "mode"))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -183,71 +202,70 @@ def read_filter(text: str) -> NodesFilter:
 
 
 def _check_tree_options(tree: TreeConfig) -> None:
-    where, settings = named("pool tree", tree.name), tree.settings
+    settings = tree.settings
     if settings.main_resource not in RESOURCES:
-        raise CommandError(
-            f"{where}: main_resource: must be one of {', '.join(RESOURCES)}, got {quoted(settings.main_resource)}"
+        what = (
+            f"main_resource: must be one of {', '.join(RESOURCES)}, got {quoted(settings.main_resource)}"
             + did_you_mean(settings.main_resource, RESOURCES)
         )
+        raise _refuse("pool tree", tree.name, "main_resource", what)
     try:
         read_filter(settings.nodes_filter)
     except ConfigError as error:
-        raise CommandError(f"{where}: {error}") from None
+        raise _refuse("pool tree", tree.name, "nodes_filter", str(error)) from None
     aggressive, normal = (
         settings.aggressive_preemption_satisfaction_threshold,
         settings.preemption_satisfaction_threshold,
     )
     if aggressive > normal:
-        raise CommandError(
-            f"{where}: aggressive_preemption_satisfaction_threshold: must not be above "
-            f"preemption_satisfaction_threshold ({number(normal)}), got {number(aggressive)}"
-        )
-    _check_timeouts(where, settings)
+        option = "aggressive_preemption_satisfaction_threshold"
+        what = f"must not be above preemption_satisfaction_threshold ({number(normal)}), got {number(aggressive)}"
+        raise _refuse("pool tree", tree.name, option, f"{option}: {what}")
+    _check_timeouts("pool tree", tree.name, settings)
 
 
-def _check_timeouts(where: str, settings: PreemptionSettings) -> None:
+def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
     aggressive, normal = settings.fair_share_aggressive_starvation_timeout, settings.fair_share_starvation_timeout
     if aggressive and normal is not None and aggressive < normal:
-        raise CommandError(
-            f"{where}: fair_share_aggressive_starvation_timeout: must be 0 or at least fair_share_starvation_timeout "
-            f"({number(normal)} ms), got {number(aggressive)}"
-        )
+        option = "fair_share_aggressive_starvation_timeout"
+        what = f"must be 0 or at least fair_share_starvation_timeout ({number(normal)} ms), got {number(aggressive)}"
+        raise _refuse(kind, name, option, f"{option}: {what}")
 
 
 def _check_pool(pool: PoolConfig, main_resource: str) -> None:
     """What the settings of one pool must fulfil among themselves."""
     settings = pool.settings
     if settings.fair_share_aggressive_starvation_timeout:
-        _check_timeouts(named("pool", pool.name), settings)
+        _check_timeouts("pool", pool.name, settings)
     if settings.max_operation_count is not None:
-        _check_counts(named("pool", pool.name), settings)
+        _check_counts(pool.name, "", settings)
     if settings.ephemeral_subpool_config.max_operation_count is not None:
-        _check_counts(f"{named('pool', pool.name)}: ephemeral_subpool_config", settings.ephemeral_subpool_config)
+        _check_counts(pool.name, "ephemeral_subpool_config", settings.ephemeral_subpool_config)
     if settings.create_ephemeral_subpools and settings.mode == "fifo":
-        raise CommandError(
-            f"{named('pool', pool.name)}: create_ephemeral_subpools cannot be true in a pool with mode fifo, which has "
-            "no sub-pools"
-        )
+        option = "create_ephemeral_subpools"
+        what = f"{option} cannot be true in a pool with mode fifo, which has no sub-pools"
+        raise _refuse("pool", pool.name, option, what)
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
-        raise CommandError(
-            f"{named('pool', pool.name)}: {BURST}: must be empty in a pool with guarantee_type relaxed, which has "
-            f"resource_flow only; got {_listed(integral.burst_guarantee_resources)}"
+        what = (
+            f"{BURST}: must be empty in a pool with guarantee_type relaxed, which has resource_flow only; got "
+            f"{_listed(integral.burst_guarantee_resources)}"
         )
+        raise _refuse("pool", pool.name, BURST, what)
     for kind, amounts in _guarantees(settings):
         if amounts and main_resource not in amounts:
-            raise CommandError(
-                f"{named('pool', pool.name)}: {kind}: must include the tree's main resource {main_resource}, got "
-                f"{_listed(amounts)}"
-            )
+            what = f"{kind}: must include the tree's main resource {main_resource}, got {_listed(amounts)}"
+            raise _refuse("pool", pool.name, f"{kind}/{main_resource}", what)
 
 
-def _check_counts(where: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:
+def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:
+    """``inside``: the option of the pool that ``settings`` is, "" for the pool itself."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     if most is not None and running is not None and most < running:
-        raise CommandError(
-            f"{where}: max_operation_count: must be at least max_running_operation_count ({running}), got {most}"
-        )
+        what = f"max_operation_count: must be at least max_running_operation_count ({running}), got {most}"
+        if inside:
+            raise _refuse("pool", name, f"{inside}/max_operation_count", f"{inside}: {what}")
+        raise _refuse("pool", name, "max_operation_count", what)
 
 
 # --- guarantees --------------------------------------------------------------------------------------------------
@@ -265,32 +283,33 @@ def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[s
     for (kind, amounts), (_, bounds) in zip(_guarantees(pool.settings), _guarantees(parent.settings), strict=True):
         if not amounts:
             continue
-        where = f"{named('pool', pool.name)}: {kind}"
         if not parent.settings.allow_children_guarantees:
-            raise CommandError(
-                f"{where}: its parent {quoted(parent.name)} does not allow children guarantees, got {_listed(amounts)}"
-            )
+            what = f"its parent {quoted(parent.name)} does not allow children guarantees, got {_listed(amounts)}"
+            at_parent = (parent.name, "allow_children_guarantees")
+            raise _refuse("pool", pool.name, kind, f"{kind}: {what}", at_parent=at_parent)
         integral_type = parent.settings.integral_guarantees.guarantee_type
         if kind != STRONG and integral_type != "none":
-            raise CommandError(
-                f"{where}: must be empty, its parent {quoted(parent.name)} has guarantee_type {integral_type} and "
-                f"cannot have children with integral resources; got {_listed(amounts)}"
+            what = (
+                f"must be empty, its parent {quoted(parent.name)} has guarantee_type {integral_type} and cannot have "
+                f"children with integral resources; got {_listed(amounts)}"
             )
+            at_parent = (parent.name, "integral_guarantees/guarantee_type")
+            raise _refuse("pool", pool.name, kind, f"{kind}: {what}", at_parent=at_parent)
         total = sums.setdefault((parent.name, kind), {})
         for resource, amount in amounts.items():
             bound = bounds.get(resource)
+            # The parent has an option of the same name.
+            field = f"{kind}/{resource}"
             if bound is None:
-                raise CommandError(
-                    f"{where}/{resource}: is configured ({number(amount)}), but not at its parent "
-                    f"{quoted(parent.name)}; set it there first"
-                )
+                what = f"is configured ({number(amount)}), but not at its parent {quoted(parent.name)}"
+                raise _refuse("pool", pool.name, field, f"{field}: {what}; set it there first")
             total[resource] = total.get(resource, 0.0) + amount
             if total[resource] > bound * (1.0 + TOLERANCE):
-                raise CommandError(
-                    f"{where}/{resource}: with {number(amount)} here the children of {quoted(parent.name)} have "
-                    f"{number(total[resource])} together, more than its {number(bound)}; lower theirs, or raise that",
-                    GUARANTEES_OVERCOMMIT,
+                what = (
+                    f"with {number(amount)} here the children of {quoted(parent.name)} have {number(total[resource])} "
+                    f"together, more than its {number(bound)}; lower theirs, or raise that"
                 )
+                raise _refuse("pool", pool.name, field, f"{field}: {what}", GUARANTEES_OVERCOMMIT)
 
 
 def _burst_warnings(pool: PoolConfig) -> Iterator[str]:

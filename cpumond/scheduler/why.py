@@ -357,11 +357,13 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a command would do. Refused: ``refusal`` and ``code`` say why, and nothing else is there."""
+    """What a command would do. Refused: ``refusal``, ``code`` and ``attributes`` say why as the command's own refusal
+    would, and nothing else is there."""
 
     accepted: bool
     refusal: str = ""
     code: int = 0
+    attributes: dict[str, Any] = {}
     warnings: list[str] = []
     notes: list[str] = []
     changes: list[ConfigChange] = []
@@ -427,7 +429,7 @@ def try_command(state: State, command: ConfigCommand, user: str, now: float) -> 
     try:
         return state.prepare(command, user, now, lambda: "planned")
     except CommandError as error:
-        return Plan(accepted=False, refusal=str(error), code=error.code)
+        return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
 
 
 def make_plan(

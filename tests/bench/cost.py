@@ -1,6 +1,7 @@
 """What the agent costs, measured from outside, as a ratio to a C loop that reads the same counters in the same run.
 
-``python tests/bench/cost.py [--jobs 1000 5000] [--seconds 20]``; needs root, real cgroups and a C compiler.
+``python tests/bench/cost.py [--jobs 1000 5000] [--seconds 20]``; needs root, real cgroups and a C compiler. With
+``--web`` the agent has its page, and keeps a sample of each job at each check.
 Prints one line of JSON per number of jobs: CPU microseconds per job and check of the agent and of the floor, their
 ratio, resident memory, and seconds from exec to the first tick.
 """
@@ -52,7 +53,7 @@ def counter_files(tree: CgroupTree, names: list[str]) -> list[str]:
     return [file for name, used in zip(names, usage, strict=True) for file in (used, tree.path(name, "cpu.stat"))]
 
 
-def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[str, object]:
+def measure(jobs: int, seconds: float, check_period_ms: int, mode: str, web: bool) -> dict[str, object]:
     """One agent over ``jobs`` cgroups for ``seconds`` of steady state."""
     with real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree:
         names = [f"job{number}" for number in range(jobs)]
@@ -65,6 +66,7 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[
                 f'managed_roots = ["{tree.top}"]\n[monitor]\nmode = "{mode}"\ncheck_period = {check_period_ms}\n'
                 f'[[source]]\nkind = "glob"\npattern = "{tree.top}/*"\ncpu_limit = 1.0\n'
                 "[cost]\ncpu_budget_ratio = 0\n"
+                f'[web]\nlisten = "{"127.0.0.1:0" if web else ""}"\nperiod = {check_period_ms}\n'
             )
             started = time.time()
             agent.start()
@@ -86,6 +88,7 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str) -> dict[
         return {
             "jobs": jobs,
             "mode": mode,
+            "web": web,
             "check_period_ms": check_period_ms,
             "ticks": ticks,
             "late_ticks": late,
@@ -114,11 +117,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--check-period-ms", type=int, default=1000)
     parser.add_argument("--mode", default="reclaim")
+    parser.add_argument("--web", action="store_true")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for jobs in options.jobs:
-        print(json.dumps(measure(jobs, options.seconds, options.check_period_ms, options.mode)), flush=True)
+        told = measure(jobs, options.seconds, options.check_period_ms, options.mode, options.web)
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

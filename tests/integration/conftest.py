@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+from browser import browser, new_page, page, web_loop  # noqa: F401 - fixtures
 
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.errors import CpumondError

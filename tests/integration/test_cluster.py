@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 from waiting import wait_until
@@ -29,7 +30,7 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
     whole = Cluster(
         tmp_path_factory.mktemp("cluster"), 2, cpu=0.5, memory=2**30, user_slots=7, check_period="100ms",
         monitor={"min_cpu_limit": 0.1}, scheduler_config='cluster_name = "trial"\n[api]\nmax_body = 65536\n',
-        agent_config='[log]\nlevel = "debug"\n', tags={"node-2": ["fast"]},
+        agent_config='[log]\nlevel = "debug"\n', tags={"node-2": ["fast"]}, web=True,
     )  # fmt: skip
     with whole:
         yield whole
@@ -77,14 +78,14 @@ def test_a_node_and_the_scheduler_are_killed_and_started_again_while_a_job_lives
     operation = cluster.start_operation("p", ["sleep", "1000"], cpu_limit=0.2)
     [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
-    url, pid = cluster.url, node.pid
+    url, web_url, pid = cluster.url, node.web_url, node.pid
     node.kill()
     cluster.scheduler.kill()
     with pytest.raises(UnavailableError, match="nobody answers"):
         cluster.get("/api/v1/status")
     cluster.scheduler.start()
     node.start()
-    assert cluster.url == url
+    assert (cluster.url, node.web_url) == (url, web_url)
     assert node.pid != pid
     cluster.wait(
         lambda: [each["id"] for each in cluster.jobs(operation, "running")] == [job["id"]], "it is known again"
@@ -93,6 +94,32 @@ def test_a_node_and_the_scheduler_are_killed_and_started_again_while_a_job_lives
     assert node.get("/v1/status")["node_id"] == node.node_id
     cluster.post(f"/api/v1/operations/{operation}/abort")
     cluster.wait(lambda: not cluster.jobs(operation, "running") and not cluster.jobs(operation, "stopping"), "it ends")
+
+
+def test_each_node_has_its_page_with_graphs_of_its_jobs(cluster: Cluster) -> None:
+    assert len({node.web_url for node in cluster.nodes}) == 2
+    operation = cluster.start_operation("p", "while :; do :; done", cpu_limit=0.2)
+    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
+    node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
+    assert f"page of {node.node_id}  " in cluster.describe_pages()
+    assert node.web_url in cluster.describe_pages()
+    assert "<html" in httpx2.get(node.web_url, trust_env=False).text
+
+    def explain() -> Any:
+        return httpx2.get(f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False).json()
+
+    cluster.wait(lambda: max(explain()["samples"]["usage"], default=0.0) > 0.02, "the graph shows what it uses")
+    assert explain()["samples"]["period_s"] == 0.1
+    told = cluster.wait(
+        lambda: [each for each in cluster.jobs(operation) if each["ordered_cpu_seconds"] and each["cpu_usage"]],
+        "the scheduler is told",
+    )[0]
+    assert told["min_cpu_limit"] == 0.1
+    assert 0.0 <= told["late_cpu_seconds"] <= told["throttled_cpu_seconds"]
+    cluster.post(f"/api/v1/operations/{operation}/abort")
+    cluster.wait(lambda: cluster.jobs(operation, "aborted"), "it ends")
+    [ended] = cluster.jobs(operation)
+    assert ended["ordered_cpu_seconds"] >= told["ordered_cpu_seconds"]
 
 
 def test_what_is_refused_comes_in_the_scheduler_s_words(cluster: Cluster) -> None:
@@ -224,6 +251,11 @@ def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
         assert f"export YT_PROXY={url.removeprefix('http://')}" in lines
         [token] = [line.rpartition("=")[2] for line in lines if line.startswith("export CPUMOND_TOKEN=")]
         assert sum("the agent of node-" in line for line in lines) == 2
+        words = [line.split() for line in lines]
+        assert ["web", "page", f"{url}/"] in words
+        assert ["its", "token", token] in words
+        pages = [line[-1] for line in words if line[:2] == ["page", "of"]]
+        assert [httpx2.get(page, trust_env=False).status_code for page in pages] == [200, 200]
         operation = operate(url, token, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
         wait_until(lambda: "running" in operate(url, token, "jobs", operation), "the job runs")
         assert list_cgroups(command.process.pid)
@@ -241,6 +273,8 @@ def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
         assert set(told["nodes"]) == {"node-1", "node-2"}
         assert psutil.pid_exists(told["scheduler_pid"])
         assert os.path.exists(told["nodes"]["node-2"]["control_socket"])
+        assert told["web"] == f"{told['scheduler']}/"
+        assert httpx2.get(told["nodes"]["node-2"]["web"], trust_env=False).status_code == 200
         assert command.end(signal.SIGTERM) == ""
     assert list_cgroups(command.process.pid) == []
     assert "node_registered" in (Path(told["directory"]) / "node-1" / "log.jsonl").read_text()

@@ -268,6 +268,7 @@ def test_explain_finds_a_job_by_its_cgroup_and_gives_all_as_json(running, cgroup
     assert answer["source"] == f"{cgroups.top}/job-*"
     assert answer["decisions"][-1]["kind"] == "shrink"
     assert len(answer["window"]["votes"]) == 5
+    assert answer["samples"]["at"] == []  # neither page nor scheduler
 
 
 def test_explain_counts_decisions(running):

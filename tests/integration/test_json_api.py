@@ -127,6 +127,9 @@ class FakeNode:
         self.finished: list[dict[str, Any]] = []
         self.logs: dict[tuple[str, str], bytes] = {}
         """(job, stream) -> what it wrote."""
+        self.replies: dict[str, dict[str, Any]] = {}
+        """Kind of a request -> fields of its reply."""
+        self.requests: list[dict[str, Any]] = []
         self.incarnation = f"{name}-1"
 
     def register(self) -> Any:
@@ -154,6 +157,10 @@ class FakeNode:
             self.finish(order["job_id"], "aborted")
         for request in answer["logs"]:
             self.send_log(request)
+        for request in answer["requests"]:
+            self.requests.append(request)
+            told = {"node_id": self.name, "request_id": request["request_id"], **self.replies[request["kind"]]}
+            self.server.post("/replies", told)
         return answer
 
     def send_log(self, request: dict[str, Any]) -> Any:
@@ -586,12 +593,84 @@ def test_only_the_node_that_was_asked_may_send_a_log(server):
     with ThreadPoolExecutor(1) as thread:
         reading = thread.submit(server.client.get, f"/api/v1/operations/{operation}/jobs/{job}/log")
         wait_until(lambda: server.call(lambda scheduler: len(scheduler.logs)), "the request")
-        (request,) = server.call(lambda scheduler: scheduler.logs.requests_of("n1"))
+        (request,) = server.call(lambda scheduler: scheduler.logs.questions_for("n1"))
         forged = {"node_id": "n2", "request_id": request.request_id, "content": ""}
         assert "node n2 was not asked" in server.post("/logs", forged, 422)["error"]
         node.beat()
         assert reading.result().content == b"true"
     assert server.post("/logs", {**forged, "node_id": "n1"}) == {"is_wanted": False}
+
+
+def test_a_job_is_explained_by_its_node(server):
+    node, operation, job = run_one(server)
+    node.replies["explain"] = {"value": {"job_id": job, "bounds": {"floor": 0.1}}}
+    path = f"/operations/{operation}/jobs/{job}/explain"
+    assert node.beat_until_done(lambda: server.get(path)) == {"job_id": job, "bounds": {"floor": 0.1}}
+    node.replies["explain"] = {"value": {"text": "x" * (2**20 - 100)}}
+    assert len(node.beat_until_done(lambda: server.get(path))["text"]) == 2**20 - 100
+    node.replies["explain"] = {"error": "it is ending"}
+    assert node.beat_until_done(lambda: server.get(path, 503))["error"] == "node n1: it is ending"
+    assert server.get(f"/operations/{operation}/jobs/1-2-3-4/explain", 404)["code"] == 203
+    server.call(lambda scheduler: setattr(scheduler.requests, "timeout_s", 0.05))
+    assert "did not send the answer within 0.05 s: is its agent running?" in server.get(path, 504)["error"]
+    server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", False))
+    assert "was last heard of" in server.get(path, 503)["error"]
+    server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", True))
+    node.finish(job)
+    node.beat()
+    assert "has ended" in server.get(path, 404)["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "sent", "told", "warnings"),
+    [
+        ({}, (None, None), {"pinned_cpu_limit": 1.0}, []),
+        (
+            {"cpu_limit": 0.5, "ttl_s": 60}, (0.5, 60.0), {"pinned_cpu_limit": 0.5, "last_result": "failed"}, []
+        ),
+        (
+            {"cpu_limit": 0.5}, (0.5, None), {"pinned_cpu_limit": None},
+            ["writes are paused on its node; the pin takes effect when the pause file is gone"],
+        ),
+        (
+            {"ttl_s": 1.5}, (None, 1.5), {"last_result": "failed", "last_error": "EPERM"},
+            ["the limit could not be written: EPERM"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_pin_goes_to_the_node(server, body, sent, told, warnings):
+    node, operation, job = run_one(server)
+    node.replies["pin"] = {"value": told}
+    done = node.beat_until_done(lambda: server.post(f"/operations/{operation}/jobs/{job}/pin", body))
+    assert done == {"id": job, "warnings": warnings}
+    [request] = node.requests
+    assert (request["kind"], request["job_id"], request["cpu_limit"], request["ttl_s"]) == ("pin", job, *sent)
+
+
+def test_an_unpin_and_a_refusal(server):
+    node, operation, job = run_one(server)
+    path = f"/operations/{operation}/jobs/{job}"
+    node.replies = {"unpin": {"value": {}}, "pin": {"error": "a pinned limit must be less", "is_refused": True}}
+    assert node.beat_until_done(lambda: server.post(f"{path}/unpin", None)) == {"id": job, "warnings": []}
+    refusal = node.beat_until_done(lambda: server.post(f"{path}/pin", {"cpu_limit": 9}, 422))
+    assert refusal["error"] == "node n1: a pinned limit must be less"
+    for wrong in ({"cpu_limit": 0}, {"cpu_limit": 1e300}, {"ttl_s": 0}, {"ttl_s": 1e300}, {"ttl_s": "1h"}, {"for": 1}):
+        assert server.post(f"{path}/pin", wrong, 422)["error"].startswith("body: ")
+    assert len(node.requests) == 2
+
+
+def test_only_the_node_that_was_asked_may_reply(server):
+    node, operation, job = run_one(server)
+    node.replies["explain"] = {"value": {"true": True}}
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(server.get, f"/operations/{operation}/jobs/{job}/explain")
+        wait_until(lambda: server.call(lambda scheduler: len(scheduler.requests)), "the request")
+        (request,) = server.call(lambda scheduler: scheduler.requests.questions_for("n1"))
+        forged = {"node_id": "n2", "request_id": request.request_id, "value": {"true": False}}
+        assert "node n2 was not asked for the answer about job" in server.post("/replies", forged, 422)["error"]
+        node.beat()
+        assert asking.result() == {"true": True}
+    assert server.post("/replies", {**forged, "node_id": "n1"}) == {"is_wanted": False}
 
 
 def test_jobs_say_where_they_are_and_pools_what_was_used(server):

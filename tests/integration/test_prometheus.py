@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from agent_process import AgentProcess, free_port
+from agent_process import AgentProcess
+from prometheus_server import Prometheus, find_program
 from waiting import wait_until
 
 from cpumond.cgroup.mounts import Hierarchies
@@ -33,69 +32,6 @@ scrape_configs:
     static_configs:
       - targets: ["127.0.0.1:{port}"]
 """
-
-
-def find_program(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"needs {name} (apt-get install --no-install-recommends prometheus)")
-    return path
-
-
-class Prometheus:
-    """A server of our own on a free loopback port, with its storage in a directory of its own."""
-
-    def __init__(self, program: str, directory: Path, target_port: int) -> None:
-        self.port = free_port()
-        self.log_path = directory / "prometheus.log"
-        config = directory / "prometheus.yml"
-        config.write_text(SCRAPE.format(port=target_port))
-        with open(self.log_path, "wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={directory / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                    "--log.level=warn",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series that an expression gives now; nothing while the server starts."""
-        assert self._process.poll() is None, f"prometheus ended: {self.log()}"
-        try:
-            answer = httpx2.get(
-                f"http://127.0.0.1:{self.port}/api/v1/query",
-                params={"query": expression},
-                trust_env=False,
-                timeout=10.0,
-            )
-        except httpx2.TransportError:
-            return []
-        content: dict[str, Any] = answer.json() if answer.status_code != 503 else {"data": {"result": []}}
-        assert content.get("status", "success") == "success", content
-        return [(row["metric"], float(row["value"][1])) for row in content["data"]["result"]]
-
-    def wait_for(self, expression: str) -> float:
-        """The one value of an expression, when there is one."""
-        rows = wait_until(lambda: self.query(expression), f"Prometheus has a value for {expression}")
-        ((_, value),) = rows
-        return value
-
-    def log(self) -> str:
-        return self.log_path.read_text()
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def answers(agent: AgentProcess) -> bool:
@@ -143,9 +79,8 @@ def agent(tree: CgroupTree, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def prometheus(agent: AgentProcess) -> Iterator[Prometheus]:
     """A Prometheus server that has scraped the agent a few times."""
-    program = find_program("prometheus")
     with tempfile.TemporaryDirectory(prefix="cpumond-prometheus-") as directory:
-        server = Prometheus(program, Path(directory), agent.port)
+        server = Prometheus(Path(directory), SCRAPE.format(port=agent.port))
         try:
             # Targets are discovered some seconds after the start; rates need two samples.
             wait_until(lambda: server.query("count_over_time(up[1m]) >= 3"), "Prometheus scrapes", 60)

@@ -22,7 +22,17 @@ from waiting import wait_until
 
 from cpumond.config import SchedulerLink as LinkOptions
 from cpumond.reporters.scheduler import SchedulerLink
-from cpumond.wire import Heartbeat, HeartbeatAnswer, JobLog, JobReport, LogRequest, NodeRegistration, NodeResources
+from cpumond.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobReport,
+    JobRequest,
+    LogRequest,
+    NodeRegistration,
+    NodeResources,
+)
 
 TOKEN = "3f2a-of-the-node"  # noqa: S105 - of a scheduler of our own
 LONG_S = 30.0
@@ -40,7 +50,9 @@ class LinkedNode:
         self.read = 0
         self.jobs: dict[str, JobReport] = {}
         self.answers: queue.Queue[tuple[HeartbeatAnswer, float]] = queue.Queue()
-        self.link = SchedulerLink(options, self.registration(**resources), self.take, self.read_log, random.Random(1))
+        self.link = SchedulerLink(
+            options, self.registration(**resources), self.take, self.read_log, self.carry_out, random.Random(1)
+        )
 
     def registration(self, cpu: float = 8.0, **more: Any) -> NodeRegistration:
         return NodeRegistration(self.id, self.incarnation, NodeResources(cpu=cpu, memory=64 * GIB), **more)
@@ -56,6 +68,9 @@ class LinkedNode:
     def read_log(self, request: LogRequest) -> JobLog:
         self.read += 1
         return JobLog(self.id, request.request_id, b"hello", 5)
+
+    def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply:
+        return JobReply(self.id, request.request_id, {"job_id": request.job_id})
 
     def submit(self) -> None:
         self.sequence += 1

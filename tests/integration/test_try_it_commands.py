@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -161,6 +162,10 @@ def test_a_short_demo_says_what_was_not_seen(hierarchies: Hierarchies, tmp_path:
     process = start_demo(tmp_path, arguments=("--duration", "2"))
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
+    assert re.search(
+        r"To look at while it runs:\n  web page  +http://127\.0\.0\.1:\d+/\n  its token  +[0-9a-f]{48}\n"
+        r"  page of node-1 +http://127\.0\.0\.1:\d+/\n", output
+    )  # fmt: skip
     assert "Not seen: simulation woke up." in output
     assert "Not seen: render was stopped because the node was overcommitted." in output
     assert "had all its CPU back" not in output.replace("Not seen: simulation had all its CPU back.", "")

@@ -99,6 +99,15 @@ def test_watchdog_ended_the_hanging_agent(facts: Facts) -> None:
     assert "Watchdog timeout" in of(facts, "hang")["journal"]
 
 
+def test_ends_of_the_agent_are_counted_by_what_systemd_called_them(facts: Facts) -> None:
+    """Over restarts, by the command that puts the limits back; so that Prometheus sees what it could not scrape."""
+    counts = dict(line.removeprefix("cpumond_service_ends_total").split() for line in of(facts, "hang")["ends"])
+    assert {result: count for result, count in counts.items() if float(count)} == {
+        '{result="signal"}': "1.0",
+        '{result="watchdog"}': "1.0",
+    }
+
+
 def test_pause_survives_restart(facts: Facts) -> None:
     fact = of(facts, "pause")
     assert_quiet(fact["restart"])

@@ -202,6 +202,56 @@ def test_aggregates_are_the_sums_over_the_checks_and_preemptible_lies_between_0_
         assert 0.0 <= preemptible <= maximum
 
 
+def walk_throttled(
+    trace: Trace, s: MonitorSettings, throttled: list[int]
+) -> Iterator[tuple[JobState, CpuReading, Decision, JobState]]:
+    """Each check of a trace whose ``throttled_s`` stands at the given numbers in turn, which may fall: state before,
+    reading, decision, state after."""
+    state = start_state(trace.cpu_limit_cores, trace.rows[0].time_s)
+    total = 0.0
+    for number, row in enumerate(trace.rows):
+        total += row.usage_cores
+        reading = CpuReading(total, row.time_s, throttled_s=float(throttled[number % len(throttled)]))
+        after, decision = check(state, reading, row.time_s, s)
+        yield state, reading, decision, after
+        state = after
+
+
+THROTTLED = st.lists(st.integers(0, 1000), min_size=1, max_size=30).flatmap(
+    lambda counts: st.sampled_from([counts, sorted(counts)])
+)
+
+
+@many
+@given(traces(), any_settings(), THROTTLED)
+def test_what_came_late_is_a_part_of_what_was_throttled_and_neither_falls(trace, s, throttled):
+    for before, _, _, after in walk_throttled(trace, s, throttled):
+        assert 0.0 <= after.late_cpu_s <= after.throttled_cpu_s
+        assert after.throttled_cpu_s >= before.throttled_cpu_s
+        assert after.late_cpu_s >= before.late_cpu_s
+
+
+@many
+@given(traces(), any_settings(), THROTTLED)
+def test_throttled_time_is_the_growth_of_the_counter_and_late_where_the_limit_was_lowered(trace, s, throttled):
+    throttled_s = late_s = 0.0
+    for before, reading, decision, after in walk_throttled(trace, s, throttled):
+        if decision.kind not in ("delay", "base"):
+            grown = max(reading.throttled_s - before.base.throttled_s, 0.0)
+            throttled_s += grown
+            late_s += grown if before.limit_cores < trace.cpu_limit_cores and s.actuator == "quota" else 0.0
+        assert (after.throttled_cpu_s, after.late_cpu_s) == (throttled_s, late_s)
+
+
+@some
+@given(traces(), any_settings(), THROTTLED)
+def test_counted_throttled_time_decides_nothing(trace, s, throttled):
+    counted, plain = walk_throttled(trace, s, throttled), walk_throttled(trace, s, [0])
+    for (_, _, decision, after), (_, _, other, without) in zip(counted, plain, strict=True):
+        assert decision == other
+        assert msgspec.structs.replace(after, base=without.base, throttled_cpu_s=0.0, late_cpu_s=0.0) == without
+
+
 @some
 @given(traces(), any_settings())
 def test_a_rejected_change_counts_as_if_the_limit_had_stayed(trace, s):

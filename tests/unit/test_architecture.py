@@ -18,19 +18,20 @@ MODULES = {
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare", "api.orchid", "api.views",
-    "api.ypath",
+    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare", "api.orchid", "api.tables",
+    "api.views", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
             "model", "attributes", "validation", "config_commands", "operations", "elements", "state", "admission",
-            "commands", "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why",
+            "commands", "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why", "history",
+            "resulting",
         )
     ),
 )  # fmt: skip
 VALUE_MODULES = {
-    "__future__", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno", "fractions",
-    "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
+    "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno",
+    "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
 }  # fmt: skip
 """Of the standard library: modules that know values only, neither the machine nor the time."""
 
@@ -62,14 +63,15 @@ BELOW: dict[str, set[str]] = {
     "process": {"errors", "config"},
     "agent": {
         "", "errors", "units", "config", "log", "process", "wire", "monitor", "cgroup", "discovery", "reporters",
-        "executor", "agent",
+        "executor", "web", "agent",
     },
+    "web": {"web"},
     "testing": {"errors", "units", "cgroup", "process"},
     "scheduler": {
         "", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler",
         "api.server",
     },
-    "api": {"", "errors", "units", "wire", "fairshare", "scheduler", "api"},
+    "api": {"", "errors", "units", "wire", "fairshare", "scheduler", "web", "api"},
 }  # fmt: skip
 """Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself)."""
 
@@ -82,9 +84,9 @@ HOME = {
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},
     "lark": {"cpumond.scheduler.nodes_filter"},
-    "sqlite3": {"cpumond.scheduler.store.sqlite"},
+    "sqlite3": {"cpumond.scheduler.store"},
     "yt": set(),  # its client is what tests run against us
-    "starlette": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.api", "cpumond.scheduler.main"},
+    "starlette": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.api", "cpumond.scheduler.main", "cpumond.web"},
     "uvicorn": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.scheduler.main"},
 }
 """Library -> the only places that may import it."""

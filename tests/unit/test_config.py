@@ -651,3 +651,44 @@ def test_durations_of_the_node_have_the_documents_names() -> None:
     resources = load('[resources]\ncpu_overdraft_timeout = 1500\nmemory_overdraft_timeout = "2s"').resources
     assert (resources.cpu_overdraft_timeout_s, resources.memory_overdraft_timeout_s) == (1.5, 2.0)
     assert load("[scheduler]\nheartbeat-period = 200").scheduler.heartbeat_period_s == 0.2
+
+
+# [web]
+
+
+def test_the_page_is_off_by_default():
+    web = load("").web
+    assert (web.listen, web.samples, web.period_s) == ("", 180, 5.0)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:9759", "127.8.9.1:0", "[::1]:9759", "localhost:9759", "LOCALHOST:1"])
+def test_the_page_listens_on_loopback_addresses(listen):
+    assert load(f'[web]\nlisten = "{listen}"\n').web.listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:9759", "[::]:9759", "10.0.0.1:9759", "node-7:9759", "localhost.example:1", "127.0.0.1.x:1"]
+)
+def test_the_page_listens_nowhere_else(listen):
+    text = refused(f'[web]\nlisten = "{listen}"\n')
+    assert text.startswith(f"{FILE}: web.listen: must be a loopback address, such as 127.0.0.1:9759, ")
+    assert repr(listen) in text
+    assert "ssh -L" in text
+
+
+def test_the_pages_address_needs_a_port():
+    assert refused('[web]\nlisten = "localhost"\n') == (
+        f"{FILE}: web.listen: must be \"host:port\" with a port in [0, 65535], got 'localhost'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("samples = -1", "web.samples: must be a whole number in [0, 5000], got -1"),
+        ("samples = 5001", "web.samples: must be a whole number in [0, 5000], got 5001"),
+        ('period = "0s"', "web.period: must be a duration > 0s, got 0s"),
+    ],
+)
+def test_samples_are_limited(line, told):
+    assert refused(f"[web]\n{line}\n") == f"{FILE}: {told}"

@@ -163,12 +163,15 @@ def start() -> dict[str, Any]:
     return {"answer": answer, **{name: show(name) for name in names}}
 
 
+def read_metrics() -> str:
+    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def lower() -> dict[str, Any]:
     """The limit follows the light load, and the agent answers on both of its sockets."""
     result = {"after_s": wait(is_lowered), "quota_us": quota_us(), "status": run("cpumond", "status")}
-    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=10) as answer:
-        result["metrics"] = answer.read().decode()
-    return result
+    return {**result, "metrics": read_metrics()}
 
 
 def sandbox() -> dict[str, Any]:
@@ -230,7 +233,9 @@ def kill() -> dict[str, Any]:
 
 def hang() -> dict[str, Any]:
     result = lose(lambda pid: os.kill(int(pid), signal.SIGSTOP))
-    return {**result, "journal": run("journalctl", "-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")["output"]}
+    journal = run("journalctl", "-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")["output"]
+    ends = [line for line in read_metrics().splitlines() if line.startswith("cpumond_service_ends_total")]
+    return {**result, "journal": journal, "ends": ends}
 
 
 def pause() -> dict[str, Any]:

@@ -64,6 +64,7 @@ class FakeNode:
         self.reports = CollectedReports()
         self.config_text = config
         self._usage_us: dict[str, float] = {}
+        self._throttled_us: dict[str, float] = {}
         self._periods: dict[str, tuple[int, int]] = {}
         self.agent = self.make_agent()
 
@@ -128,7 +129,8 @@ class FakeNode:
         return sorted(place.name for place in jobs.iterdir() if (place / "cpu.stat").exists())
 
     def use(self, job: str, cpu_s: float, throttled_ratio: float = 0.0, seconds: float = 1.0) -> None:
-        """Move a job's counters."""
+        """Move a job's counters; while it is throttled it is one thread that waits."""
+        self._throttled_us[job] = self._throttled_us.get(job, 0.0) + throttled_ratio * seconds * 1e6
         self._usage_us[job] = self._usage_us.get(job, 0.0) + cpu_s * 1e6
         periods, throttled = self._periods.get(job, (0, 0))
         passed = max(round(seconds * 10), 1)
@@ -137,12 +139,13 @@ class FakeNode:
             job,
             "cpu.stat",
             f"usage_usec {int(self._usage_us[job])}\nuser_usec 0\nsystem_usec 0\nnr_periods {periods}\n"
-            f"nr_throttled {throttled}\nthrottled_usec 0\n",
+            f"nr_throttled {throttled}\nthrottled_usec {int(self._throttled_us[job])}\n",
         )
 
     def forget_counters(self, job: str) -> None:
         """The job's counters start at zero again."""
         self._usage_us.pop(job, None)
+        self._throttled_us.pop(job, None)
         self._periods.pop(job, None)
 
     def write(self, job: str, file: str, text: str) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.agent.listen import open_control_socket, open_metrics_sockets, open_sockets
-from cpumond.config import AgentConfig, Control, Metrics
+from cpumond.agent.listen import open_control_socket, open_metrics_sockets, open_sockets, open_web_sockets
+from cpumond.config import AgentConfig, Control, Metrics, Web, is_loopback, parse_listen
 from cpumond.errors import AccessError, ConfigError, CreateError
-from cpumond.process import close_sockets
 
 ABSENT_GROUP = "cpumond-no-such-group"
 
@@ -31,8 +30,10 @@ def opened() -> Iterator[Callable[..., list[socket.socket]]]:
         yield keep
 
 
-def make_config(directory: Path, listen: str = "", group: str = "") -> AgentConfig:
-    return AgentConfig(runtime_dir=str(directory), metrics=Metrics(listen=listen), control=Control(group=group))
+def make_config(directory: Path, listen: str = "", group: str = "", web: str = "") -> AgentConfig:
+    return AgentConfig(
+        runtime_dir=str(directory), metrics=Metrics(listen=listen), control=Control(group=group), web=Web(listen=web)
+    )
 
 
 def connect(address: tuple[object, ...], family: int = socket.AF_INET) -> None:
@@ -192,8 +193,49 @@ def test_one_busy_address_of_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_both_sockets_the_unix_one_first(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
-    sockets = opened(*open_sockets(make_config(tmp_path, "127.0.0.1:0")))
+    bound = open_sockets(make_config(tmp_path, "127.0.0.1:0"))
+    sockets = opened(bound.control, *bound.metrics, *bound.web)
     assert [sock.family for sock in sockets] == [socket.AF_UNIX, socket.AF_INET]
     assert all(not os.get_inheritable(sock.fileno()) for sock in sockets)
-    close_sockets(sockets)
+    assert bound.web_address == ""
+    bound.close()
     assert all(sock.fileno() == -1 for sock in sockets)
+
+
+# ---- the page
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_the_page_has_a_socket_of_its_own_and_says_its_address(
+    tmp_path: Path, listen: str, opened: Callable[..., list[socket.socket]]
+):
+    bound = open_sockets(make_config(tmp_path, "127.0.0.1:0", web=listen))
+    opened(bound.control, *bound.metrics, *bound.web)
+    host, port = parse_listen(bound.web_address, "x")
+    assert port not in (0, bound.metrics[0].getsockname()[1])
+    with socket.create_connection((host, port), 10.0):
+        pass
+    assert is_loopback(host)
+
+
+def test_a_busy_address_of_the_page_leaves_nothing_behind(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(CreateError, match=rf"listen on {listen}: Address already in use; set \[web\] listen"):
+            open_sockets(make_config(tmp_path, "127.0.0.1:0", web=listen))
+    assert os.listdir(tmp_path) == []
+
+
+def test_metrics_and_page_at_one_address_are_one_sentence(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+    with pytest.raises(CreateError, match=r"Address already in use; set \[web\] listen"):
+        open_sockets(make_config(tmp_path, listen, web=listen))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_loopback_name_that_leads_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch):
+    found = [(socket.AF_INET, 1, 6, "", ("0.0.0.0", 0))]  # noqa: S104 - refused
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(ConfigError, match=r"web.listen: 'localhost:0' is 0\.0\.0\.0 here, no loopback address; use"):
+        open_web_sockets("localhost:0")

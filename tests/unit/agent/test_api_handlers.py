@@ -17,7 +17,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import api
-from cpumond.agent.api import ApiServer, make_private_app, make_public_app, serve
+from cpumond.agent.api import ApiServer, make_page_app, make_private_app, make_public_app, serve
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.loop import Agent
 from cpumond.errors import UnavailableError
@@ -33,14 +33,14 @@ class Caller:
         metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.reporter.stats)
         self._app = make_app(agent, metrics)
 
-    def __call__(self, method: str, path: str, content: bytes | None = None) -> httpx2.Response:
+    def __call__(self, method: str, path: str, content: bytes | None = None, host: str = "agent") -> httpx2.Response:
         self._agent.read_snapshot()  # made here, where no tick's thread would answer the application's
-        return asyncio.run(self._ask(method, path, content))
+        return asyncio.run(self._ask(method, path, content, host))
 
-    async def _ask(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
+    async def _ask(self, method: str, path: str, content: bytes | None, host: str) -> httpx2.Response:
         transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://agent") as client:
-            return await client.request(method, path, content=content)
+            return await client.request(method, path, content=content, headers={"host": host})
 
 
 @pytest.fixture
@@ -251,6 +251,84 @@ def test_a_failure_behind_a_request(
     assert [record["path"] for record in failures] == (["/v1/registered"] if status == 500 else [])
 
 
+# ---- the page
+
+PAGE_PATHS = ["/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/a/explain"]
+
+
+@pytest.fixture
+def page(node: FakeNode) -> Caller:
+    return Caller(node.agent, lambda agent, _: make_page_app(agent))
+
+
+@pytest.mark.parametrize("path", PAGE_PATHS)
+def test_the_page_and_what_it_shows_are_read_only(path: str, ticking: FakeNode, page: Caller):
+    shown = page("GET", path, host="localhost")
+    assert shown.status_code == 200
+    head = page("HEAD", path, host="localhost")
+    assert (head.status_code, head.content) == (200, b"")
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        answer = page(method, path, b"{}", host="localhost")
+        assert (answer.status_code, sorted(answer.headers["allow"].split(", "))) == (405, ["GET", "HEAD"])
+    for answer in (shown, page("POST", path, host="localhost"), page("GET", "/nothing", host="localhost")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:9759", "LocalHost:1", "127.0.0.1", "127.0.0.1:9759", "127.1.2.3", "[::1]", "[::1]:9759"],
+)
+def test_this_host_is_called_by_loopback_names(host: str, node: FakeNode, page: Caller):
+    node.start()
+    assert page("GET", "/api/v1/status", host=host).status_code == 200
+
+
+@pytest.mark.parametrize("path", PAGE_PATHS)
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:9759", "localhost.evil.example", "127.0.0.1.evil.example", "node-7", "10.0.0.1",
+     "0.0.0.0", "[::]", "", "[", "::1", "127.0.0.1@evil.example"],  # noqa: S104 - names in a header
+)  # fmt: skip
+def test_another_name_for_this_host_is_refused(host: str, path: str, node: FakeNode, page: Caller):
+    """DNS rebinding: a strange page whose name leads to the loopback address reads nothing."""
+    node.start()
+    answer = page("GET", path, host=host)
+    assert answer.status_code == 403
+    assert answer.json() == {
+        "error": "this page is for this host only: open it as localhost or 127.0.0.1, not by another name",
+        "exit_code": 77,
+    }
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_offers_nothing_of_the_control_socket(node: FakeNode, page: Caller):
+    node.start()
+    for path in [*PRIVATE_PATHS, "/metrics", "/api/v1/registered", "/api/v1/jobs/a/pin", "/api/v1/jobs/a"]:
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            assert page(method, path, host="localhost").status_code == 404, (method, path)
+
+
+def test_the_page_shows_what_the_control_socket_does(ticking: FakeNode, page: Caller, private: Caller):
+    shown, status = page("GET", "/api/v1/status", host="localhost").json(), private("GET", "/v1/status").json()
+    assert shown == status
+    assert shown["now"] == pytest.approx(ticking.clock.wall_s())
+    assert shown["last_tick_age_s"] == 0.0
+    explained = page("GET", "/api/v1/jobs/a/explain", host="localhost").json()
+    assert explained == private("GET", "/v1/jobs/a/explain").json()
+    assert explained["samples"]["at"] == []
+
+
+def test_a_job_that_the_page_does_not_know_is_404(ticking: FakeNode, page: Caller):
+    answer = page("GET", "/api/v1/jobs/%3Cimg%20src=x%3E/explain", host="localhost")
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("no job '<img src=x>' here")
+    assert answer.headers["content-type"] == "application/json"
+
+
 # ---- the thread
 
 
@@ -305,6 +383,21 @@ def test_unix_and_tcp_get_their_own_applications(node: FakeNode, listener: socke
         assert read_status(listener.getsockname(), "/metrics") == 200
     finally:
         server.stop()
+
+
+def test_the_page_has_a_listener_of_its_own(node: FakeNode, listener: socket.socket):
+    node.start()
+    node.snapshot()
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        server = serve(node.agent, [listener], [web])
+        try:
+            assert read_status(web.getsockname(), "/api/v1/status") == 200
+            assert read_status(web.getsockname(), "/") == 200
+            assert read_status(web.getsockname(), "/metrics") == 404
+            assert read_status(listener.getsockname(), "/api/v1/status") == 404
+            assert read_status(listener.getsockname(), "/") == 404
+        finally:
+            server.stop()
 
 
 def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pwd
@@ -17,7 +18,7 @@ import pytest
 
 from cpumond.agent import assigned as module
 from cpumond.agent import job_files, launch
-from cpumond.agent.assigned import AssignedJobs, Usage
+from cpumond.agent.assigned import SUMS, AssignedJobs, Usage
 from cpumond.agent.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
 from cpumond.errors import ConfigError, UnavailableError
@@ -187,6 +188,14 @@ def test_the_monitors_figures_are_reported(world: World) -> None:
     [report] = world.jobs.reports()
     assert (report.current_cpu_limit, report.smoothed_cpu_usage, report.mode) == (1.2, 0.3, "reclaim")
     assert (report.cpu_seconds, report.reclaimed_cpu_seconds) == (55.0, 7.0)
+    assert (report.ordered_cpu_seconds, report.throttled_cpu_seconds, report.late_cpu_seconds) == (0.0, 0.0, 0.0)
+    assert (report.cpu_usage, report.min_cpu_limit, report.votes_sum, report.throttled_ratio) == (None,) * 4
+    known = Usage(1.2, ordered_cpu_seconds=9.0, throttled_cpu_seconds=4.0, late_cpu_seconds=3.0, cpu_usage=0.6,
+                  min_cpu_limit=0.25, votes_sum=-2, throttled_ratio=0.125)  # fmt: skip
+    world.jobs.note_usage({"cpumond-jobs/j1": known})
+    [report] = world.jobs.reports()
+    assert (report.ordered_cpu_seconds, report.throttled_cpu_seconds, report.late_cpu_seconds) == (9.0, 4.0, 3.0)
+    assert (report.cpu_usage, report.min_cpu_limit, report.votes_sum, report.throttled_ratio) == (0.6, 0.25, -2, 0.125)
 
 
 def test_options_of_the_monitor_are_in_milliseconds(world: World) -> None:
@@ -302,11 +311,12 @@ def test_a_job_that_was_over_before_it_was_told_to_stop_has_done_its_work(world:
     assert world.finished("j1")["state"] == "completed"
 
 
-def test_what_is_reclaimed_is_a_sum_that_does_not_fall(world: World) -> None:
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_does_not_fall(name: str, world: World) -> None:
     world.run("j1")
-    for told in (5.0, 0.0):
-        world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=told)})
-        assert world.jobs.reports()[0].reclaimed_cpu_seconds == 5.0
+    for told in (5.0, 0.0, None):
+        world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: told})})
+        assert getattr(world.jobs.reports()[0], name) == 5.0
 
 
 def test_a_stop_without_time_kills_at_once(world: World) -> None:
@@ -616,17 +626,45 @@ def test_a_node_that_was_renamed_goes_on_with_its_jobs(world: World) -> None:
     assert [report.job_id for report in world.jobs.reports()] == ["j1"]
 
 
-def test_what_was_reclaimed_before_a_restart_is_not_forgotten(world: World) -> None:
+@pytest.mark.parametrize("name", SUMS)
+def test_what_was_summed_up_before_a_restart_is_not_forgotten(name: str, world: World) -> None:
     world.run("j1")
-    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=7.0)})
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 7.0})})
     world.jobs.close()
     world.begin()
     world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
     world.load()
-    assert world.jobs.reports()[0].reclaimed_cpu_seconds == 7.0
-    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=2.0)})
+    assert getattr(world.jobs.reports()[0], name) == 7.0
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 2.0})})
     world.happen(Ended("j1", 300.0, exit_code=0))
-    assert world.finished("j1")["reclaimed_cpu_seconds"] == 9.0
+    assert world.finished("j1")[name] == 9.0
+
+
+def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -> None:
+    """Also when no heartbeat was sent since."""
+    world.run("j1")
+    world.usage = {"cpumond-jobs/j1": Usage(1.0, ordered_cpu_seconds=3.0, late_cpu_seconds=0.5)}
+    world.happen(Ended("j1", 300.0, exit_code=0))
+    told = world.finished("j1")
+    assert (told["ordered_cpu_seconds"], told["late_cpu_seconds"]) == (3.0, 0.5)
+
+
+def test_a_file_of_an_agent_that_knew_fewer_sums_is_read(world: World) -> None:
+    world.run("j1")
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, reclaimed_cpu_seconds=7.0, late_cpu_seconds=3.0)})
+    world.jobs.close()
+    path = os.path.join(world.jobs.config.executor.jobs_dir, "j1", "job.json")
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    for name in set(SUMS) - {"reclaimed_cpu_seconds"}:
+        del content[name]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
+    world.load()
+    [report] = world.jobs.reports()
+    assert (report.reclaimed_cpu_seconds, report.late_cpu_seconds) == (7.0, 0.0)
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

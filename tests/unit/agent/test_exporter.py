@@ -30,6 +30,7 @@ from cpumond.agent.exporter import (
 )
 from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import Metrics
 from cpumond.discovery import FoundJob
@@ -55,7 +56,7 @@ def make_job(job_id: str = "job", operation_id: str = "op", **changes: object) -
     """A job of 4 cores held at 1.5."""
     view = JobView(
         FoundJob(job_id, operation_id, f"jobs/{job_id}", 4.0), "reclaim", "", MonitorSettings(), STATE, DECISION,
-        4.0, 1.5, CpuSettings(150_000, 100_000), "applied", "", False, None, None, 0, 0,
+        4.0, 1.5, CpuSettings(150_000, 100_000), "applied", "", False, None, None, 0, 0, 1.75,
     )  # fmt: skip
     return msgspec.structs.replace(view, **changes)
 
@@ -67,8 +68,10 @@ def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnaps
         tick, 1.7e9, 1000.0, 0.01, "node", "v2", 1.0, jobs,
         {kind: number for number, kind in enumerate(totals.decisions, 1)}, {"raise": 7, "lower": 8},
         {"late_ticks": 11, "rebaselines": 12, "restores": 13, "write_errors": 14, "writes": 15, "errors": 16,
-         "jobs_gone": 17, "shed_checks": 18},
+         "jobs_gone": 17, "shed_checks": 18, "failed_restores": 19},
         tuple(totals.tick_buckets), 0.0, (), False, 1, 0,
+        service_ends={result: 30 + number for number, result in enumerate(SERVICE_RESULTS)}, capacity_cores=16.0,
+        throttled_cpu_s=2.5, late_cpu_s=1.25,
     )  # fmt: skip
     return msgspec.structs.replace(snapshot, **changes)
 
@@ -118,6 +121,7 @@ def labels_of(text: str, name: str, label: str) -> list[str]:
         "cpumond_job_throttled_ratio": 0.1,
         "cpumond_job_cpu_seconds_total": 120.5,
         "cpumond_job_throttled_seconds_total": 2.25,
+        "cpumond_job_late_cpu_seconds_total": 1.75,
         "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
         "cpumond_job_aggregated_max_cpu_seconds_total": 13.0,
         "cpumond_job_aggregated_preemptible_cpu_seconds_total": 12.0,
@@ -128,7 +132,7 @@ def test_a_job_has_its_values(name, expected):
 
 
 def test_every_job_metric_has_a_test():
-    assert len({**JOB_GAUGES, **JOB_COUNTERS}) == 11
+    assert len({**JOB_GAUGES, **JOB_COUNTERS}) == 12
 
 
 def test_what_a_job_is_stands_on_its_info_series_alone():
@@ -148,6 +152,12 @@ def test_what_a_job_is_stands_on_its_info_series_alone():
         ("cpumond_late_ticks_total", {}, 11),
         ("cpumond_rebaselines_total", {}, 12),
         ("cpumond_fast_restores_total", {}, 13),
+        ("cpumond_fast_restores_failed_total", {}, 19),
+        ("cpumond_service_ends_total", {"result": "success"}, 30),
+        ("cpumond_service_ends_total", {"result": "watchdog"}, 31),
+        ("cpumond_node_capacity_cores", {}, 16.0),
+        ("cpumond_node_throttled_cpu_seconds_total", {}, 2.5),
+        ("cpumond_node_late_cpu_seconds_total", {}, 1.25),
         ("cpumond_write_errors_total", {}, 14),
         ("cpumond_cgroup_writes_total", {}, 15),
         ("cpumond_errors_total", {}, 16),
@@ -306,6 +316,7 @@ def test_totals_count_every_job_whatever_has_series(series, maximum):
     assert value(text, "cpumond_node_cpu_limit_cores") == 32.0
     assert value(text, "cpumond_node_current_cpu_limit_cores") == 12.0
     assert value(text, "cpumond_node_reclaimed_cores") == 20.0
+    assert value(text, "cpumond_node_cpu_usage_cores") == 4.0
     assert value(text, "cpumond_node_smoothed_cpu_usage_cores") == 6.0
     expected = 0 if series == "off" else maximum
     assert len(labels_of(text, "cpumond_job_info", "job_id")) == expected

@@ -1,15 +1,16 @@
-"""The ring of decisions: what goes in comes out, the oldest goes."""
+"""The rings of decisions and of samples: what goes in comes out, the oldest goes."""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpumond.agent.ring import KINDS, RESULTS, DecisionRecord, DecisionRing
+from cpumond.agent.ring import KINDS, RESULTS, DecisionRecord, DecisionRing, SampleRecord, SampleRing
 from cpumond.monitor.model import Decision
 
 FLOATS = st.floats(allow_nan=False)
@@ -61,3 +62,68 @@ def test_every_kind_of_decision_that_changes_a_limit_has_a_name_in_the_ring():
     kinds = next(field.type for field in msgspec.inspect.type_info(Decision).fields if field.name == "kind")
     assert isinstance(kinds, msgspec.inspect.LiteralType)
     assert set(kinds.values) - {"delay", "base", "hold"} <= set(KINDS)
+
+
+# ---- samples
+
+SHORT = st.floats(0.0, 1e9, width=32)
+SAMPLES = st.builds(
+    SampleRecord,
+    at=st.floats(0.0, 1e12),
+    usage_cores=SHORT,
+    smoothed_cores=st.none() | SHORT,
+    limit_cores=SHORT,
+    floor_cores=SHORT,
+    votes_sum=st.none() | st.integers(-10_000, 10_000),
+    throttled_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
+)
+
+
+def add(ring: SampleRing, sample: SampleRecord) -> None:
+    ring.append(*(getattr(sample, name) for name in SampleRecord.__struct_fields__))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.lists(SAMPLES, max_size=20))
+def test_samples_are_the_end_of_a_list(size, samples):
+    ring = SampleRing(size)
+    for number, sample in enumerate(samples, 1):
+        add(ring, sample)
+        assert ring.records() == samples[max(number - size, 0) : number]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.lists(SAMPLES, max_size=20), st.integers(1, 9), st.lists(SAMPLES, max_size=20))
+def test_a_ring_of_another_size_keeps_the_newest(size, first, later_size, later):
+    ring = SampleRing(size)
+    for sample in first:
+        add(ring, sample)
+    ring.resize(later_size)
+    kept = first[-size:][-later_size:]
+    assert ring.records() == kept
+    for sample in later:
+        add(ring, sample)
+    assert ring.records() == [*kept, *later][-later_size:]
+
+
+def test_a_sample_is_28_bytes_and_no_room_is_left_over():
+    ring = SampleRing(180)
+    for number in range(400):
+        ring.append(float(number), 0.5, 0.4, 1.0, 0.1, 2, 0.25)
+    assert len(ring._data) == 180 * 28
+    assert sys.getsizeof(ring._data) <= 180 * 28 + 64
+
+
+def test_more_cores_than_a_short_number_holds_do_not_stop_the_agent():
+    ring = SampleRing(2)
+    ring.append(1.0, 0.5, None, 1e300, math.inf, None, 0.0)
+    [sample] = ring.records()
+    assert sample.limit_cores > 1e38
+    assert (sample.usage_cores, sample.smoothed_cores, sample.votes_sum) == (0.5, None, None)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1 / 3, 0.999, 1.0])
+def test_a_throttled_ratio_is_kept_to_a_hundred_thousandth(ratio):
+    ring = SampleRing(1)
+    ring.append(1.0, 0.5, 0.5, 1.0, 0.1, 0, ratio)
+    assert ring.records()[0].throttled_ratio == pytest.approx(ratio, abs=1e-5)

@@ -588,6 +588,26 @@ def test_explain_tells_what_bounds_and_others_did():
     assert facts["so far"].endswith("; the full limit given back at once 3 x")
 
 
+def test_explain_says_how_long_threads_were_held_back_and_how_much_of_it_was_our_doing():
+    sums = {"smoothed_cpu_s": 20.0, "preemptible_cpu_s": 60.0, "preempted_cpu_s": 60.0, "max_cpu_s": 100.0,
+            "throttled_cpu_s": 4.25, "late_cpu_s": 1.5}  # fmt: skip
+    facts = dict(explain.list_facts(make_explain(aggregated=sums)))
+    assert facts["so far"].endswith(
+        "60 reclaimed; its threads were held back for 4.2 s, 1.5 s of it while its limit was lowered"
+    )
+
+
+def test_the_samples_of_a_job_are_understood_and_may_be_left_out():
+    told = {
+        "period_s": 5.0, "at": [1.0, 6.0], "usage": [0.5, 0.25], "smoothed": [None, 0.5], "limit": [1.0, 1.0],
+        "floor": [0.5, 0.5], "lower_bound": [0.6, 0.6], "upper_bound": [0.9, 0.9], "votes_sum": [None, -4],
+        "throttled_ratio": [0.0, 1.0],
+    }  # fmt: skip
+    answer = make_explain(samples=told)
+    assert msgspec.to_builtins(answer.samples) == told
+    assert make_explain().samples is None
+
+
 def test_explain_shows_as_many_decisions_as_asked_for():
     e = make_explain(decisions=[{**SHRINK, "votes_sum": -number} for number in range(30)])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cpumond.cli.fair_share_html import (
-    BUCKETS,
+from cpumond.cli.fair_share_html import BUCKETS, render_html
+from cpumond.cli.html import (
     LABEL_GAP,
     LEFT,
     PLOT_WIDTH,
@@ -22,7 +22,6 @@ from cpumond.cli.fair_share_html import (
     format_amount,
     format_clock,
     format_span,
-    render_html,
 )
 from cpumond.fairshare.simulate import SimulationRow
 

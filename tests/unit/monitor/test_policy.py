@@ -454,3 +454,57 @@ def test_a_limit_moved_by_somebody_else_starts_a_fresh_window_and_the_aggregates
     assert (after.limit_cores, after.seed_cores, after.smoothed_cores) == (restarted, restarted, None)
     assert (after.window, after.usages, after.base, after.hold_until_s) == ((), (), None, 50.0)
     assert (after.smoothed_cpu_s, after.max_cpu_s) == (state.smoothed_cpu_s, state.max_cpu_s) == (12.0, 30.0)
+
+
+# throttled and late CPU
+
+
+def throttled_at(*throttled_s: float, at_s: float = 0.0, identity: int = 0) -> list[CpuReading]:
+    """Readings one second apart of a cgroup that uses half a core."""
+    return [
+        CpuReading((at_s + number) / 2, at_s + number, identity, throttled_s=value)
+        for number, value in enumerate(throttled_s)
+    ]
+
+
+def count_throttled(state: JobState, readings: list[CpuReading], s: MonitorSettings = DEFAULTS) -> tuple[float, float]:
+    for reading in readings:
+        state, _ = check(state, reading, reading.at_s, s)
+    return state.throttled_cpu_s, state.late_cpu_s
+
+
+def test_what_was_throttled_before_the_first_check_is_not_counted():
+    assert count_throttled(start_state(2.0, 0.0), throttled_at(100.0, 100.5, 102.0)) == (2.0, 0.0)
+
+
+def test_throttled_below_the_jobs_cpu_is_late():
+    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(5.0, 5.5, 7.0)) == (2.0, 2.0)
+
+
+def test_the_check_that_restores_still_counts_the_interval_before_it_as_late():
+    base, now = throttled_at(0.0, 3.0)
+    now = msgspec.structs.replace(now, nr_periods=10, nr_throttled=10)
+    state, _ = check(start_state(2.0, 0.0, 1.0), base, 0.0, DEFAULTS)
+    state, decision = check(state, now, 1.0, DEFAULTS)
+    assert (decision.kind, state.limit_cores, state.late_cpu_s) == ("restore", 2.0, 3.0)
+    later = CpuReading(1.0, 2.0, nr_periods=20, nr_throttled=20, throttled_s=4.0)
+    assert count_throttled(state, [later]) == (4.0, 3.0)
+
+
+def test_a_weight_holds_nobody_back():
+    weight = MonitorSettings(actuator="weight")
+    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(0.0, 3.0), weight) == (3.0, 0.0)
+
+
+def test_a_throttled_counter_that_fell_counts_nothing_and_goes_on_from_there():
+    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(5.0, 7.0, 1.0, 1.5)) == (2.5, 2.5)
+
+
+def test_another_cgroup_under_the_path_keeps_the_sums_and_is_a_new_base():
+    readings = [*throttled_at(0.0, 1.0), *throttled_at(50.0, 50.25, at_s=2.0, identity=7)]
+    assert count_throttled(start_state(2.0, 0.0, 1.0), readings) == (1.25, 1.25)
+
+
+def test_an_interval_that_cannot_be_trusted_is_not_counted():
+    state, _ = check(start_state(2.0, 0.0, 1.0), throttled_at(0.0)[0], 0.0, DEFAULTS)
+    assert count_throttled(rebase(state, None), throttled_at(9.0, 10.0, at_s=1.0)) == (1.0, 1.0)

@@ -26,21 +26,24 @@ from cpumond.wire import (
     HeartbeatAnswer,
     JobLog,
     JobOrder,
+    JobReply,
     JobReport,
+    JobRequest,
     LogRequest,
     NodeRegistration,
     NodeResources,
     RegistrationAnswer,
 )
 
-NODES, HEARTBEATS, LOGS = "/api/v1/nodes", "/api/v1/heartbeats", "/api/v1/logs"
+NODES, HEARTBEATS = "/api/v1/nodes", "/api/v1/heartbeats"
+LOGS, REPLIES = "/api/v1/logs", "/api/v1/replies"
 REGISTERED = RegistrationAnswer("node-1", "default", 1.0)
 ACCEPTED = HeartbeatAnswer(True)
 LONG_S = 20.0
 TOKEN = "s3cret"  # noqa: S105 - of a server of our own
 UNKNOWN = HeartbeatAnswer(False, "node node-1 is not registered", register=True)
 STALE = HeartbeatAnswer(False, "sequence 1 is not newer than 1")
-GOOD = {NODES: REGISTERED, HEARTBEATS: ACCEPTED, LOGS: {}}
+GOOD = {NODES: REGISTERED, HEARTBEATS: ACCEPTED, LOGS: {}, REPLIES: {}}
 
 
 class ChosenRandom(random.Random):
@@ -171,7 +174,11 @@ class Node:
     def __init__(self, options: LinkOptions, rng: random.Random) -> None:
         self.answers: queue.Queue[tuple[HeartbeatAnswer, float]] = queue.Queue()
         self.read: list[str] = []
-        self.link = SchedulerLink(options, make_registration(), self.take, self.read_log, rng)
+        self.carried_out: list[tuple[str, float]] = []
+        self.busy = 0
+        """So many requests find no time."""
+        self.slow_s = 0.0
+        self.link = SchedulerLink(options, make_registration(), self.take, self.read_log, self.carry_out, rng)
 
     def take(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         self.answers.put((answer, sent_at_s))
@@ -179,6 +186,14 @@ class Node:
     def read_log(self, request: LogRequest) -> JobLog:
         self.read.append(request.request_id)
         return JobLog("node-1", request.request_id, b"\xff" * request.tail_bytes, 1000)
+
+    def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
+        self.carried_out.append((request.request_id, timeout_s))
+        time.sleep(self.slow_s)
+        if self.busy > 0:
+            self.busy -= 1
+            return None
+        return JobReply("node-1", request.request_id, {"kind": request.kind})
 
     def beat(self, sequence: int) -> HeartbeatAnswer:
         """Submit a heartbeat and wait for its answer."""
@@ -224,6 +239,11 @@ def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
 
 def ask(*ids: str) -> HeartbeatAnswer:
     return HeartbeatAnswer(True, logs=[LogRequest(each, f"job-of-{each}", "stdout", 3) for each in ids])
+
+
+def request(*ids: str, logs: tuple[str, ...] = ()) -> HeartbeatAnswer:
+    requests = [JobRequest(each, "explain", f"job-of-{each}") for each in ids]
+    return msgspec.structs.replace(ask(*logs), requests=requests)
 
 
 def events(logs: list[Any]) -> list[str]:
@@ -299,7 +319,7 @@ def test_the_address_may_have_a_path_and_a_slash_at_its_end(server: PlayedSchedu
 )
 def test_an_address_that_is_none_is_a_config_error(url: str):
     with pytest.raises(ConfigError, match=r"^scheduler\.url: .*expected an address such as http://127\.0\.0\.1:9757"):
-        SchedulerLink(LinkOptions(url=url), make_registration(), Node.take, Node.read_log)  # type: ignore[arg-type]
+        SchedulerLink(LinkOptions(url=url), make_registration(), Node.take, Node.read_log, Node.carry_out)  # type: ignore[arg-type]
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown():
@@ -312,7 +332,7 @@ def test_a_password_in_the_address_is_refused_and_not_shown():
 def test_a_token_that_is_no_header_value_is_a_config_error(token: str):
     options = LinkOptions(url="http://127.0.0.1:1", token=token)
     with pytest.raises(ConfigError, match=r"^scheduler\.token: ") as caught:
-        SchedulerLink(options, make_registration(), Node.take, Node.read_log)  # type: ignore[arg-type]
+        SchedulerLink(options, make_registration(), Node.take, Node.read_log, Node.carry_out)  # type: ignore[arg-type]
     assert "two" not in str(caught.value)
 
 
@@ -647,7 +667,9 @@ def test_the_thread_survives_those_that_it_calls(server: PlayedScheduler, logs: 
         called.put(1)
         raise KeyError("job")
 
-    link = SchedulerLink(LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), raise_on, Node.read_log)  # type: ignore[arg-type]
+    link = SchedulerLink(
+        LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), raise_on, Node.read_log, Node.carry_out
+    )  # type: ignore[arg-type]
     for sequence in (1, 2):
         link.submit(make_heartbeat(sequence))
         called.get(timeout=LONG_S)
@@ -763,7 +785,7 @@ def test_a_log_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler, 
         for sequence in range(1, 9):
             node.beat(sequence)
         node.beat(9)
-    assert node.read == ["a"] * link_module.LOG_ATTEMPTS
+    assert node.read == ["a"] * link_module.REQUEST_ATTEMPTS
     assert node.link.stats().failed_total == 0
     assert events(logs) == ["node_registered", "job_log_not_sent"]
     assert logs[1]["error"] == f"{server.url}{LOGS}: answered 503: busy"
@@ -775,7 +797,9 @@ def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedSchedu
 
     server.turns[HEARTBEATS] = [reply(ask("a"))]
     node = Node(LinkOptions(url=server.url, timeout_s=LONG_S), soon())
-    link = SchedulerLink(LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), node.take, raise_on)
+    link = SchedulerLink(
+        LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), node.take, raise_on, node.carry_out
+    )
     link.submit(make_heartbeat(1))
     node.answers.get(timeout=LONG_S)
     link.submit(make_heartbeat(2))
@@ -786,7 +810,7 @@ def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedSchedu
 
 
 def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(server: PlayedScheduler, monkeypatch):
-    monkeypatch.setattr(link_module, "LOGS_S", 0.1)
+    monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
     release = threading.Event()
     server.turns[HEARTBEATS] = [reply(ask("a", "b", "c"))]
     server.turns[LOGS] = [hold(release, reply({}))] * 3
@@ -799,10 +823,103 @@ def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(se
 
 
 def test_what_is_remembered_of_logs_is_bounded(server: PlayedScheduler, monkeypatch):
-    monkeypatch.setattr(link_module, "REMEMBERED_LOGS", 3)
+    monkeypatch.setattr(link_module, "REMEMBERED_REQUESTS", 3)
     server.turns[HEARTBEATS] = [reply(ask(str(number))) for number in range(20)]
     with linked(server.url) as node:
         for sequence in range(1, 21):
             node.beat(sequence)
         node.link.close(LONG_S)
-        assert len(node.link._log_attempts) == 3
+        assert len(node.link._attempts) == 3
+
+
+# --- requests
+
+
+def announce(server: PlayedScheduler) -> queue.Queue[str]:
+    """The ids of logs and replies as they arrive: a heartbeat before that would take their turn."""
+    arrived = queue.Queue[str]()
+
+    def note(handler: Handler) -> None:
+        arrived.put(server.requests[-1].message["request_id"])
+        reply({}, 201)(handler)
+
+    server.turns[LOGS] = server.turns[REPLIES] = [note] * 20
+    return arrived
+
+
+def test_requests_go_before_logs_within_the_same_bounds(server: PlayedScheduler):
+    arrived = announce(server)
+    server.turns[HEARTBEATS] = [reply(request("a", "b", "c", logs=("d", "e")))] * 2
+    with linked(server.url) as node:
+        node.beat(1)
+        assert [arrived.get(timeout=LONG_S) for _ in range(4)] == ["a", "b", "c", "d"]
+        node.beat(2)
+        assert arrived.get(timeout=LONG_S) == "e"
+        node.beat(3)
+    assert [each for each, _ in node.carried_out] == ["a", "b", "c"]
+    assert node.read == ["d", "e"]
+    assert [message["request_id"] for message in server.sent(REPLIES)] == ["a", "b", "c"]
+    paths = [each.path for each in server.requests if each.path in (LOGS, REPLIES)]
+    assert paths == [REPLIES, REPLIES, REPLIES, LOGS, LOGS]
+    assert server.sent(REPLIES)[0] == {
+        "node_id": "node-1", "request_id": "a", "value": {"kind": "explain"}, "error": "", "is_refused": False,
+    }  # fmt: skip
+    assert all(0 < timeout_s <= link_module.REQUESTS_S for _, timeout_s in node.carried_out)
+
+
+def test_a_request_without_time_comes_again_and_none_overtakes_it(server: PlayedScheduler, logs: list[Any]):
+    arrived = announce(server)
+    server.turns[HEARTBEATS] = [reply(request("a", "b"))] * 20
+    with linked(server.url) as node:
+        node.busy = 10
+        for sequence in range(1, 12):
+            node.beat(sequence)
+        assert [arrived.get(timeout=LONG_S) for _ in range(2)] == ["a", "b"]
+        node.beat(12)
+    assert [each for each, _ in node.carried_out] == ["a"] * 11 + ["b"]
+    assert arrived.empty()
+    assert events(logs) == ["node_registered"]
+
+
+def test_a_reply_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler, logs: list[Any]):
+    server.turns[HEARTBEATS] = [reply(request("a"))] * 8
+    server.turns[REPLIES] = [refuse(503, "busy")] * 8
+    with linked(server.url) as node:
+        for sequence in range(1, 10):
+            node.beat(sequence)
+    assert len(node.carried_out) == link_module.REQUEST_ATTEMPTS
+    assert node.link.stats().failed_total == 0
+    assert events(logs) == ["node_registered", "job_reply_not_sent"]
+    assert (logs[1]["job_id"], logs[1]["error"]) == ("job-of-a", f"{server.url}{REPLIES}: answered 503: busy")
+
+
+def test_who_asks_for_what_fails_is_told_why(server: PlayedScheduler):
+    def raise_on(request: JobRequest, timeout_s: float) -> JobReply:
+        if request.request_id == "a":
+            raise RuntimeError("a\nmistake")
+        return JobReply("node-1", request.request_id, {"name": "\ud800"})
+
+    arrived = announce(server)
+    server.turns[HEARTBEATS] = [reply(request("a", "b"))]
+    node = Node(LinkOptions(url=server.url, timeout_s=LONG_S), soon())
+    node.link.close(LONG_S)
+    options = LinkOptions(url=server.url, timeout_s=LONG_S)
+    link = SchedulerLink(options, make_registration(), node.take, node.read_log, raise_on)
+    link.submit(make_heartbeat(1))
+    assert [arrived.get(timeout=LONG_S) for _ in range(2)] == ["a", "b"]
+    link.close(LONG_S)
+    first, second = server.sent(REPLIES)
+    assert (first["error"], first["value"]) == ("explain failed: RuntimeError: a mistake", None)
+    assert second["error"].startswith("explain failed: UnicodeEncodeError: ")
+
+
+def test_a_tick_that_is_busy_holds_up_heartbeats_for_a_bounded_time(server: PlayedScheduler, monkeypatch):
+    monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
+    server.turns[HEARTBEATS] = [reply(request("a", "b", "c", logs=("d",)))]
+    with linked(server.url) as node:
+        node.slow_s = 0.05
+        node.beat(1)
+        node.beat(2)
+        node.beat(3)
+    assert len(node.carried_out) <= 2
+    assert all(timeout_s <= 0.1 for _, timeout_s in node.carried_out)

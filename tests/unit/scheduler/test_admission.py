@@ -399,7 +399,7 @@ def test_3_1_the_first_full_element_from_the_pool_to_the_root_refuses():
     error = refused(world, "c")
     assert error.code == TOO_MANY_OPERATIONS == 202
     assert f'Limit for the number of concurrent operations 3 for pool "{ROOT_POOL}"' in str(error)
-    assert error.attributes == {"pool": ROOT_POOL, "limit": 3, "pool_tree": "default"}
+    assert error.attributes == {"pool": ROOT_POOL, "limit": 3, "pool_tree": "default", "field": "pool"}
 
 
 def test_3_1_running_and_pending_operations_of_the_subtree_count(world):

@@ -182,6 +182,7 @@ def test_2_2_no_node_belongs_to_two_trees() -> None:
         "node_id": "node-1",
         "node_address": "node-1",
         "matched_trees": ["one", "three"],
+        "field": "nodes_filter",
     }
     assert "node-2" in tried.refuse(ChangeTree("one", (put("nodes_filter", "a | b"),)))
     assert '"node-1"' in tried.refuse(ChangeTree("two", (put("config/nodes_filter", "node-1"),)))

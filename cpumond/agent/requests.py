@@ -1,0 +1,91 @@
+"""What the scheduler's users ask of their jobs on this node: explain, pin, unpin.
+
+The requests come with the answers to heartbeats (``wire.JobRequest``) and come again until the scheduler has the reply.
+They are carried out by the thread of the tick, as those of the control socket, and only for the scheduler's own jobs.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.agent import control
+from cpumond.agent.loop import Agent
+from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
+from cpumond.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
+
+REMEMBERED: Final = 200
+"""More than can wait for one node at a time."""
+
+
+class JobRequests:
+    """Carries out requests and remembers what it replied."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._changes: collections.OrderedDict[str, JobReply] = collections.OrderedDict()
+        """Request -> reply, of pins and unpins: one whose reply was lost must not be carried out again, or a pin for
+        some minutes would begin anew. Of the tick's thread."""
+
+    def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
+        """The reply, from any thread but the tick's; None when the tick has no time for it, or the agent is ending.
+
+        A request without a reply is not lost: the scheduler repeats it.
+        """
+        try:
+            reply: JobReply = self._agent.call(lambda: self._reply(request), timeout_s)
+        except (TimeoutError, UnavailableError):
+            return None
+        return _check_size(reply)
+
+    def _reply(self, request: JobRequest) -> JobReply:
+        known = self._changes.get(request.request_id)
+        if known is not None:
+            return known
+        node_id = self._agent.config.node_id
+        try:
+            reply = JobReply(node_id, request.request_id, value=self._do(request))
+        except CpumondError as error:
+            is_refused = isinstance(error, ConfigError | RefusedError | UnavailableError)
+            reply = JobReply(node_id, request.request_id, error=str(error)[:MAX_NAME], is_refused=is_refused)
+        if request.kind != "explain":
+            self._changes[request.request_id] = reply
+            if len(self._changes) > REMEMBERED:
+                self._changes.popitem(last=False)
+        return reply
+
+    def _do(self, request: JobRequest) -> dict[str, Any]:
+        """Raises CpumondError."""
+        name = self._find(request.job_id)
+        if request.kind == "explain":
+            return control.explain_job(self._agent, name)
+        if request.kind == "unpin":
+            return control.unpin_job(self._agent, name)
+        given = {"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s}
+        return control.pin_job(self._agent, name, {key: value for key, value in given.items() if value is not None})
+
+    def _find(self, job_id: str) -> str:
+        """The name of a job of the scheduler that the monitor follows. Raises RefusedError or UnavailableError."""
+        agent = self._agent
+        job = None if agent.assigned is None else agent.assigned.jobs.get(job_id)
+        if job is None:
+            raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
+        paths = {each.found.path for each in agent.table if each.found.job_id == job_id}
+        if job.file.state != "running" or job.file.cgroup not in paths:
+            states = {"ended": "has ended", "running": "runs, but its cgroup is not measured yet"}
+            raise UnavailableError(f"job {job_id} {states.get(job.file.state, 'has not started yet')}")
+        if len(paths) > 1:
+            # Pins go by the id: it would hold the others, too.
+            others = ", ".join(sorted(paths - {job.file.cgroup}))
+            raise RefusedError(f"job {job_id}: this node has another job of this id, cgroup {others}")
+        return job_id
+
+
+def _check_size(reply: JobReply) -> JobReply:
+    size = len(msgspec.json.encode(reply.value))
+    if size <= MAX_REPLY_BYTES:
+        return reply
+    text = f"the answer has {size} bytes, more than the {MAX_REPLY_BYTES} that can be sent; ask on the node itself"
+    return JobReply(reply.node_id, reply.request_id, error=text)

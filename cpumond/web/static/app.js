@@ -1,0 +1,234 @@
+// The frame around the pages: which page is shown, asking the server again and again, and saying when it does not answer.
+
+import { link, request, Refusal, setToken, token } from "./api.js";
+import { h, morph, openDialog, release, settle } from "./dom.js";
+import { duration, time } from "./format.js";
+import { parse } from "./route.js";
+
+export const PERIOD_MS = 2000;
+const STALE_MS = 6000;
+const THEMES = ["auto", "light", "dark"];
+
+// A page: {
+//   load(params, {signal, query}): a promise of its data, asked for every PERIOD_MS while the page can be seen,
+//   view(data, params, app): its element (pure; `app.redraw()` draws again without loading, `app.reload()` loads now),
+//   title(params, data): text, period: other ms than PERIOD_MS }
+// start({name, pages: [[["operations", ":id"], page], ...], menu: [[text, hash, first part of the path]], health})
+// A part that begins with ":" is a name; a last one of "*name" takes the rest of the path.
+export function start(options) {
+  const app = new App(options);
+  app.run();
+  return app;
+}
+
+class App {
+  constructor(options) {
+    this.options = options;
+    this.generation = 0;
+    this.data = undefined;
+    this.error = null;
+    this.asking = null;
+    this.health = null;
+    this.local = {};
+  }
+
+  run() {
+    this.frame = h("div.frame",
+      h("a.skip", { href: "#main", onclick: (event) => { event.preventDefault(); this.main.focus(); } }, "Skip to content"),
+      h("header.top"), h("main", { id: "main", tabindex: "-1" }), h("p.hidden-text", { role: "status" }));
+    document.body.append(this.frame);
+    this.main = this.frame.querySelector("main");
+    this.voice = this.frame.lastChild;
+    this.shown = h("div.loading", "Loading …");
+    this.main.append(this.shown);
+    applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
+    window.addEventListener("hashchange", () => this.go());
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.reload(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("themechange")));
+    setInterval(() => this.drawFrame(), 1000);
+    this.drawFrame();
+    this.go();
+  }
+
+  // What stands after the # has changed.
+  go() {
+    const { parts } = parse();
+    const where = JSON.stringify(parts);
+    if (where === this.where) {
+      this.redraw();
+      this.reload();
+      return;
+    }
+    // Where the focus was when another page was chosen; the first page takes it from nobody.
+    this.leaving = this.where === undefined ? null : document.activeElement;
+    this.where = where;
+    this.generation += 1;
+    this.asking?.abort();
+    clearTimeout(this.timer);
+    this.data = undefined;
+    this.error = null;
+    this.local = {};
+    [this.page, this.params] = this.find(parts);
+    this.redraw();
+    this.drawFrame();
+    window.scrollTo(0, 0);
+    this.load();
+  }
+
+  find(parts) {
+    for (const [pattern, page] of this.options.pages) {
+      const last = pattern[pattern.length - 1] ?? "";
+      const isOpen = last.startsWith("*");
+      if (isOpen ? parts.length < pattern.length : parts.length !== pattern.length) continue;
+      const params = {};
+      const fits = pattern.every((wanted, index) => {
+        if (wanted.startsWith(":")) params[wanted.slice(1)] = parts[index];
+        else if (wanted.startsWith("*")) params[wanted.slice(1)] = parts.slice(index).join("/");
+        else return wanted === parts[index];
+        return true;
+      });
+      if (fits) return [page, params];
+    }
+    return [{ load: async () => null, view: () => [h("h1", "There is no such page"), h("p", h("a", { href: "#/" }, this.options.menu[0][0]))], title: () => "Not found" }, {}];
+  }
+
+  async load() {
+    const { generation, page, params } = this;
+    const period = page.period ?? PERIOD_MS;
+    const begun = Date.now();
+    this.asking = new AbortController();
+    try {
+      const data = await page.load(params, { signal: this.asking.signal, query: parse().query });
+      if (generation !== this.generation) return;
+      this.data = data;
+      this.error = null;
+      this.isAsked = false;
+    } catch (error) {
+      if (generation !== this.generation || error.name === "AbortError") return;
+      if (!(error instanceof Refusal)) console.error(error);
+      this.error = error;
+      if (error.status === 401) {
+        // Nothing is shown to whoever has no token; and a question that was closed is not asked again and again.
+        this.data = undefined;
+        if (!this.isAsked) this.askToken();
+        this.isAsked = true;
+      }
+    }
+    try {
+      this.redraw();
+      this.drawFrame();
+      // What is drawn does not wait for this.
+      if (this.options.health) this.health = await this.options.health().catch(() => this.health);
+      if (generation === this.generation) this.drawFrame();
+    } finally {
+      // A mistake in what is drawn is not the end of it.
+      if (generation === this.generation) {
+        clearTimeout(this.timer);
+        if (!document.hidden) this.timer = setTimeout(() => this.load(), Math.max(period - (Date.now() - begun), 200));
+      }
+    }
+  }
+
+  // Loads now, not in a moment: after a change, or when the window can be seen again.
+  reload() {
+    this.asking?.abort();
+    clearTimeout(this.timer);
+    this.generation += 1;
+    return this.load();
+  }
+
+  redraw() {
+    const { page, params, data, error } = this;
+    let wanted;
+    if (data !== undefined) wanted = h("div.page", { key: this.where }, error && error.status !== 0 && error.status !== 401 ? complain(error) : null, page.view(data, params, this));
+    else if (error && error.status === 401) wanted = h("div.page", { key: this.where }, h("p", "A token is needed to see this. "),
+      h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
+    else if (error) wanted = h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
+    else wanted = h("div.loading", { key: this.where }, "Loading …");
+    // So that it can have the focus when its page is opened.
+    wanted.querySelector("h1")?.setAttribute("tabindex", "-1");
+    this.shown = morph(this.shown, wanted);
+    this.arrive();
+    const title = page.title?.(params, data) ?? "";
+    document.title = title ? `${title} – ${this.options.name}` : this.options.name;
+  }
+
+  // A page that was just opened has the focus at its heading, unless a person has moved it meanwhile.
+  arrive() {
+    const heading = this.shown.querySelector("h1");
+    if (!this.leaving || !heading) return;
+    if ([this.leaving, document.body, null].includes(document.activeElement)) heading.focus({ preventScroll: true });
+    this.leaving = null;
+  }
+
+  // Says a text to a screen reader: once for each thing that was asked for, not each time that its answer is another.
+  announce(asked, text) {
+    if (this.local.announced !== undefined && this.local.announced !== asked) this.voice.textContent = text;
+    this.local.announced = asked;
+  }
+
+  drawFrame() {
+    const first = parse().parts[0] ?? "";
+    const failing = link.failingSince !== null && Date.now() - (link.lastAt || link.failingSince) > STALE_MS;
+    const stuck = !failing && this.health?.status === "stuck";
+    // What changes each second is not said each second.
+    const silent = (text) => h("span", { "aria-hidden": "true" }, text);
+    const since = link.lastAt || link.failingSince;
+    const text = failing ? [`No answer since ${time((since + link.offsetMs) / 1000)}`, silent(` (${duration((Date.now() - since) / 1000)})`),
+      `: what you see is old. ${link.problem}.`]
+      : stuck ? ["The scheduler answers, but computes nothing any more", silent(` (since ${duration(this.health.last_update_age_s)})`), ": shares are old."] : null;
+    const header = this.frame.querySelector("header.top");
+    morph(header, h("header.top",
+      h("a.brand", { href: "#/" }, this.options.name),
+      h("nav", { "aria-label": "Pages" }, this.options.menu.map(([name, hash, part]) =>
+        h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
+      h("span.live", { class: failing || stuck ? "bad" : "good" }, failing ? "stale" : stuck ? "stuck" : "live"),
+      token() ? h("button.plain", { type: "button", onclick: () => { setToken(""); this.reload(); } }, "Forget token") : null,
+      h("button.plain", { type: "button", onclick: () => { nextTheme(); this.drawFrame(); } }, `Theme: ${localStorage.getItem("cpumond-theme") ?? "auto"}`),
+      h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : null)));
+  }
+
+  askToken() {
+    if (document.querySelector("dialog[open]")) return;
+    const input = h("input", { type: "password", id: "token", autocomplete: "off", required: true });
+    const told = h("p.error", { role: "alert" });
+    const form = h("form", { onsubmit: async (event) => {
+      event.preventDefault();
+      setToken(input.value.trim());
+      try {
+        await request("GET", "/api/v1/me");
+      } catch (error) {
+        if (error.status === 401 || error.status === 403) {
+          setToken("");
+          told.textContent = error.message;
+          input.focus();
+          return;
+        }
+      }
+      dialog.close();
+      this.reload();
+    } }, h("p", "This scheduler answers only those who show a token. It is kept until this tab is closed."),
+      h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Use it"));
+    const dialog = openDialog("Token", form, []);
+    input.focus();
+  }
+}
+
+function complain(error) {
+  return h("p.error", { role: "alert" }, error.message || "This page failed; the console says more.");
+}
+
+function applyTheme(theme) {
+  if (theme === "auto") document.documentElement.removeAttribute("data-theme");
+  else document.documentElement.setAttribute("data-theme", theme);
+  window.dispatchEvent(new Event("themechange"));
+}
+
+function nextTheme() {
+  const now = localStorage.getItem("cpumond-theme") ?? "auto";
+  const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
+  localStorage.setItem("cpumond-theme", next);
+  applyTheme(next);
+}
+
+export { release, settle };

@@ -1,0 +1,213 @@
+// Elements from values. A page builds a fresh tree of elements from its data; `morph` changes what is shown to look like
+// it, and leaves alone what is the same, so that focus, selection and scroll positions stay. Text is always text: nothing
+// here reads markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open", "indeterminate"]);
+
+// h("div.row", {class, id, onclick, style: {width: "50%"}, "aria-label": text, key}, child, [children], "text", null)
+export function h(name, attributes, ...children) {
+  if (attributes instanceof Node || typeof attributes !== "object" || attributes === null || Array.isArray(attributes)) {
+    if (attributes !== undefined) children.unshift(attributes);
+    attributes = {};
+  }
+  const [tag, ...classes] = name.split(".");
+  const node = tag === "svg" || tag.startsWith("svg:")
+    ? document.createElementNS(SVG, tag.replace("svg:", ""))
+    : document.createElement(tag);
+  if (classes.length) node.setAttribute("class", classes.join(" "));
+  node.handlers = {};
+  node.given = {};
+  for (const [key, value] of Object.entries(attributes)) set(node, key, value);
+  append(node, children);
+  if (tag === "select" && "value" in node.given) node.value = node.given.value;
+  return node;
+}
+
+function set(node, key, value) {
+  if (value === undefined || value === null || value === false) return;
+  if (key === "key") node.key = value;
+  else if (key.startsWith("on")) listen(node, key.slice(2), value);
+  else if (key === "style") for (const [name, text] of Object.entries(value)) node.style.setProperty(name, text);
+  else if (PROPERTIES.has(key)) {
+    node[key] = value;
+    node.given[key] = value;
+  } else if (key === "class") {
+    const before = node.getAttribute("class");
+    node.setAttribute("class", before ? `${before} ${value}` : value);
+  } else node.setAttribute(key, value === true ? "" : String(value));
+}
+
+function listen(node, type, handler) {
+  node.handlers[type] = handler;
+  addOne(node, type);
+}
+
+function addOne(node, type) {
+  node.listening ??= new Set();
+  if (node.listening.has(type)) return;
+  node.listening.add(type);
+  node.addEventListener(type, (event) => node.handlers[type]?.(event));
+}
+
+function append(node, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false || child === "") continue;
+    if (Array.isArray(child)) append(node, child);
+    else node.append(child instanceof Node ? child : String(child));
+  }
+}
+
+// Something that looks after its own inside: create(node, props) once, update(node, props) when its page is drawn again,
+// destroy(node) when it is not there any more. The same `kind` and `key` are the same island.
+export function island(kind, key, props, tag = "div") {
+  const node = document.createElement(tag);
+  node.handlers = {};
+  node.given = {};
+  node.island = kind;
+  node.key = key;
+  node.props = props;
+  return node;
+}
+
+// Fills the islands of a tree that was just put into the page.
+export function settle(node) {
+  if (node.island && !node.isSettled) {
+    node.isSettled = true;
+    node.island.create(node, node.props);
+    return;
+  }
+  if (node.island) return;
+  for (const child of node.children ?? []) settle(child);
+}
+
+export function release(node) {
+  if (node.island) {
+    if (node.isSettled) node.island.destroy?.(node);
+    return;
+  }
+  for (const child of node.children ?? []) release(child);
+}
+
+// Changes `node` to look like `wanted`; gives the node that stands there afterwards.
+export function morph(node, wanted) {
+  if (!isSame(node, wanted)) {
+    release(node);
+    node.replaceWith(wanted);
+    settle(wanted);
+    return wanted;
+  }
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (node.data !== wanted.data) node.data = wanted.data;
+    return node;
+  }
+  if (node.island) {
+    node.props = wanted.props;
+    node.island.update(node, wanted.props);
+    return node;
+  }
+  morphAttributes(node, wanted);
+  morphChildren(node, wanted);
+  for (const [name, value] of Object.entries(wanted.given ?? {})) {
+    // What somebody is typing is not taken away.
+    const typing = name === "value" && document.activeElement === node;
+    if (!typing && node[name] !== value) node[name] = value;
+  }
+  if ("disabled" in node && !wanted.given?.disabled && node.disabled) node.disabled = false;
+  node.handlers = wanted.handlers ?? {};
+  for (const type of Object.keys(node.handlers)) addOne(node, type);
+  return node;
+}
+
+function isSame(a, b) {
+  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && a.key === b.key && a.island === b.island;
+}
+
+function morphAttributes(node, wanted) {
+  for (const { name, value } of wanted.attributes) {
+    if (name !== "style" && node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+  for (const { name } of [...node.attributes]) {
+    // A dialog or a fold that a person opened stays open.
+    if (!wanted.hasAttribute(name) && name !== "style" && name !== "open") node.removeAttribute(name);
+  }
+  if (node.style?.cssText !== wanted.style?.cssText) node.style.cssText = wanted.style.cssText;
+}
+
+function morphChildren(node, wanted) {
+  const children = [...wanted.childNodes];
+  const keys = new Set(children.map((child) => child.key));
+  const byKey = new Map();
+  for (const child of [...node.childNodes]) {
+    if (child.key === undefined) continue;
+    if (keys.has(child.key)) byKey.set(child.key, child);
+    else drop(child);
+  }
+  let here = node.firstChild;
+  for (const next of children) {
+    const known = next.key === undefined ? findLike(here, next) : byKey.get(next.key);
+    if (known && isSame(known, next)) {
+      if (known === here) here = here.nextSibling;
+      else move(node, known, here);
+      morph(known, next);
+    } else {
+      node.insertBefore(next, here);
+      settle(next);
+    }
+  }
+  while (here) {
+    const after = here.nextSibling;
+    drop(here);
+    here = after;
+  }
+}
+
+// What becomes `next`, from `here` on: the first of the same class, so that an element keeps its place in the page, and
+// the focus in it, when one before it goes; else any.
+function findLike(here, next) {
+  let any = null;
+  for (let each = here; each; each = each.nextSibling) {
+    if (!isSame(each, next)) continue;
+    if (each.nodeType !== Node.ELEMENT_NODE || each.getAttribute("class") === next.getAttribute("class")) return each;
+    any ??= each;
+  }
+  return any;
+}
+
+// To another place among its siblings; what has the focus in it keeps it.
+function move(node, child, before) {
+  if (node.moveBefore && node.isConnected) {
+    node.moveBefore(child, before);
+    return;
+  }
+  const focused = child.contains(document.activeElement) ? document.activeElement : null;
+  node.insertBefore(child, before);
+  focused?.focus({ preventScroll: true });
+}
+
+function drop(node) {
+  release(node);
+  node.remove();
+}
+
+// A question in the middle of the window; `body` an element, `buttons` elements. Closing it removes it.
+export function openDialog(title, body, buttons, onclose) {
+  const id = `dialog-${Math.random().toString(36).slice(2)}`;
+  const opener = document.activeElement;
+  const dialog = h("dialog.dialog", { "aria-labelledby": id, onclose: () => { dialog.remove(); returnFocus(opener); onclose?.(); } },
+    h("header", h("h2", { id }, title),
+      h("button.plain", { type: "button", "aria-label": "Close", onclick: () => dialog.close() }, "✕")),
+    h("div.dialog-body", body), h("footer", buttons));
+  document.body.append(dialog);
+  settle(dialog);
+  dialog.showModal();
+  // Not to the button that closes it, which comes first.
+  dialog.querySelector(".dialog-body :is(input, select, textarea), footer button")?.focus();
+  return dialog;
+}
+
+// To what opened the dialog; where that is gone, to the beginning of the page.
+function returnFocus(opener) {
+  if (opener?.isConnected && opener !== document.body) opener.focus({ preventScroll: true });
+  else document.querySelector("main h1, main")?.focus({ preventScroll: true });
+}

@@ -1,0 +1,64 @@
+// Numbers and times as people read them.
+
+export const NONE = "–";
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  if (!Number.isFinite(value)) return "∞";
+  if (Math.abs(value) >= 10 ** digits || Number.isInteger(value)) return Math.round(value).toLocaleString("en-GB");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+// A thousandth of a core is as fine as it is shown.
+export const cores = (value) => number(Number.isFinite(value) ? Math.round(1000 * value) / 1000 : value, 3);
+
+export function percent(ratio) {
+  if (ratio === null || ratio === undefined || Number.isNaN(ratio)) return NONE;
+  return `${number(100 * ratio, 3)} %`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let index = 0;
+  while (value >= 1024 && index < units.length - 1) {
+    value /= 1024;
+    index += 1;
+  }
+  return `${number(value, 3)} ${units[index]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 0) return `-${duration(-seconds)}`;
+  if (seconds < 10) return `${number(seconds, 2)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${number(seconds / 3600, 2)} h`;
+  return `${number(seconds / 86400, 2)} d`;
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const DAY = new Intl.DateTimeFormat("sv-SE", { year: "numeric", month: "2-digit", day: "2-digit" });
+
+export function time(at) {
+  if (at === null || at === undefined) return NONE;
+  const date = new Date(1000 * at);
+  const clock = CLOCK.format(date);
+  return date.toDateString() === new Date().toDateString() ? clock : `${DAY.format(date)} ${clock}`;
+}
+
+export function count(value, noun, plural = `${noun}s`) {
+  return `${number(value, 6)} ${value === 1 ? noun : plural}`;
+}
+
+// {cpu: 2, memory: 1024} as text
+export function amounts(values) {
+  return Object.entries(values ?? {}).filter(([, value]) => value !== 0).map(([name, value]) => amount(name, value)).join(", ") || "nothing";
+}
+
+export function amount(name, value) {
+  if (name === "cpu") return `${cores(value)} ${value === 1 ? "core" : "cores"}`;
+  if (name === "memory") return `${bytes(value)} memory`;
+  return `${number(value)} ${name === "user_slots" ? (value === 1 ? "slot" : "slots") : name}`;
+}

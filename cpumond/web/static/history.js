@@ -1,0 +1,145 @@
+// What happened before, for graphs: the scheduler's history, and answers that may come later than their page.
+
+import { get, query, Refusal, serverNow } from "./api.js";
+import { h } from "./dom.js";
+import { currentQuery, setQuery } from "./route.js";
+
+export const RANGES = { "15min": ["15 min", 900], "1h": ["1 h", 3600], "6h": ["6 h", 21600], "24h": ["24 h", 86400] };
+export const DEFAULT_RANGE = "1h";
+const HISTORY_PERIOD_MS = 5000;
+const MAX_KEPT = 30;
+const GAP_S = 2;
+const SHORT_WAIT_MS = 500;
+
+const kept = new Map(); // key -> {value, error, at, askedAt, asking}
+
+// The newest answer of `ask`, which is asked again at most every `periodMs`: {value, error, at}. `value` stays what it
+// was when a later answer is a refusal; `at` is when it came. Waits at most `patienceMs` for the first answer, and not long
+// for a newer one.
+export async function remember(key, periodMs, ask, patienceMs = 20000) {
+  let entry = kept.get(key);
+  if (!entry) {
+    entry = { value: null, error: null, at: null, askedAt: -Infinity, asking: null };
+    kept.set(key, entry);
+    if (kept.size > MAX_KEPT) kept.delete(kept.keys().next().value);
+  }
+  if (!entry.asking && performance.now() - entry.askedAt >= periodMs) {
+    entry.askedAt = performance.now();
+    entry.asking = ask().then((value) => {
+      Object.assign(entry, { value, error: null, at: serverNow() });
+    }, (error) => {
+      if (!(error instanceof Refusal)) console.error(error);
+      entry.error = error;
+    }).finally(() => { entry.asking = null; });
+  }
+  if (entry.asking) {
+    const waitMs = entry.value === null ? patienceMs : Math.min(patienceMs, SHORT_WAIT_MS);
+    await Promise.race([entry.asking, new Promise((resolve) => { setTimeout(resolve, waitMs); })]);
+  }
+  return { value: entry.value, error: entry.error, at: entry.at };
+}
+
+export function chosenRange(search = currentQuery()) {
+  const range = search.get("range");
+  return range !== null && Object.hasOwn(RANGES, range) ? range : DEFAULT_RANGE;
+}
+
+// {times, columns, periodS, until, problem, isRefused}: what /history has of a thing; `until` is the end of the axis,
+// `problem` the sentence to show where there are no points.
+export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
+  const [, length] = RANGES[range];
+  const where = `/history${query({ kind, name, tree, since_s: length, max_points: 600 })}`;
+  const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);
+  // A thing that is not known to the history yet is a 404, too.
+  const isRefused = error && error.status !== 0 && (error.status !== 404 || /turned off/.test(error.message));
+  return {
+    times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
+    until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
+    problem: isRefused ? error.message : value?.times.length ? "" : "No points yet: the first comes within a moment.",
+  };
+}
+
+// A point without values where nothing was written for a while, so that no line is drawn over it.
+function withGaps(history) {
+  const { times, intervals, columns } = history;
+  const gaps = times.map((_, index) => index > 0 && times[index] - intervals?.[index] > times[index - 1] + GAP_S);
+  if (!gaps.includes(true)) return history;
+  const widen = (values, fill) => values.flatMap((value, index) => (gaps[index] ? [fill(index), value] : [value]));
+  return {
+    ...history, times: widen(times, (index) => times[index] - intervals[index]),
+    columns: Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, widen(values, () => null)])),
+  };
+}
+
+// The history of something that has ended, from its start to its end.
+export async function readLife(what, start, finish, patienceMs = 20000) {
+  const age = serverNow() - start;
+  const [range] = Object.entries(RANGES).find(([, [, length]]) => length > age + 10) ?? ["24h"];
+  const history = await readHistory(what, range, patienceMs);
+  const margin = Math.max(0.02 * (finish - start), 1);
+  const isKept = history.times.some((at) => at >= start);
+  return {
+    ...history, times: isKept ? history.times : [], from: start - margin, until: Math.max(finish + margin, history.times.at(-1) ?? 0),
+    problem: history.isRefused ? history.problem : isKept ? "" : "No points are kept of it: it ended too long ago, or lived too shortly.",
+  };
+}
+
+// A column of a history as `values` of a series.
+export function column(history, name) {
+  return history.columns[name] ?? history.times.map(() => null);
+}
+
+// One line of a graph, of a column of the history; `more` as chart() has it: dash, step, fill, format.
+export function line(history, name, label, color, more = {}) {
+  return { label, values: column(history, name), color, ...more };
+}
+
+// What all graphs of a history have: its times, the ends of the axis, and what to say when there is nothing.
+export function axis({ times, from, until, problem }) {
+  return { times, from, until, empty: problem };
+}
+
+// Which part of the past the graphs show; in the URL as `range`.
+export function rangeButtons(app) {
+  const now = chosenRange();
+  return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" }, Object.entries(RANGES).map(([range, [text]]) =>
+    h("button.choice", {
+      type: "button", key: range, "aria-pressed": String(range === now),
+      onclick: () => {
+        setQuery({ range: range === DEFAULT_RANGE ? null : range });
+        app.redraw();
+        app.reload();
+      },
+    }, text)));
+}
+
+// Links between the parts of a page, kept in the URL as `tab`: [[name, text], ...], the first one is the default.
+export function tabs(label, choices, app, parameter = "tab") {
+  const now = chosenTab(choices, parameter);
+  return h("nav.tabs", { "aria-label": label }, choices.map(([name, text]) => h("a", {
+    key: name, href: hrefWith({ [parameter]: name === choices[0][0] ? null : name }), "aria-current": name === now ? "page" : null,
+    onclick: (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+      event.preventDefault();
+      setQuery({ [parameter]: name === choices[0][0] ? null : name, offset: null });
+      app.redraw();
+      app.reload();
+    },
+  }, text)));
+}
+
+export function chosenTab(choices, parameter = "tab") {
+  const name = currentQuery().get(parameter);
+  return choices.some(([known]) => known === name) ? name : choices[0][0];
+}
+
+function hrefWith(changes) {
+  const [where] = location.hash.split("?");
+  const search = currentQuery();
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null) search.delete(name);
+    else search.set(name, value);
+  }
+  return `${where || "#/"}${search.size ? `?${search}` : ""}`;
+}
+

@@ -1,0 +1,140 @@
+// One job as its agent explains it: why its limit is what it is, graphs, votes, decisions, options. For the page of the
+// scheduler and that of the agent.
+
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { badge, facts, table } from "./table.js";
+import { describeNext, describeReason, describeWhy, fixed, listFacts, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
+
+const SHOWN_DECISIONS = 20;
+
+// The whole of an explain answer `e`; `key` names the job among others, `above` stands after the sentence.
+export function jobView(e, key, app) {
+  return [
+    h("p.why-limit", { key: "why" }, describeWhy(e)),
+    jobGraphs(e, key),
+    votesCard(e),
+    decisionsCard(e, app),
+    h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
+      facts(listFacts(e))),
+    optionsCard(e),
+  ];
+}
+
+// ---- graphs
+
+function jobGraphs(e, key) {
+  const samples = e.samples;
+  if (!samples) return h("p.note", { key: "graphs" }, "The agent of this node keeps no points: [web] samples is 0 in its configuration.");
+  const times = samples.at;
+  const [changes, restores] = markDecisions(e, times);
+  const line = (label, values, color, more = {}) => ({ label, values, color, ...more });
+  return h("div.graphs", { key: "graphs" },
+    h("section.card", { key: "cores" }, chart(`cores-${key}`, {
+      title: "CPU in cores", times, format: showCores, height: 260, empty: "No points yet: the first comes within a moment.",
+      series: [
+        line("used", samples.usage, "--c1", { fill: true }),
+        line("smoothed", samples.smoothed, "--c3"),
+        line(e.mode === "shadow" ? "limit it would have" : "limit", samples.limit, "--c2", { step: true, width: 2.25 }),
+        line("ordered", times.map(() => e.cpu_limit), "--c7", { dash: true }),
+        line("floor", samples.floor, "--c5", { dash: true }),
+        line("lower bound", samples.lower_bound, "--c6", { dash: true }),
+        line("upper bound", samples.upper_bound, "--c4", { dash: true }),
+        line("changes written", changes, "--text", { points: true, width: 0, size: 4 }),
+        ...(restores.some((value) => value !== null) ? [line("all given back at once", restores, "--bad", { points: true, width: 0, size: 8 })] : []),
+      ],
+    })),
+    h("div.grid2", { key: "votes" }, h("section.card", chart(`votes-${key}`, votesChart(times, samples.votes_sum, e.window.threshold))),
+      h("section.card", chart(`throttled-${key}`, throttledChart(times, samples.throttled_ratio)))));
+}
+
+export function votesChart(times, votes, threshold) {
+  const lines = isKnown(threshold) ? [
+    { label: `grows above +${threshold}`, values: times.map(() => threshold), color: "--c2", dash: true },
+    { label: `shrinks below -${threshold}`, values: times.map(() => -threshold), color: "--c3", dash: true }] : [];
+  return {
+    title: "Sum of the votes", times, height: 170, format: (value) => showVotes(Math.round(10 * value) / 10), min: -((threshold ?? 4) + 1),
+      max: (threshold ?? 4) + 1,
+    series: [{ label: "sum of the votes", values: votes, color: "--c1", step: true }, ...lines],
+  };
+}
+
+export function throttledChart(times, ratios) {
+  return {
+    title: "Throttled periods", times, height: 170, format: (value) => showRatio(value), max: 0.1,
+    series: [{ label: "throttled periods", values: ratios, color: "--bad", fill: true }],
+  };
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+// Written changes at the sample next to each: [all but fast restores, fast restores], null where there is none.
+function markDecisions(e, times) {
+  const changes = times.map(() => null);
+  const restores = times.map(() => null);
+  const reach = 2 * (e.samples.period_s || 1);
+  for (const decision of e.decisions) {
+    if (decision.result !== "applied") continue;
+    let index = times.findIndex((at) => at >= decision.at - 0.001);
+    if (index < 0) index = times.length - 1;
+    if (index < 0 || Math.abs(times[index] - decision.at) > reach) continue;
+    (decision.kind === "restore" ? restores : changes)[index] = decision.applied_cores;
+  }
+  return [changes, restores];
+}
+
+// ---- votes
+
+function votesCard(e) {
+  const { window: w, bounds: b, job_cpu_monitor: c } = e;
+  const limit = showCores(e.monitor_cpu_limit);
+  return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Votes for the next decision"),
+    h("p.plain-text", `Votes against the limit of ${limit}: -1 below ${plain(c.relative_lower_bound)} x ${limit} = ${showCores(b.lower_bound)}, `
+      + `+1 above ${plain(c.relative_upper_bound)} x ${limit} = ${showCores(b.upper_bound)}.`),
+    w.votes.length ? h("ol.votes", { "aria-label": "Votes of the window, the oldest first" }, w.votes.map((vote, index) => {
+      const value = w.values[index];
+      const about = c.vote_mode === "ytsaurus" ? "" : isKnown(value) ? `smoothed ${value.toFixed(3)}` : "throttled";
+      return h("li.vote", { class: vote < 0 ? "down" : vote > 0 ? "up" : "" }, h("strong", showVotes(vote)),
+        about ? h("span.vote-value", about) : null);
+    })) : h("p.muted.plain-text", "None yet."),
+    h("p.plain-text", h("strong", "Next check: "), describeNext(e), "."));
+}
+
+// ---- decisions
+
+function decisionsCard(e, app) {
+  const all = [...e.decisions].reverse();
+  const shown = app.local.allDecisions ? all : all.slice(0, SHOWN_DECISIONS);
+  const change = (decision) => {
+    const applied = decision.result === "applied" && !isSame(decision.applied_cores, decision.new_cores);
+    return `${fixed(decision.old_cores)} → ${fixed(decision.new_cores)}${applied ? ` (applied as ${fixed(decision.applied_cores)})` : ""}`;
+  };
+  return h("section.card", { key: "decisions", "aria-labelledby": "decisions" }, h("h2", { id: "decisions" }, "Decisions"),
+    table({
+      caption: "Decisions about the limit, the newest first", rows: shown, rowKey: (d) => `${d.at}-${d.kind}-${d.new_cores}-${d.result}`,
+      empty: "No decision yet: the limit was not changed since the agent follows this job.",
+      columns: [
+        { title: "When", cell: (d) => showTime(d.at) },
+        { title: "Kind", cell: (d) => badge(d.kind, { grow: "warn", restore: "bad", shrink: "good" }[d.kind] ?? "") },
+        { title: "Limit, cores", align: "right", cell: change },
+        { title: "Used", align: "right", cell: (d) => fixed(d.usage_cores) },
+        { title: "Smoothed", align: "right", cell: (d) => fixed(d.smoothed_cores) },
+        { title: "Votes", align: "right", cell: (d) => showVotes(d.votes_sum) },
+        { title: "Result", cell: (d) => badge(d.result, { applied: "", failed: "bad", contested: "bad" }[d.result] ?? "warn") },
+        { title: "Why", cell: (d) => describeReason(d) },
+      ],
+    }),
+    all.length > shown.length ? h("div", h("button", {
+      type: "button", onclick: () => { app.local.allDecisions = true; app.redraw(); },
+    }, `Show all ${all.length}`)) : null);
+}
+
+const isSame = (a, b) => a === b || (isKnown(a) && isKnown(b) && Math.abs(a - b) < 0.005);
+
+// ---- options
+
+function optionsCard(e) {
+  return h("section.card", { key: "options", "aria-labelledby": "options" },
+    h("h2", { id: "options" }, h("code", "job-cpu-monitor"), " in force on this node"),
+    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", showOption(name, value))])));
+}

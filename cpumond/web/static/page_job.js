@@ -1,0 +1,142 @@
+// One job of the scheduler: what is known of it here, and what the agent of its node says.
+
+import { jobActions } from "./actions.js";
+import { get, path, query, request, serverNow } from "./api.js";
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { bytes, duration, number, time } from "./format.js";
+import { axis, column, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
+import { jobView, throttledChart, votesChart } from "./job_view.js";
+import { showCores, showSpan } from "./job_words.js";
+import { JOB_TONES } from "./page_operation.js";
+import { to } from "./route.js";
+import { badge, facts } from "./table.js";
+
+const LIVING = new Set(["starting", "running", "stopping"]);
+const EXPLAIN_MS = 1800;
+const OLD_S = 6;
+const LOG_MS = 10000;
+const LOG_BYTES = 16384;
+const PATIENCE_MS = 600;
+
+export const job = {
+  title: ({ job: id }) => `Job ${id}`,
+  async load({ operation, job: id }, { signal }) {
+    const where = path`/operations/${operation}/jobs/${id}`;
+    const found = await get(where, { signal });
+    const isLiving = LIVING.has(found.state);
+    const explain = isLiving ? await remember(`${where}/explain`, EXPLAIN_MS, () => get(`${where}/explain`), PATIENCE_MS) : null;
+    // Coarser points, for a job that nobody can be asked about.
+    const what = { kind: "job", name: id };
+    const history = explain?.value && !explain.error ? null
+      : isLiving ? await readHistory(what, undefined, PATIENCE_MS) : await readLife(what, found.start_time,
+        found.finish_time ?? found.start_time, PATIENCE_MS);
+    const logs = found.state === "starting" ? {} : Object.fromEntries(await Promise.all(["stdout", "stderr"].map(async (stream) => [stream,
+      await remember(`${where}/log/${stream}`, LOG_MS, () => readLog(where, stream), PATIENCE_MS)])));
+    return { job: found, isLiving, explain, history, logs };
+  },
+  view({ job: j, isLiving, explain, history, logs }, { operation }, app) {
+    const answer = explain?.value;
+    const key = j.id;
+    return [
+      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"),
+        h("a.mono", { href: to("operations", operation) }, operation),
+        h("a", { href: to("operations", operation, { tab: "jobs" }) }, "Jobs"), h("span.mono", j.id)),
+      h("div.heading", h("h1", `Job ${j.id}`), badge(j.state, JOB_TONES[j.state]),
+        h("div.actions", jobActions({ id: operation }, j, app, Boolean(answer) && isPinned(answer)))),
+      h("section.card", { key: "job-facts", "aria-labelledby": "job-facts" }, h("h2", { id: "job-facts" }, "Facts"), facts(jobFacts(j))),
+      // How long its node is silent changes with each answer: it is not said each time.
+      isLiving && explain.error && explain.error.status !== 0 ? h("p.note", { key: "refusal" }, sentence(explain.error.message), " ",
+        h("span", { role: "status" }, answer ? `What the agent said at ${time(explain.at)} is shown.` : "Below is what the scheduler kept of it.")) : null,
+      isOld(explain) ? h("p.note", { key: "old", role: "status" },
+        `What the agent of its node said at ${time(explain.at)} is shown: its next answer is still to come.`) : null,
+      isLiving && !answer && !explain.error ? h("p.note", { key: "asking", role: "status" }, "Asking the agent of its node …") : null,
+      answer && !history ? h("div.page", { key: "view" }, jobView(answer, key, app)) : [
+        h("div.heading", { key: "range" }, h("h2", "Over time"), isLiving ? rangeButtons(app) : h("span.muted", "from its start to its end")),
+        h("div.graphs", { key: "history" }, oldGraphs(j, history)),
+        answer ? h("div.page", { key: "view" }, jobView(answer, key, app)) : null,
+      ],
+      isLiving && j.state === "starting" ? null : logCard(j, logs),
+    ];
+  },
+};
+
+const isOld = (explain) => explain?.value && !explain.error && serverNow() - explain.at > OLD_S;
+const isPinned = (e) => e.pinned_cpu_limit !== null || e.override_left_s !== null || e.status === "contested";
+const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
+function jobFacts(j) {
+  const ended = j.finish_time !== null;
+  return [
+    ["Node", h("a", { href: to("nodes", j.node_id) }, j.node_id)],
+    ["Tree, task", `${j.tree}, ${j.task}`],
+    j.cgroup ? ["Cgroup", h("span.mono", j.cgroup)] : null,
+    ["Started", `${time(j.start_time)} (${duration((j.finish_time ?? serverNow()) - j.start_time)}${ended ? " long" : " ago"})`],
+    ended ? ["Ended", time(j.finish_time)] : null,
+    j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
+    ["Ordered", `${showCores(j.cpu_limit)} cores`],
+    [ended ? "Last limit" : "Limit now", `${showCores(j.current_cpu_limit)} cores`],
+    isKnown(j.cpu_usage) ? ["Usage", `${showCores(j.cpu_usage)} cores`] : null,
+    isKnown(j.smoothed_cpu_usage) ? ["Smoothed usage", `${showCores(j.smoothed_cpu_usage)} cores`] : null,
+    isKnown(j.min_cpu_limit) ? ["Floor", `${showCores(j.min_cpu_limit)} cores`] : null,
+    isKnown(j.votes_sum) ? ["Sum of the votes", String(j.votes_sum)] : null,
+    j.cpu_monitor_mode ? ["Mode", j.cpu_monitor_mode] : null,
+    j.preemptibility ? ["Preemptibility", j.preemptibility.replaceAll("_", " ")] : null,
+    ["CPU time", cpuTime(j)],
+    isKnown(j.max_memory) ? ["Most memory", bytes(j.max_memory)] : null,
+    j.reason ? ["Reason", h("span", j.reason, j.preemption ? [" (",
+      h("a", { href: to("preemptions", { operation: j.operation_id }) }, "preemptions"), ")"] : null)] : null,
+  ];
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+function cpuTime(j) {
+  if (!isKnown(j.cpu_seconds)) return "not known yet";
+  const parts = [`${number(j.cpu_seconds, 4)} core-seconds used`];
+  if (j.reclaimed_cpu_seconds) parts.push(`${number(j.reclaimed_cpu_seconds, 4)} reclaimed`);
+  if (j.throttled_cpu_seconds) parts.push(`${number(j.throttled_cpu_seconds, 4)} throttled`);
+  if (j.late_cpu_seconds) parts.push(`${number(j.late_cpu_seconds, 4)} given back late`);
+  return parts.join(", ");
+}
+
+// The graphs from the scheduler's history: means over intervals.
+function oldGraphs(j, history) {
+  const shared = axis(history);
+  const told = history.periodS ? `, a point each ${showSpan(history.periodS)}` : "";
+  return [
+    h("section.card", { key: "cores" }, chart(`old-cores-${j.id}`,
+      { ...shared, title: `CPU in cores${told}`, format: showCores, height: 260, series: [
+      line(history, "usage_cores", "used", "--c1", { fill: true }), line(history, "smoothed_cores", "smoothed", "--c3"),
+      line(history, "current_cpu_limit_cores", "limit", "--c2", { step: true, width: 2.25 }),
+      line(history, "cpu_limit_cores", "ordered", "--c7", { dash: true }), line(history, "floor_cores", "floor", "--c5", { dash: true })] })),
+    h("div.grid2", { key: "votes" },
+      h("section.card", chart(`old-votes-${j.id}`, { ...shared, ...votesChart(history.times, column(history, "votes_sum"), null) })),
+      h("section.card", chart(`old-throttled-${j.id}`, { ...shared, ...throttledChart(history.times, column(history, "throttled_ratio")) }))),
+  ];
+}
+
+// ---- what it wrote
+
+async function readLog(where, stream) {
+  const address = `/api/v1${where}/log${query({ stream, tail: LOG_BYTES })}`;
+  const { text, headers } = await request("GET", address, undefined, { isText: true });
+  const total = Number(headers.get("X-Cpumond-Total-Bytes"));
+  return { text: visible(text), total: Number.isFinite(total) ? total : null };
+}
+
+// Control characters as text.
+function visible(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+    (sign) => `\\x${sign.codePointAt(0).toString(16).padStart(2, "0")}`);
+}
+
+function logCard(j, logs) {
+  return h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "What it wrote"),
+    h("div.grid2", Object.entries(logs).map(([stream, { value, error }]) => h("div.log", { key: stream },
+      h("h3", stream), value ? [
+        value.total > LOG_BYTES ? h("p.muted.plain-text", `The last ${bytes(LOG_BYTES)} of ${bytes(value.total)}.`) : null,
+        value.text ? h("div.log-text", { tabindex: "0", role: "region", "aria-label": `End of ${stream}` },
+          h("pre", value.text)) : h("p.muted.plain-text", "Nothing."),
+      ] : h("p.muted.plain-text", error ? sentence(error.message) : "Loading …")))));
+}

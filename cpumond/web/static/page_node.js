@@ -1,0 +1,76 @@
+// One node: its ledger, and the jobs that it is made of.
+
+import { get, path } from "./api.js";
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { bytes, cores, count, number } from "./format.js";
+import { axis, line, rangeButtons, readHistory } from "./history.js";
+import { showCores, showSpan } from "./job_words.js";
+import { nodeState } from "./page_nodes.js";
+import { jobsTable } from "./page_operation.js";
+import { to } from "./route.js";
+import { badge, facts, table } from "./table.js";
+
+const PATIENCE_MS = 500;
+const NAMES = { cpu: "CPU, cores", memory: "Memory", gpu: "GPUs", user_slots: "Job slots", network: "Network" };
+
+export const node = {
+  title: ({ node: id }) => `Node ${id}`,
+  async load({ node: id }, { signal }) {
+    const found = await get(path`/nodes/${id}`, { signal });
+    return { node: found, history: await readHistory({ kind: "node", name: id }, undefined, PATIENCE_MS) };
+  },
+  view({ node: n, history }, _, app) {
+    return [
+      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/nodes" }, "Nodes"), h("span", n.id)),
+      h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n))),
+      h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
+        ["Address", n.address],
+        ["Tree", n.tree === null ? "none: no tree's nodes_filter fits its tags, it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
+        ["Tags", n.tags.join(", ") || "none"],
+        ["Last heard of", `${showSpan(n.silent_s)} ago`],
+        ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],
+        ["Overcommitted", tellOvercommits(n)],
+      ])),
+      ledger(n),
+      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app)),
+      h("section.card", { key: "graph" }, chart(`node-${n.id}`, graph(history))),
+      h("section.card", { key: "jobs", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"),
+        jobsTable(n.jobs, { caption: `Jobs of node ${n.id}`, empty: "It runs no job.", withOperation: true })),
+    ];
+  },
+};
+
+function tellOvercommits(n) {
+  if (n.overcommitted_s !== null) return `for ${showSpan(n.overcommitted_s)} now`;
+  return n.overcommit_count ? `not now; ${count(n.overcommit_count, "time")} since the start of the scheduler` : "never";
+}
+
+// What the node has, and who takes it.
+function ledger(n) {
+  const rows = Object.keys(n.capacity).filter((name) => [n.capacity, n.usage, n.foreign_usage].some((amounts) => amounts[name]));
+  // Jobs order and report CPU one by one; of the rest the scheduler knows what they take.
+  const sum = (name, of) => (name === "cpu" ? n.jobs.reduce((total, job) => total + (of(job) ?? 0), 0) : null);
+  const show = (name, value) => (value === null ? "–" : name === "memory" ? bytes(value) : name === "cpu" ? cores(value) : number(value));
+  const right = (title, help, value) => ({ title, help, align: "right", cell: (name) => show(name, value(name)) });
+  return h("section.card", { key: "ledger", "aria-labelledby": "ledger" }, h("h2", { id: "ledger" }, "Ledger"), table({
+    caption: `Ledger of node ${n.id}: what it has and who takes it`, rows, rowKey: (name) => name, empty: "It has nothing to give.", columns: [
+      { title: "Resource", cell: (name) => NAMES[name] ?? name },
+      right("Capacity", "What the node has", (name) => n.capacity[name] ?? 0),
+      right("Ordered", "What the scheduler's jobs ordered", (name) => sum(name, (job) => job.cpu_limit)),
+      right("Limits", "What the scheduler's jobs may use now", (name) => n.usage[name] ?? 0),
+      right("Used", "What they used lately", (name) => sum(name, (job) => job.cpu_usage ?? job.smoothed_cpu_usage)),
+      right("Foreign", "What jobs take that are not this scheduler's", (name) => n.foreign_usage[name] ?? 0),
+      { title: "Free", align: "right", help: "Capacity less limits and foreign usage; negative: overcommitted",
+        cell: (name) => ((n.free[name] ?? 0) < 0 ? badge(`${show(name, n.free[name])}: overcommitted`, "warn") : show(name, n.free[name] ?? 0)) },
+    ],
+  }));
+}
+
+function graph(history) {
+  return {
+    ...axis(history), title: "CPU in cores", format: showCores, height: 240,
+    series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
+      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
+  };
+}

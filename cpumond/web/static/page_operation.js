@@ -1,0 +1,238 @@
+// One operation: its state and shares, why it has them, its jobs, its specification.
+
+import { operationActions } from "./actions.js";
+import { get, path, query, serverNow } from "./api.js";
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { amount, amounts, count, duration, number, percent, time } from "./format.js";
+import { axis, chosenTab, line, rangeButtons, readHistory, readLife, tabs } from "./history.js";
+import { showCores, showOption, showSpan } from "./job_words.js";
+import { describePart, pager, stateBadge } from "./page_operations.js";
+import { currentQuery, setQuery, to } from "./route.js";
+import { badge, bar, facts, table } from "./table.js";
+
+const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["specification", "Specification"]];
+const JOB_STATES = ["starting", "running", "stopping", "completed", "failed", "aborted", "lost"];
+export const JOB_TONES = { running: "good", starting: "", stopping: "warn", completed: "", failed: "bad", aborted: "warn", lost: "bad" };
+const PAGE = 50;
+const PATIENCE_MS = 500;
+
+export const operation = {
+  title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
+  async load({ operation: id }, { signal, query: chosen }) {
+    const tab = chosenTab(TABS);
+    const found = await get(path`/operations/${id}`, { signal });
+    const data = { operation: found, tab };
+    if (tab === "overview") {
+      const what = { kind: "operation", name: found.id };
+      data.history = found.finish_time === null ? await readHistory(what, undefined, PATIENCE_MS)
+        : await readLife(what, found.start_time, found.finish_time, PATIENCE_MS);
+    }
+    if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
+    if (tab === "jobs") {
+      data.offset = Math.max(Math.trunc(Number(chosen.get("offset"))) || 0, 0);
+      data.asked = chosen.get("job_state") ?? "";
+      data.jobs = await get(path`/operations/${id}/jobs` + query({ state: data.asked, limit: PAGE,
+        offset: data.offset || null }), { signal });
+    }
+    if (tab === "specification") data.specification = await get(path`/operations/${id}/specification`, { signal });
+    return data;
+  },
+  view(data, _, app) {
+    const { operation: o } = data;
+    const parts = { overview, why, jobs, specification };
+    const now = chosenTab(TABS);
+    return [
+      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono", o.id)),
+      h("div.heading", h("h1", o.title || `Operation ${o.id}`), stateBadge(o), h("div.actions", operationActions(o, app))),
+      o.error ? h("p.error.told", o.error) : null,
+      tabs("Parts of this page", TABS, app),
+      now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : h("p.loading", { key: "loading" }, "Loading …"),
+    ];
+  },
+};
+
+// ---- overview
+
+function overview({ operation: o, history }, app) {
+  return [
+    h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
+      ["Id", h("span.mono", o.id)],
+      o.alias ? ["Alias", o.alias] : null,
+      ["User", o.user],
+      ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
+      o.finish_time ? ["Ended", time(o.finish_time)] : null,
+      ["Jobs", tellJobs(o.jobs)],
+      ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
+      o.is_gang ? ["Gang", "yes: its fair share is its whole demand or nothing"] : null,
+    ])),
+    ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
+    h("div.heading", { key: "range" }, h("h2", "Over time"),
+      o.finish_time === null ? rangeButtons(app) : h("span.muted", "from its start to its end")),
+    graphs(o, history),
+    tasks(o),
+  ];
+}
+
+function tellJobs(jobs) {
+  const ended = Object.entries({ failed: jobs.failed, aborted: jobs.aborted, lost: jobs.lost }).filter(([, value]) => value);
+  return [`${jobs.completed} of ${jobs.total} completed`, `${jobs.active} active`, `${jobs.pending} to be started`,
+    ...ended.map(([word, value]) => `${value} ${word}`)].join(", ");
+}
+
+function treeCard(o, tree, pool) {
+  const part = o.trees[tree];
+  const id = `tree-${tree}`;
+  const link = h("a", { href: to("pools", tree, pool) }, pool);
+  const heading = h("h2", { id }, "Pool ", link, " of tree ", h("a", { href: to("pools", tree) }, tree));
+  if (!part) return h("section.card", { key: id, "aria-labelledby": id }, heading,
+    h("p.muted.plain-text", "It has no share any more: it has ended."));
+  const state = describePart(part);
+  const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${showSpan(part.starves_in_s)}` : "";
+  return h("section.card", { key: id, "aria-labelledby": id }, heading, facts([
+    ["Fair share", [bar(part.fair_share_ratio, percent(part.fair_share_ratio), { color: "--c2" }), h("div", amounts(part.fair_share))]],
+    ["Usage", [bar(part.usage_ratio, percent(part.usage_ratio)), h("div", amounts(part.usage))]],
+    ["Demand", amounts(part.demand)],
+    ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
+      { title: "How much of its fair share it uses; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
+    ["Status", state ? badge(state, part.queue_place === null ? "bad" : "warn") : starves ? badge(starves, "warn")
+      : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
+    ["Jobs here", count(part.job_count, "job")],
+    ["Weight", number(part.weight)],
+    Object.keys(part.limits).length ? ["Limits", limits(part.limits)] : null,
+  ]));
+}
+
+// As amounts, where 0 is a limit, too.
+const limits = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
+
+function graphs(o, history) {
+  const shared = { ...axis(history), height: 220 };
+  return h("div.grid2", { key: "graphs" },
+    h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Usage, demand and fair share", format: percent, series: [
+      line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+      line(history, "fair_share_ratio", "fair share", "--c2", { step: true })] })),
+    h("section.card", chart(`cores-${o.id}`, { ...shared, title: "CPU in cores", format: showCores, series: [
+      line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limit", "--c2", { step: true }),
+      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3")] })));
+}
+
+function tasks(o) {
+  return h("section.card", { key: "tasks", "aria-labelledby": "tasks" }, h("h2", { id: "tasks" }, "Tasks"), table({
+    caption: "Tasks and how their jobs ended", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
+      { title: "Task", cell: (t) => t.name },
+      { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
+      { title: "Each orders", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 }) },
+      ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: name[0].toUpperCase() + name.slice(1), align: "right",
+        cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
+      { title: "Command", cell: (t) => h("code.long", { title: commandOf(t) }, commandOf(t)) },
+    ],
+  }));
+}
+
+const commandOf = (task) => (Array.isArray(task.command) ? task.command.join(" ") : task.command ?? "");
+
+// ---- why
+
+function why({ why: answer }) {
+  return [
+    h("section.card", { key: "all", "aria-labelledby": "in-all" }, h("h2", { id: "in-all" }, "In all"), lines(answer.lines)),
+    ...answer.trees.map((part) => h("section.card", { key: `tree-${part.tree}` },
+      h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`), lines(part.lines))),
+    preempted("Jobs that were taken from it", answer.preempted),
+    preempted("Jobs that were stopped for it", answer.preempted_for_it),
+  ];
+}
+
+// Spaces at the beginning of a line are its place below others.
+const lines = (texts) => h("ul.why", texts.map((text) => h("li", { style: { "margin-left": `${text.search(/\S|$/) / 2}em` } }, text)));
+
+function preempted(title, records) {
+  if (!records.length) return null;
+  return h("section.card", { key: title }, h("h2", title), h("ul.why", records.map((record) => h("li", { key: record.job_id },
+    `${time(record.at)}: job `, h("a.mono", { href: to("operations", record.operation_id, "jobs", record.job_id) }, record.job_id),
+      `: ${record.why}`))));
+}
+
+// ---- jobs
+
+function jobs({ operation: o, jobs: list, offset, asked }, app) {
+  const state = currentQuery().get("job_state") ?? "";
+  const ask = (event) => {
+    setQuery({ job_state: event.target.value || null, offset: null });
+    app.redraw();
+    app.reload();
+  };
+  const told = count(list.total, asked ? `${asked} job` : "job");
+  app.announce(`jobs ${asked} ${offset}`, told);
+  return [
+    h("div.filters", h("div.field", h("label", { for: "job-state" }, "State"), h("select", { id: "job-state", value: state, onchange: ask },
+      h("option", { value: "" }, "all"), JOB_STATES.map((name) => h("option", { value: name, key: name }, name)))),
+      h("p.muted.plain-text.filter-told", told)),
+    jobsTable(list.jobs, { caption: `Jobs of operation ${o.id}`,
+      empty: state ? "No job fits." : "No job yet; the tab “Why” has the reason that none is started." }),
+    pager(list.total, offset, list.jobs.length, PAGE, app),
+  ];
+}
+
+// Jobs as rows; `withOperation`: with a link to the operation of each.
+export function jobsTable(rows, { caption, empty, withOperation = false }) {
+  const now = serverNow();
+  return table({ caption, rows, rowKey: (job) => job.id, empty, columns: [
+    { title: "Job", cell: (j) => h("a.mono.id", { title: j.id, href: to("operations", j.operation_id, "jobs", j.id) }, j.id) },
+    withOperation ? { title: "Operation", cell: (j) => h("a.mono.id", { title: j.operation_id, href: to("operations", j.operation_id) },
+      j.operation_id) } : { title: "Task", cell: (j) => j.task },
+    withOperation ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
+    { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
+    { title: "Limit of ordered, cores", align: "right",
+      help: "The bar: the limit in force of what it ordered; the line in it: smoothed usage", cell: limitBar },
+    { title: "Smoothed usage", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
+    { title: "Time", align: "right", cell: (j) => duration((j.finish_time ?? now) - j.start_time) },
+    { title: "Started", align: "right", cell: (j) => time(j.start_time) },
+    withOperation ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }
+      : { title: "Exit code", align: "right", cell: (j) => (j.exit_code === null ? "–" : String(j.exit_code)) },
+    { title: "Reason", cell: (j) => h("span.long", { title: j.reason }, j.reason || "–") },
+  ].filter(Boolean) });
+}
+
+function limitBar(job) {
+  const used = job.smoothed_cpu_usage;
+  return bar(job.current_cpu_limit / job.cpu_limit, `${showCores(job.current_cpu_limit)} of ${showCores(job.cpu_limit)}`,
+    { color: "--c2", mark: used === null || !job.cpu_limit ? null : used / job.cpu_limit });
+}
+
+// ---- specification
+
+const SPECIFICATIONS = [["resulting", "Resulting specification"], ["provided", "Provided specification"]];
+
+function specification({ specification: found }, app) {
+  const now = chosenTab(SPECIFICATIONS, "specification");
+  return [
+    tabs("Specifications", SPECIFICATIONS, app, "specification"),
+    now === "provided"
+      ? h("section.card", { key: now }, h("h2", "Provided specification"), h("p.muted.plain-text", "As its user gave it."),
+        h("pre", { tabindex: "0" }, pretty(found.provided)))
+      : h("section.card", { key: now }, h("h2", "Resulting specification"),
+        h("p.muted.plain-text", "What holds for it: the given options merged with the defaults."), resulting(found)),
+  ];
+}
+
+function resulting(found) {
+  const { job_cpu_monitor: monitor = {}, ...rest } = found.resulting;
+  const sources = found.job_cpu_monitor_sources ?? found.resulting.job_cpu_monitor_sources ?? {};
+  delete rest.job_cpu_monitor_sources;
+  const isGiven = (name) => sources[name] === "specification";
+  return [
+    h("h3", { id: "job-cpu-monitor" }, "job-cpu-monitor"),
+    table({ caption: "job-cpu-monitor", rows: Object.entries(monitor), rowKey: ([name]) => name, empty: "It has no options.", columns: [
+      { title: "Option", cell: ([name]) => h("code", name) },
+      { title: "Value", cell: ([name, value]) => h(isGiven(name) ? "strong" : "span", h("code", showOption(name, value))) },
+      { title: "From", cell: ([name]) => (isGiven(name) ? badge("specification", "good") : badge(sources[name] ?? "default")) },
+    ] }),
+    h("p.muted.plain-text", found.note || "A node's own configuration may hold more; a job's page shows what is in force there."),
+    h("h3", "Everything else"),
+    h("pre", { tabindex: "0" }, pretty(rest)),
+  ];
+}
+
+const pretty = (value) => JSON.stringify(value, null, 2);

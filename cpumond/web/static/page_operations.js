@@ -1,0 +1,162 @@
+// All operations, a page at a time: the scheduler searches, filters and sorts.
+
+import { operationsActions } from "./actions.js";
+import { get, query } from "./api.js";
+import { h } from "./dom.js";
+import { count, number, percent, time } from "./format.js";
+import { currentQuery, setQuery, to } from "./route.js";
+import { badge, bar, table } from "./table.js";
+
+export const STATES = ["pending", "running", "completed", "failed", "aborted"];
+const TONES = { running: "good", pending: "warn", failed: "bad", aborted: "warn" };
+const PAGE = 50;
+const SEARCH_MS = 300;
+const NAMES = ["search", "state", "tree", "pool", "user", "sort", "descending"];
+
+export const operations = {
+  title: () => "Operations",
+  async load(_, { signal, query: chosen }) {
+    const asked = Object.fromEntries(NAMES.map((name) => [name, chosen.get(name)]));
+    const offset = offsetOf(chosen);
+    const [list, trees] = await Promise.all([
+      get(`/operations${query({ ...asked, limit: PAGE, offset: offset || null })}`, { signal }), get("/trees", { signal })]);
+    return { list, trees: trees.trees.map((tree) => tree.name), offset, asked: `${chosen}` };
+  },
+  view(data, _, app) {
+    const { list, offset } = data;
+    app.announce(data.asked, tellCount(list, offset));
+    return [
+      h("div.heading", h("h1", "Operations"), h("div.actions", operationsActions(app))),
+      tools(data.trees, app),
+      h("p.muted.plain-text", tellCount(list, offset)),
+      table({
+        caption: "Operations", rows: list.operations, rowKey: (operation) => operation.id, columns: columns(app),
+        empty: isFiltered() ? "No operation fits." : "No operation was started yet.",
+      }),
+      pager(list.total, offset, list.operations.length, PAGE, app),
+    ];
+  },
+};
+
+const offsetOf = (chosen) => Math.max(Math.trunc(Number(chosen.get("offset"))) || 0, 0);
+const isFiltered = () => ["search", "state", "tree", "pool", "user"].some((name) => currentQuery().get(name));
+
+function tellCount(list, offset) {
+  const noun = isFiltered() ? "operation that fits" : "operation";
+  const all = count(list.total, noun, isFiltered() ? "operations that fit" : "operations");
+  if (!list.operations.length || list.operations.length === list.total) return all;
+  return `${all}, ${offset + 1} to ${offset + list.operations.length} are shown`;
+}
+
+// Changes what is asked for, from its first row on.
+function ask(app, changes) {
+  setQuery({ offset: null, ...changes });
+  app.redraw();
+  app.reload();
+}
+
+// ---- filters
+
+function tools(trees, app) {
+  const chosen = currentQuery();
+  const later = (name) => (event) => {
+    const { value } = event.target;
+    clearTimeout(app.local.typing);
+    app.local.typing = setTimeout(() => ask(app, { [name]: value.trim() || null }), SEARCH_MS);
+  };
+  const text = (name, label, placeholder, type = "text") => h("div.field", { key: name, class: type === "search" ? "wide" : "" },
+    h("label", { for: `filter-${name}` }, label),
+    h("input", { id: `filter-${name}`, type, placeholder, autocomplete: "off", value: chosen.get(name) ?? "", oninput: later(name) }));
+  const select = (name, label, values) => h("div.field", { key: name }, h("label", { for: `filter-${name}` }, label),
+    h("select", { id: `filter-${name}`, value: chosen.get(name) ?? "", onchange: (event) => ask(app, { [name]: event.target.value || null }) },
+      h("option", { value: "" }, "all"), values.map((value) => h("option", { value, key: value }, value))));
+  return h("div.filters", { role: "search", "aria-label": "Filter the operations" },
+    text("search", "Search", "id, title, alias, user, pool", "search"), select("state", "State", STATES), select("tree", "Tree", trees),
+    text("pool", "Pool", "name of a pool"), text("user", "User", "name of a user"));
+}
+
+// Previous and next part of a long list; the place is in the URL as `offset`.
+export function pager(total, offset, shown, size, app) {
+  if (total <= size && !offset) return null;
+  const go = (place) => {
+    setQuery({ offset: place > 0 ? place : null });
+    app.redraw();
+    app.reload();
+  };
+  // At the end of the list the focus stays on the button that led there.
+  const button = (text, isOff, act) => h("button", { type: "button", "aria-disabled": isOff ? "true" : null, onclick: isOff ? () => {} : act }, text);
+  return h("nav.pager", { "aria-label": "Parts of the list" },
+    button("← Previous", offset <= 0, () => go(Math.min(offset - size, Math.max(total - 1, 0)))),
+    h("span", shown ? `${offset + 1}–${offset + shown} of ${total.toLocaleString("en-GB")}` : `none of ${total.toLocaleString("en-GB")}`),
+    button("Next →", offset + shown >= total, () => go(offset + size)));
+}
+
+// ---- rows
+
+function columns(app) {
+  const chosen = currentQuery();
+  const sort = chosen.get("sort") ?? "start_time";
+  const descending = chosen.get("descending") !== "false";
+  const sorting = (key, title, first = true) => ({
+    title: h("button.sort", {
+      type: "button",
+      onclick: () => {
+        const wanted = sort === key ? !descending : first;
+        ask(app, { sort: key === "start_time" ? null : key, descending: wanted ? null : "false" });
+      },
+    }, title, h("span.arrow", { "aria-hidden": "true" }, sort === key ? (descending ? " ↓" : " ↑") : "")),
+    sorted: sort === key ? (descending ? "descending" : "ascending") : null,
+  });
+  return [
+    { title: "Operation", cell: (o) => h("a.mono.id", { href: to("operations", o.id), title: o.id }, o.id) },
+    { ...sorting("title", "Title", false), cell: (o) => h("span.long", { title: nameOf(o) }, nameOf(o) || "–") },
+    { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o)] },
+    { ...sorting("user", "User", false), cell: (o) => o.user },
+    { title: "Pool", cell: (o) => poolLinks(o) },
+    { ...sorting("jobs", "Active"), align: "right", help: "Jobs that live now", cell: (o) => number(o.jobs.active, 6) },
+    { title: "To start", align: "right", help: "Jobs that are still to be started", cell: (o) => number(o.jobs.pending, 6) },
+    { title: "Done", align: "right", help: "Completed jobs of all", cell: (o) => `${number(o.jobs.completed, 6)} / ${number(o.jobs.total, 6)}` },
+    { ...sorting("fair_share", "Fair share"), align: "right", help: "The greatest of its trees, of the dominant resource",
+      cell: (o) => share(o, "fair_share_ratio", "--c2") },
+    { ...sorting("usage", "Usage"), align: "right", help: "The greatest of its trees, of the dominant resource",
+      cell: (o) => share(o, "usage_ratio", "--c1") },
+    { ...sorting("start_time", "Started"), align: "right", cell: (o) => time(o.start_time) },
+  ];
+}
+
+const parts = (operation) => Object.values(operation.trees);
+const nameOf = (operation) => [operation.title, operation.alias].filter(Boolean).join(" ");
+
+function share(operation, name, color) {
+  const known = parts(operation);
+  if (!known.length) return "–";
+  const ratio = Math.max(...known.map((part) => part[name]));
+  return bar(ratio, percent(ratio), { color });
+}
+
+export function stateBadge(operation) {
+  return [badge(operation.state, TONES[operation.state] ?? ""), operation.suspended ? [" ", badge("suspended", "warn")] : null];
+}
+
+function partState(operation) {
+  return parts(operation).map((part) => {
+    const text = describePart(part);
+    return text ? [" ", badge(text, part.queue_place === null ? "bad" : "warn")] : null;
+  });
+}
+
+// Its place in the queue, or that it starves; "" for neither.
+export function describePart(part) {
+  if (part.queue_place !== null) return `number ${part.queue_place} in the queue`;
+  return starvation(part);
+}
+
+function starvation(part) {
+  return part.starvation_status === "non_starving" ? "" : part.starvation_status.replaceAll("_", " ");
+}
+
+export function poolLinks(operation) {
+  const pools = Object.entries(operation.pools);
+  return pools.map(([tree, pool], index) => [index ? ", " : null,
+    h("a", { key: tree, href: to("pools", tree, pool) }, pools.length > 1 ? `${tree}: ${pool}` : pool)]);
+}

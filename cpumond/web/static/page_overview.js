@@ -1,0 +1,151 @@
+// All at a glance: nodes, CPU, each tree, and what should be looked at.
+
+import { get } from "./api.js";
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { bytes, cores, count, duration, NONE, number, percent, time } from "./format.js";
+import { axis, line, rangeButtons, readHistory } from "./history.js";
+import { ROOT } from "./page_pools.js";
+import { to } from "./route.js";
+import { badge, facts } from "./table.js";
+
+const MAX_GRAPHS = 6;
+const MANY_ALERTS = 5;
+const SEVERITY = { error: ["error", "bad"], warning: ["warning", "warn"] };
+
+export const overview = {
+  async load(params, options) {
+    const answer = await get("/overview", options);
+    const graphs = await Promise.all(answer.trees.slice(0, MAX_GRAPHS).map((tree) =>
+      readHistory({ kind: "pool", tree: tree.name, name: ROOT })));
+    return { answer, graphs };
+  },
+
+  view({ answer, graphs }, params, app) {
+    const { trees, alerts, status } = answer;
+    return h("div.page",
+      h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
+      figures(answer),
+      alertCard(alerts, trees),
+      trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index]))
+        : h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."),
+      aboutCard(status, answer.health, answer.history));
+  },
+
+  title: () => "Overview",
+};
+
+const sum = (trees, name) => trees.reduce((total, tree) => total + (tree[name] ?? 0), 0);
+
+function figures({ trees, status }) {
+  const { counts } = status;
+  const capacity = sum(trees, "capacity_cores");
+  const part = (value) => (capacity > 0 ? `${percent(value / capacity)} of capacity` : "");
+  const figure = (name, value, more, { href, help } = {}) => h("div.card", { key: name, title: help },
+    h("div.figure-name", href ? h("a", { href }, name) : name), h("div.figure-number", value), more ? h("div.muted", more) : null);
+  const ordered = sum(trees, "ordered_cores");
+  const limit = sum(trees, "limit_cores");
+  const used = sum(trees, "used_cores");
+  const reclaimed = sum(trees, "reclaimed_cores");
+  const offline = counts.nodes - counts.online_nodes;
+  return h("div.cards.figures",
+    figure("Nodes online", most(counts.online_nodes, counts.nodes), offline ? `${number(offline, 6)} silent` : counts.nodes ? "all of them" : "none yet", { href: to("nodes") }),
+    figure("CPU capacity", coresText(capacity), "of nodes online", { help: "cores of all nodes that are online" }),
+    figure("CPU ordered", coresText(ordered), part(ordered), { help: "cores that the jobs ordered (cpu_limit)" }),
+    figure("CPU limits", coresText(limit), part(limit), { help: "cores of the limits in force: what jobs may use now" }),
+    figure("CPU used", coresText(used), part(used), { help: "cores that the jobs use" }),
+    figure("Reclaimed now", coresText(reclaimed), ordered > 0 ? `${percent(reclaimed / ordered)} of what is ordered` : "", { help: "ordered less limits: what idle jobs give to others now" }),
+    figure("Operations", h("span", number(counts.running_operations, 6), h("small", " running")), `${number(counts.pending_operations, 6)} pending`, { href: to("operations") }),
+    figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} that stop` : "active"));
+}
+
+const most = (value, all) => h("span", number(value, 6), h("small", ` of ${number(all, 6)}`));
+const coresText = (value) => h("span", cores(value), h("small", value === 1 ? " core" : " cores"));
+
+function alertCard(alerts, trees) {
+  if (!alerts.length) return h("p.note", { key: "alerts" }, "No alerts: nothing needs to be looked at.");
+  return h("section.card", { key: "alerts", "aria-labelledby": "alerts-title" },
+    h("h2", { id: "alerts-title" }, count(alerts.length, "alert")),
+    h("ul.alerts", { tabindex: alerts.length > MANY_ALERTS ? "0" : null, "aria-labelledby": "alerts-title" }, alerts.map((alert, index) => {
+      const [word, tone] = SEVERITY[alert.severity] ?? [alert.severity, ""];
+      return h("li", { key: `${alert.code}/${alert.subject}/${index}` }, badge(word, tone), h("span", alert.message, " ", subjectLink(alert, trees)));
+    })));
+}
+
+function subjectLink({ code, subject }, trees) {
+  if (!subject) return null;
+  if (trees.some((tree) => tree.name === subject)) return h("a", { href: to("pools", subject), "aria-label": `Pools of ${subject}` }, "pools");
+  return code.startsWith("node_") ? h("a", { href: to("nodes", subject), "aria-label": `Node ${subject}` }, "node") : null;
+}
+
+function treeCard(tree, history) {
+  const id = `tree-${tree.name}`;
+  return h("section.card", { key: id, "aria-labelledby": id },
+    h("div.heading", h("h2", { id }, "Tree ", h("a", { href: to("pools", tree.name) }, tree.name)),
+      tree.is_default ? badge("default") : null,
+      tree.overcommitted_nodes ? badge(`${count(tree.overcommitted_nodes, "node")} overcommitted`, "warn") : null),
+    h("p.muted.flat", h("a", { href: to("nodes", { tree: tree.name }) }, `${number(tree.online_node_count, 6)} of ${count(tree.node_count, "node")} online`), ", ",
+      h("a", { href: to("pools", tree.name) }, count(tree.pool_count, "pool")), ", ",
+      h("a", { href: to("operations", { tree: tree.name }) }, `${count(tree.running_operation_count, "operation")} running, ${number(tree.pending_operation_count, 6)} pending`), "."),
+    h("div.tree-parts", ledger(tree), history ? chart(`graph-${tree.name}`, {
+      title: "CPU of the tree, cores", ...axis(history), format: cores, height: 190,
+      series: [
+        line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
+        line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "total_cores", "capacity", "--text", { width: 1 }),
+      ],
+    }) : h("p.muted", "The graphs of the first trees are shown; this one's is on the page of its root pool.")));
+}
+
+// One bar: what the jobs ordered is used, or free within their limits, or reclaimed; the line is the tree's capacity.
+function ledger(tree) {
+  const { capacity_cores: capacity, ordered_cores: ordered, limit_cores: limit, used_cores: used, reclaimed_cores: reclaimed } = tree;
+  const idle = Math.max(limit - used, 0);
+  const whole = Math.max(capacity, used + idle + reclaimed, 1e-9);
+  const width = (value) => ({ width: `${(100 * value / whole).toFixed(3)}%` });
+  const row = (key, name, value, help, swatch) => h("tr", { key, title: help },
+    h("th", { scope: "row" }, h("span.square", { class: swatch, "aria-hidden": "true" }), name),
+    h("td", cores(value)), h("td.muted", capacity > 0 ? percent(value / capacity) : NONE));
+  return h("div.ledger",
+    h("div.stack", { "aria-hidden": "true" },
+      h("span.used", { style: width(Math.min(used, whole)) }), h("span.idle", { style: width(idle) }), h("span.reclaimed", { style: width(reclaimed) }),
+      h("span.edge", { style: { left: `${(100 * capacity / whole).toFixed(3)}%` } })),
+    h("table", h("caption.hidden-text", `CPU of the tree ${tree.name}`),
+      h("thead", h("tr", h("th", { scope: "col" }, "CPU"), h("th", { scope: "col" }, "cores"), h("th", { scope: "col" }, "of capacity"))),
+      h("tbody",
+        row("capacity", "capacity", capacity, "what the nodes online have: the black or white line in the bar", "edge"),
+        row("ordered", "ordered by jobs", ordered, "sum of the cpu_limit that the jobs ordered"),
+        row("limit", "limits in force", limit, "what the jobs may use now"),
+        row("used", "used", used, "what the jobs use, as their nodes said last", "used"),
+        row("idle", "in limits, not used", idle, "kept for the jobs that have it, above their use", "idle"),
+        row("reclaimed", "reclaimed", reclaimed, "ordered, not needed, and given to others now", "reclaimed"),
+        row("demand", "demand", tree.demand_cores, "what all operations would use if they could"))),
+    h("p.flat", sentence(tree)));
+}
+
+function sentence({ capacity_cores: capacity, ordered_cores: ordered, reclaimed_cores: reclaimed, limit_cores: limit }) {
+  if (!(capacity > 0)) return "No node is online: nothing can run.";
+  if (!(ordered > 0)) return "No job runs.";
+  const over = ordered > capacity ? `More is ordered than there is: ${cores(ordered)} of ${cores(capacity)} cores. ` : "";
+  const given = reclaimed > 0 ? `${cores(reclaimed)} ordered cores are not needed now and can be given to others.` : "Nothing is reclaimed now.";
+  return `${over}${given}${limit > capacity ? " The limits in force are more than the capacity: jobs may hold each other up." : ""}`;
+}
+
+function aboutCard(status, health, history) {
+  const age = health?.last_update_age_s ?? status.last_update_age_s;
+  return h("section.card", { key: "about", "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "Scheduler"), facts([
+    ["Version", status.version],
+    ["Runs for", duration(status.uptime_s)],
+    ["Last update", h("span", health?.status && health.status !== "ok" ? badge(health.status, health.status === "stuck" ? "bad" : "warn") : null, " ",
+      age === null || age === undefined ? "none yet" : `${duration(age)} ago, every ${duration(status.update_period_s)}`)],
+    ["Preemptions since the start", h("a", { href: to("preemptions") }, number(Object.values(status.counts.preemptions).reduce((a, b) => a + b, 0), 9))],
+    ["Ended operations kept", number(status.counts.finished_operations, 9)],
+    history ? ["History", historyText(history)] : ["History", "turned off"],
+    history && history.series !== undefined ? ["Series in the history", history.left_out
+      ? h("span", number(history.series, 9), ", ", badge(`${number(history.left_out, 9)} left out`, "warn")) : `${number(history.series, 9)}, none left out`] : null,
+  ]));
+}
+
+function historyText(history) {
+  const since = history.since ? `, since ${time(history.since)}` : "";
+  return `${bytes(history.bytes)} of at most ${bytes(history.max_bytes)}${since}`;
+}

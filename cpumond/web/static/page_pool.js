@@ -1,0 +1,306 @@
+// One pool: its graphs over time, what holds for it, what is below it and in it.
+
+import { get, path, query } from "./api.js";
+import { poolActions } from "./actions.js";
+import { chart } from "./chart.js";
+import { h } from "./dom.js";
+import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
+import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
+import { EPHEMERAL, loadPoolTable, poolRows, poolTable, ROOT, starvationBadge } from "./page_pools.js";
+import { currentQuery, setQuery, to } from "./route.js";
+import { badge, facts, table } from "./table.js";
+
+const MAX_OPERATIONS = 100;
+const MAX_PREEMPTIONS = 20;
+const SEEN_PART = 0.05;
+const TABLE_PERIOD_MS = 4000; // the table of all pools is large where there are many
+const LIVE = ["running", "pending"];
+const STATE_TONES = { running: "good", failed: "bad", aborted: "bad" };
+
+// option -> [unit, where its value in force is in the answer of /orchid]
+const OPTIONS = {
+  weight: ["", "weight"],
+  mode: ["", "mode"],
+  fifo_sort_parameters: ["", "fifo_sort_parameters"],
+  strong_guarantee_resources: ["resources", "effective_strong_guarantee_resources"],
+  resource_limits: ["resources", "resource_limits"],
+  max_share_ratio: ["share", "max_share_ratio"],
+  max_running_operation_count: ["", "max_running_operation_count"],
+  max_operation_count: ["", "max_operation_count"],
+  "integral_guarantees/guarantee_type": ["", "integral_guarantee_type"],
+  "integral_guarantees/resource_flow": ["resources", "specified_resource_flow"],
+  "integral_guarantees/burst_guarantee_resources": ["resources", "specified_burst_guarantee_resources"],
+  forbid_immediate_operations: ["", "forbid_immediate_operations"],
+  create_ephemeral_subpools: ["", "create_ephemeral_subpools"],
+  fair_share_starvation_tolerance: ["share", "effective_fair_share_starvation_tolerance"],
+  fair_share_starvation_timeout: ["ms", "effective_fair_share_starvation_timeout"],
+  min_share_preemption_timeout: ["ms", "effective_min_share_preemption_timeout"],
+  fair_share_aggressive_starvation_timeout: ["ms", "effective_fair_share_aggressive_starvation_timeout"],
+  enable_aggressive_starvation: ["", "effective_aggressive_starvation_enabled"],
+  allow_aggressive_preemption: ["", "effective_aggressive_preemption_allowed"],
+  non_preemptible_resource_usage_threshold: ["resources", "effective_non_preemptible_resource_usage_threshold"],
+};
+
+export const pool = {
+  async load({ tree, pool: name }, options) {
+    const where = path`/trees/${tree}/pools/${name}`;
+    let data;
+    try {
+      data = await get(where, options);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return { missing: error.message };
+    }
+    const [orchid, all, history, preemptions, ...operations] = await Promise.all([
+      get(`${where}/orchid`, options), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
+      readHistory({ kind: "pool", tree, name }),
+      get(`/preemptions${query({ pool: name, limit: MAX_PREEMPTIONS })}`, options),
+      ...LIVE.map((state) => get(`/operations${query({ tree, pool: name, state, limit: MAX_OPERATIONS })}`, options)),
+    ]);
+    return { data, orchid, rows: all.value ? poolRows(all.value) : [], history, preemptions, operations };
+  },
+
+  view({ missing, data, orchid, rows, history, preemptions, operations }, { tree, pool: name }, app) {
+    if (missing) return h("div.page", h("h1", name), h("p.error", { role: "alert" }, missing), h("p.flat", h("a", { href: to("pools", tree) }, `Pools of ${tree}`)));
+    const row = rows.find((each) => each.name === data.name);
+    return h("div.page",
+      crumbs(data, rows),
+      h("div.heading", h("h1", data.parent === null ? `Root pool of ${tree}` : data.name), badges(data, orchid), h("div.actions", poolActions(tree, data, app))),
+      h("section.card", { "aria-label": "At a glance" }, glance(data, orchid, row)),
+      h("div.heading", h("h2", "Over time"), rangeButtons(app)),
+      graphs(history, typeOf(orchid, row), orchid, row, app),
+      childrenSection(data, rows),
+      operationsSection(data, operations),
+      preemptionsSection(data, preemptions),
+      attributesSection(data, orchid));
+  },
+
+  title: ({ tree, pool: name }) => (name === ROOT ? `Root pool of ${tree}` : `Pool ${name}`),
+};
+
+function crumbs(data, rows) {
+  const byName = new Map(rows.map((row) => [row.name, row]));
+  const above = [];
+  for (let name = data.parent; name !== null && name !== undefined && above.length < 100; name = byName.get(name)?.parent) above.unshift(name);
+  return h("nav.crumbs", { "aria-label": "Where this pool is" },
+    h("span", h("a", { href: to("pools", data.tree) }, `Pools of ${data.tree}`)),
+    above.map((name) => h("span", { key: name }, h("a", { href: to("pools", data.tree, name) }, name))),
+    h("span", { "aria-current": "page" }, data.name));
+}
+
+function badges(data, orchid) {
+  const type = typeOf(orchid);
+  const starves = starvationBadge(data.starvation_status);
+  return [
+    starves ? h("span", { key: "starving", title: orchid.starving_since ? `since ${orchid.starving_since}` : null }, starves) : null,
+    !starves && data.starves_in_s !== null ? h("span", { key: "soon" }, badge(`starves in ${duration(data.starves_in_s)}`, "warn")) : null,
+    h("span", { key: "mode" }, badge(data.mode.replace("_", " "))),
+    type !== "none" ? h("span", { key: "type" }, badge(`integral: ${type}`)) : null,
+    data.is_ephemeral ? h("span", { key: "ephemeral", title: EPHEMERAL }, badge("ephemeral")) : null,
+  ];
+}
+
+function glance(data, orchid, row) {
+  const share = (ratio, absolute) => `${percent(ratio)} of the tree: ${absolute}`;
+  const used = `${cores(data.cpu_seconds / 3600)} core-hours used`;
+  const reclaimed = data.reclaimed_cpu_seconds ? `, ${cores(data.reclaimed_cpu_seconds / 3600)} reclaimed` : "";
+  return facts([
+    ["Fair share", share(data.fair_share_ratio, amounts(data.fair_share))],
+    ["Usage", share(data.usage_ratio, amounts(data.usage))],
+    ["Demand", share(orchid.demand_ratio ?? row?.demand_ratio, amounts(data.demand))],
+    ["Strong guarantee", hasAny(data.strong_guarantee) ? share(orchid.min_share_ratio ?? row?.strong_guarantee_ratio, amounts(data.strong_guarantee)) : "none"],
+    typeOf(orchid, row) === "none" ? null : ["Integral guarantee", integralText(typeOf(orchid, row), orchid)],
+    data.parent === null ? null : ["Weight", data.weight === null ? `not set, counts as ${number(orchid.weight ?? 1)}` : number(data.weight)],
+    ["Limits", hasAny(data.limits) ? amounts(data.limits) : "none of its own"],
+    ["Operations running", `${number(data.running_operation_count, 9)} of at most ${number(data.max_running_operation_count, 9)}`],
+    ["Operations in all", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
+    row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} in limits, ${cores(row.used_cores)} used`] : null,
+    ["CPU time since the start of the scheduler", used + reclaimed],
+    data.owner ? ["Owner", data.owner] : null,
+  ]);
+}
+
+function integralText(type, orchid) {
+  const burst = hasAny(orchid.specified_burst_guarantee_resources) ? `, burst of ${amounts(orchid.specified_burst_guarantee_resources)}` : "";
+  return `${type}: flow of ${amounts(orchid.specified_resource_flow)}${burst}`;
+}
+
+const hasAny = (values) => Object.values(values ?? {}).some((value) => value !== 0);
+
+// --- graphs ----------------------------------------------------------------------------------------------------------
+
+const typeOf = (orchid, row) => orchid.integral_guarantee_type ?? row?.integral_type ?? "none";
+
+function graphs(history, type, orchid, row, app) {
+  if (type !== "none") return h("div.grid2.three", shareGraph(history), volumeGraph(history, type, orchid, row, app), coresGraph(history));
+  return h("div.part", h("div.grid2", shareGraph(history), coresGraph(history)),
+    h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume. A pool with a resource flow and the type burst or relaxed does."));
+}
+
+function shareGraph(history) {
+  return h("section.card", { key: "graph-share", "aria-label": "Usage, demand and guarantee" }, chart("share", {
+    title: "Usage and demand against the guarantee, percent of the tree",
+    ...axis(history), format: percent, height: 230,
+    series: [
+      line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+      line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
+    ],
+  }));
+}
+
+function volumeGraph(history, type, orchid, row, app) {
+  const isAlone = isVolumeAlone(history);
+  return h("section.card", { key: "graph-volume", "aria-label": "Accumulated volume" },
+    chart("volume", {
+      title: "Accumulated volume against its capacity, share-seconds",
+      ...axis(history), format: number, height: 230,
+      series: [line(history, "volume", "volume", "--c5", { fill: true }), line(history, "capacity", "capacity", "--c7", { dash: true, hidden: isAlone })],
+    }),
+    h("div.ranges", { role: "group", "aria-label": "What the graph of the volume shows" }, [["capacity", "up to the capacity"], ["alone", "the volume alone"]].map(([value, text]) =>
+      h("button.choice", {
+        key: value, type: "button", "aria-pressed": String((value === "alone") === isAlone), onclick: () => { setQuery({ volume: value }); app.redraw(); },
+      }, text))),
+    h("p.muted.flat", volumeSentence(type, orchid, row)));
+}
+
+// Beside a capacity that is far above it, nothing could be seen of a volume that is spent and filled.
+function isVolumeAlone(history) {
+  const chosen = currentQuery().get("volume");
+  if (chosen) return chosen === "alone";
+  const greatest = (name) => column(history, name).reduce((most, value) => Math.max(most, value ?? 0), 0);
+  return history.times.length > 0 && greatest("volume") < SEEN_PART * greatest("capacity");
+}
+
+function volumeSentence(type, orchid, row) {
+  const volume = row?.volume ?? orchid.accumulated_resource_ratio_volume;
+  const capacity = row?.capacity ?? orchid.integral_pool_capacity;
+  if (volume === null || volume === undefined) return "A share-second is one percent of the tree for 100 seconds.";
+  const filled = capacity > 0 ? ` of ${number(capacity)} (${percent(volume / capacity)})` : "";
+  const flow = orchid.specified_resource_flow_ratio;
+  const absolute = orchid.accumulated_resource_volume?.cpu;
+  const parts = [
+    `Now ${number(volume)}${filled} share-seconds${absolute === undefined ? "" : `, ${cores(absolute / 3600)} core-hours`}.`,
+    flow === undefined ? "" : `It fills with ${percent(flow)} of the tree (${amounts(orchid.specified_resource_flow)}).`,
+  ];
+  if (type === "burst") {
+    const lasts = orchid.estimated_burst_usage_duration_seconds;
+    parts.push(`At its burst of ${percent(orchid.specified_burst_ratio)} it lasts ${lasts === undefined ? "for ever" : duration(lasts)}.`);
+  } else parts.push("While it lasts, it raises the guarantee above the flow.");
+  parts.push("A share-second: all of the tree for one second.");
+  return parts.filter(Boolean).join(" ");
+}
+
+function coresGraph(history) {
+  return h("section.card", { key: "graph-cores", "aria-label": "CPU" }, chart("cores", {
+    title: "CPU of its jobs, cores",
+    ...axis(history), format: cores, height: 230,
+    series: [
+      line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
+      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
+    ],
+  }));
+}
+
+// --- what is below and in it -----------------------------------------------------------------------------------------
+
+function childrenSection(data, rows) {
+  if (!data.children.length) return null;
+  const children = rows.filter((row) => row.parent === data.name);
+  return h("section.part", { key: "children", "aria-labelledby": "children-title" }, h("h2", { id: "children-title" }, "Pools in it"),
+    poolTable(`children-${data.tree}-${data.name}`, children, {
+      caption: `Pools in ${data.name}`, prefix: "child-", height: "420px", empty: "None.",
+    }));
+}
+
+const OPERATION_COLUMNS = [
+  { title: "Operation", cell: ({ operation }) => h("a.long", { href: to("operations", operation.id), title: operation.id }, operation.title || operation.alias || operation.id) },
+  { title: "State", cell: ({ operation }) => h("span", badge(operation.state, STATE_TONES[operation.state]), operation.suspended ? [" ", badge("suspended", "warn")] : null) },
+  { title: "User", cell: ({ operation }) => h("span.long", { title: operation.user }, operation.user) },
+  { title: "Started", cell: ({ operation }) => time(operation.start_time) },
+  { title: "Jobs", help: "active jobs, and those still to be started", align: "right", cell: ({ operation }) =>
+    `${number(operation.jobs.active, 9)}${operation.jobs.pending ? ` + ${number(operation.jobs.pending, 9)} wait` : ""}` },
+  { title: "Fair share", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.fair_share_ratio) },
+  { title: "Usage", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.usage_ratio) },
+  { title: "Starving", cell: ({ operation, here }) => [
+    starvationBadge(here?.starvation_status) ?? h("span.muted", here?.queue_place ? `waits, place ${number(here.queue_place, 9)}` : "no"), " ",
+    h("a", { href: to("operations", operation.id), "aria-label": `Why: ${operation.title || operation.id}` }, "why")] },
+];
+
+function operationsSection(data, answers) {
+  const total = answers.reduce((all, answer) => all + answer.total, 0);
+  // One that began to run between the two questions is in both answers.
+  const known = new Map(answers.flatMap((answer) => answer.operations).map((operation) => [operation.id, operation]));
+  const rows = [...known.values()].slice(0, MAX_OPERATIONS).map((operation) => ({ operation, here: operation.trees[data.tree] }));
+  const inside = data.operation_count - total;
+  return h("section.part", { key: "operations", "aria-labelledby": "operations-title" },
+    h("div.heading", h("h2", { id: "operations-title" }, "Operations directly in it"),
+      h("a", { href: to("operations", { tree: data.tree, pool: data.name }) }, "all, ended ones too")),
+    table({
+      caption: `Running and pending operations directly in ${data.name}`, columns: OPERATION_COLUMNS, rows, rowKey: ({ operation }) => operation.id,
+      empty: inside > 0 ? "None; those counted above are in the pools in it." : "No operation runs or waits here.",
+    }),
+    total > rows.length ? h("p.muted.flat", `The first ${rows.length} of ${number(total, 9)}.`) : null);
+}
+
+const KIND_WORDS = {
+  preempted: "preempted", limit_violated: "limit violated", overcommit: "node overcommitted", graceful: "asked to end", aborted: "aborted",
+};
+
+function preemptionsSection(data, answer) {
+  const list = answer.preemptions.filter((record) => record.tree === data.tree);
+  const operationLink = (id) => (id ? h("a.mono", { href: to("operations", id) }, id.length > 17 ? `${id.slice(0, 16)}…` : id) : NONE);
+  return h("section.part", { key: "preemptions", "aria-labelledby": "preemptions-title" },
+    h("div.heading", h("h2", { id: "preemptions-title" }, "Preemptions in it or for it"),
+      h("a", { href: to("preemptions", { pool: data.name }) }, "all")),
+    table({
+      caption: "Jobs that were stopped in this pool or for this pool", rows: list, empty: "None that are kept.", rowKey: (record) => `${record.job_id}/${record.at}`,
+      columns: [
+        { title: "When", cell: (record) => time(record.at) },
+        { title: "What", cell: (record) => badge(KIND_WORDS[record.kind] ?? record.kind) },
+        { title: "Operation", cell: (record) => operationLink(record.operation_id) },
+        { title: "Its pool", cell: (record) => h("a.long", { href: to("pools", record.tree, record.pool) }, record.pool) },
+        { title: "For", cell: (record) => operationLink(record.preemptor_operation_id) },
+        { title: "Freed", cell: (record) => amounts(record.freed) },
+        { title: "Why", cell: (record) => h("span.words", record.why) },
+      ],
+    }));
+}
+
+// --- attributes ------------------------------------------------------------------------------------------------------
+
+const at = (attributes, option) => option.split("/").reduce((value, name) => value?.[name], attributes);
+
+function attributesSection(data, orchid) {
+  const rows = Object.entries(OPTIONS).map(([option, [unit, name]]) => ({ option, unit, own: at(data.attributes, option), inForce: orchid[name] }))
+    .filter(({ own, inForce }) => own !== undefined || isTold(inForce));
+  return h("section.card", { key: "attributes", "aria-labelledby": "attributes-title" }, h("h2", { id: "attributes-title" }, "Attributes"),
+    table({
+      caption: "Options of the pool: as set here, and what holds", rows, rowKey: ({ option }) => option, empty: "None.",
+      columns: [
+        { title: "Option", cell: ({ option }) => h("code", option) },
+        { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : showValue(own, unit)) },
+        { title: "In force", help: "with what the tree and the pools above say, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(withoutZeros(inForce, unit), unit) : NONE) },
+      ],
+    }),
+    h("details", { key: "set" }, h("summary", "As set, in full"),
+      Object.keys(data.attributes).length ? h("pre", { tabindex: "0" }, JSON.stringify(data.attributes, null, 2)) : h("p.muted.flat", "Nothing is set: all is inherited or default.")),
+    h("details", { key: "all" }, h("summary", "All that the scheduler computes of it, by the documents' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
+}
+
+const isTold = (value) => value !== undefined && value !== null && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));
+
+function showValue(value, unit) {
+  if (unit === "ms" && typeof value === "number") return `${duration(value / 1000)}`;
+  if (unit === "share" && typeof value === "number") return percent(value);
+  if (unit === "resources" && typeof value === "object") return resources(value);
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.join(", ");
+  return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? number(value, 9) : String(value);
+}
+
+// What the tree has none of says nothing about this pool.
+const withoutZeros = (value, unit) => (unit === "resources" ? Object.fromEntries(Object.entries(value).filter(([, each]) => each !== 0)) : value);
+
+function resources(values) {
+  return Object.entries(values).map(([name, value]) => amount(name, value)).join(", ") || "nothing";
+}

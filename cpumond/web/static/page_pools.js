@@ -1,0 +1,154 @@
+// The pools of a tree below each other.
+
+import { get, path } from "./api.js";
+import { poolsActions } from "./actions.js";
+import { h } from "./dom.js";
+import { cores, count, number, percent, time } from "./format.js";
+import { to } from "./route.js";
+import { badge, bar, bigTable } from "./table.js";
+
+export const ROOT = "<Root>";
+export const EPHEMERAL = "ephemeral: made by itself for its operations, gone with the last of them";
+
+const TREES_KEPT_MS = 10000;
+const INTEGRAL = { none: "", burst: "burst", relaxed: "relaxed" };
+
+let trees = { at: 0, value: null };
+const made = new WeakMap(); // an answer -> its rows; the same answer (304) has the same rows
+
+export async function loadTrees(options) {
+  if (!trees.value || Date.now() - trees.at > TREES_KEPT_MS) {
+    const value = await get("/trees", options);
+    trees = { at: Date.now(), value };
+  }
+  return trees.value;
+}
+
+export const loadPoolTable = (tree, options) => get(`${path`/trees/${tree}`}/pool_table`, options);
+
+// Objects of the rows of an answer of /pool_table: {name, parent, ..., tree}.
+export function poolRows(answer) {
+  let rows = made.get(answer);
+  if (!rows) {
+    rows = answer.rows.map((values) => {
+      const row = { tree: answer.tree };
+      for (let index = 0; index < values.length; index += 1) row[answer.columns[index]] = values[index];
+      return row;
+    });
+    made.set(answer, rows);
+  }
+  return rows;
+}
+
+export function starvationBadge(status) {
+  if (status === "aggressively_starving") return badge("aggressively starving", "bad");
+  return status === "starving" ? badge("starving", "warn") : null;
+}
+
+const ratioBar = (ratio, options) => bar(ratio ?? 0, percent(ratio), options);
+const most = (value, limit) => `${number(value, 6)} / ${number(limit, 6)}`;
+
+function nameCell(row) {
+  const link = h("a", { href: to("pools", row.tree, row.name), title: row.name }, row.name);
+  return row.is_ephemeral
+    ? h("span", h("span.muted", { title: EPHEMERAL, "aria-hidden": "true" }, "◌ "), link, h("span.hidden-text", ", ephemeral")) : link;
+}
+
+function guaranteeText(row) {
+  const parts = [];
+  if (row.strong_guarantee_ratio) parts.push(percent(row.strong_guarantee_ratio));
+  if (row.flow_ratio) parts.push(`flow ${percent(row.flow_ratio)}`);
+  return parts.join(" + ") || "–";
+}
+
+function integralCell(row) {
+  return INTEGRAL[row.integral_type] ?? row.integral_type ?? "";
+}
+
+function volumeCell(row) {
+  if (row.volume === null || row.volume === undefined) return "–";
+  const filled = row.capacity ? row.volume / row.capacity : 0;
+  return h("span", { title: `${number(row.volume)} of ${number(row.capacity)} share-seconds` }, bar(filled, percent(filled), { color: "--c5" }));
+}
+
+export const POOL_COLUMNS = [
+  { key: "name", width: 248, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
+  { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
+    cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
+  { key: "weight", width: 78, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
+  { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
+  { key: "guarantee", width: 152, title: "Guarantee", help: "strong guarantee, and the resource flow of an integral one; percent of the tree", align: "right",
+    value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: guaranteeText },
+  { key: "fair_share", width: 106, title: "Fair share", help: "what it may have now, percent of the tree (of the resource that it has most of)", align: "right",
+    value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_ratio, { color: "--c2" }) },
+  { key: "usage", width: 106, title: "Usage", help: "what it has now, percent of the tree; the line in the bar is its fair share", align: "right",
+    value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.usage_ratio, { mark: row.fair_share_ratio }) },
+  { key: "demand", width: 106, title: "Demand", help: "what it would use if it could, percent of the tree", align: "right",
+    value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_ratio, { color: "--c3" }) },
+  { key: "running", width: 130, title: "Running / max", help: "operations that run, and how many may", align: "right",
+    value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
+  { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
+    value: (row) => row.operation_count, cell: (row) => most(row.operation_count, row.max_operation_count) },
+  { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
+  { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force", align: "right", value: (row) => row.limit_cores, cell: (row) => cores(row.limit_cores) },
+  { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
+  { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
+  { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
+    value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
+];
+
+export const poolTable = (key, rows, more) => bigTable(key, {
+  columns: POOL_COLUMNS, rows, rowKey: (row) => row.name, searchable: (row) => row.name, noun: "pool", ...more,
+});
+
+const parentKey = (row) => row.parent;
+
+export const pools = {
+  async load({ tree }, options) {
+    const list = await loadTrees(options);
+    const name = tree ?? (list.default_tree || list.trees[0]?.name);
+    if (name === undefined) return { list };
+    try {
+      return { list, name, answer: await loadPoolTable(name, options) };
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return { list, name, missing: error.message };
+    }
+  },
+
+  view({ list, name, answer, missing }, params, app) {
+    if (name === undefined) {
+      return h("div.page", h("div.heading", h("h1", "Pools")),
+        h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."));
+    }
+    if (missing) return h("div.page", h("div.heading", h("h1", "Pools"), treeSelector(list, name)), h("p.error", { role: "alert" }, missing));
+    const tree = list.trees.find((each) => each.name === name);
+    const rows = poolRows(answer);
+    return h("div.page",
+      h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app))),
+      tree?.errors.length ? h("p.note", "The last update worked around: ", tree.errors.join("; ")) : null,
+      poolTable(`pools-${name}`, rows, {
+        caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
+      }),
+      h("p.muted", `As of update ${number(answer.update, 15)} at ${time(answer.at)}. Percentages are of all that the tree ${name} has: ${totals(answer.total)}. `
+        + `Sorting sorts the pools of each parent.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}`));
+  },
+
+  title: ({ tree }) => (tree ? `Pools of ${tree}` : "Pools"),
+};
+
+function totals(total) {
+  const parts = [`${cores(total.cpu ?? 0)} cores`];
+  if (total.gpu) parts.push(count(total.gpu, "GPU"));
+  if (total.user_slots) parts.push(count(total.user_slots, "slot"));
+  return parts.join(", ");
+}
+
+function treeSelector(list, name) {
+  const isKnown = list.trees.some((tree) => tree.name === name);
+  if (list.trees.length < 2 && isKnown) return h("span.muted", `of the tree ${name}`);
+  return h("label.tree-selector", h("span", "of the tree"), " ",
+    h("select", { value: name, onchange: (event) => { location.hash = to("pools", event.target.value); } },
+      isKnown ? null : h("option", { key: name, value: name }, name),
+      list.trees.map((tree) => h("option", { key: tree.name, value: tree.name }, tree.is_default ? `${tree.name} (default)` : tree.name))));
+}

@@ -1,0 +1,36 @@
+// Where the page is: #/pools/default?sort=usage. Names in the path are encoded; the query is what a person chose.
+
+export function parse(hash = location.hash) {
+  const [where, search = ""] = hash.replace(/^#/, "").split("?");
+  const parts = where.split("/").filter(Boolean).map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
+  return { parts, query: new URLSearchParams(search) };
+}
+
+export function currentQuery() {
+  return parse().query;
+}
+
+// Keeps what stands there; null takes a name out. No entry in the history, nothing is loaded again.
+export function setQuery(changes) {
+  const [where] = location.hash.split("?");
+  const query = currentQuery();
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined) query.delete(name);
+    else query.set(name, value);
+  }
+  const text = query.toString();
+  history.replaceState(null, "", `${where || "#/"}${text ? `?${text}` : ""}`);
+}
+
+// to("pools", "default", {sort: "name"}) -> "#/pools/default?sort=name"
+export function to(...parts) {
+  const query = typeof parts[parts.length - 1] === "object" ? parts.pop() : null;
+  const text = query ? `?${new URLSearchParams(query)}` : "";
+  return `#/${parts.map(encodeURIComponent).join("/")}${text}`;
+}

@@ -1,0 +1,326 @@
+// A table of any length: only the rows in view are in the page. Sorts, filters, folds; what a person chose is in the URL.
+
+import { h, island, morph, release, settle } from "./dom.js";
+import { count } from "./format.js";
+import { currentQuery, setQuery } from "./route.js";
+
+const ROW_PX = 34;
+const SPARE_ROWS = 12;
+const STEP_ROWS = 6;
+
+const KIND = {
+  create(node, props) {
+    node.className = "table";
+    node.closed = null;
+    node.observer = new ResizeObserver(() => scrollRows(node));
+    build(node, props);
+    node.observer.observe(node.scroller);
+  },
+  update(node, props) {
+    // The same answer as before, looked at in the same way: nothing to draw.
+    const { rows, columns } = node.drawn;
+    const isSame = props.rows === rows && props.columns === columns && location.hash === node.drawnAt;
+    if (isSame) {
+      node.props = props;
+      morph(node.tools, h("div.table-own-tools", props.tools));
+    } else refresh(node, props);
+  },
+  destroy(node) {
+    node.observer.disconnect();
+  },
+};
+
+// bigTable("pools", {
+//   caption: "Pools of the tree default",         // what a screen reader says
+//   columns: [{key, title, help, value: row => number|string|null, cell: row => Node|text, align: "right", isText, width}],
+//                                                   // width in px, of all or none: a table whose columns never move
+//   rows, rowKey: row => string,
+//   parentKey: row => string|null,                  // given: a tree that can be folded; parents before their children
+//   sort: "usage", descending: true,                // at first; null: the order of `rows`
+//   searchable: row => text, noun: "pool", tools: Node, empty: text, height: "60vh"})
+// `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
+export function bigTable(key, props) {
+  return island(KIND, key, props);
+}
+
+function state(props) {
+  const query = currentQuery();
+  const prefix = props.prefix ?? "";
+  const sort = query.get(`${prefix}sort`);
+  return {
+    sort: sort ?? props.sort ?? null,
+    descending: sort === null ? (props.descending ?? false) : query.get(`${prefix}desc`) === "1",
+    find: query.get(`${prefix}find`) ?? "",
+    closed: new Set((query.get(`${prefix}closed`) ?? "").split("\u001f").filter(Boolean)),
+  };
+}
+
+function choose(node, changes) {
+  const prefix = node.props.prefix ?? "";
+  setQuery(Object.fromEntries(Object.entries(changes).map(([name, value]) => [prefix + name, value])));
+  refresh(node, node.props);
+  // Said of what a person looked for, not each time that a row comes or goes.
+  if ("find" in changes) node.voice.textContent = node.told.textContent;
+}
+
+function build(node, props) {
+  const found = state(props);
+  const searchId = `find-${node.key}`;
+  node.search = h("input", {
+    type: "search", id: searchId, placeholder: `Find a ${props.noun ?? "row"}`, value: found.find, autocomplete: "off",
+    oninput: (event) => { node.scroller.scrollTop = 0; choose(node, { find: event.target.value || null }); },
+  });
+  node.told = h("span.muted");
+  node.voice = h("span.hidden-text", { role: "status" });
+  node.tools = h("div.table-own-tools");
+  const bar = h("div.table-tools",
+    props.searchable ? [h("label.hidden-text", { for: searchId }, `Find a ${props.noun ?? "row"}`), node.search] : null,
+    node.told, node.voice, node.tools);
+  node.head = h("thead");
+  node.body = h("tbody");
+  node.widths = h("colgroup");
+  node.scroller = h("div.table-scroll", {
+    tabindex: "0", role: "region", "aria-label": props.caption, onscroll: () => schedule(node),
+  }, h("table", h("caption.hidden-text", props.caption), node.widths, node.head, node.body));
+  node.table = node.scroller.firstChild;
+  node.append(bar, node.scroller);
+  refresh(node, props);
+}
+
+function schedule(node) {
+  if (node.pending) return;
+  node.pending = requestAnimationFrame(() => {
+    node.pending = 0;
+    scrollRows(node);
+  });
+}
+
+function refresh(node, props) {
+  node.props = props;
+  node.drawn = props; // node.props may be those of the next drawing already
+  node.drawnAt = location.hash;
+  const chosen = state(props);
+  node.state = chosen;
+  if (document.activeElement !== node.search && node.search.value !== chosen.find) node.search.value = chosen.find;
+  node.shown = arrange(props, chosen);
+  node.scroller.style.maxHeight = props.height ?? "70vh";
+  morph(node.tools, h("div.table-own-tools", props.tools));
+  const all = props.rows.length;
+  const text = node.shown.length === all ? count(all, props.noun ?? "row")
+    : `${count(node.shown.length, props.noun ?? "row")} of ${all.toLocaleString("en-GB")}`;
+  if (node.told.textContent !== text) node.told.textContent = text;
+  node.table.setAttribute("aria-rowcount", node.shown.length + 1);
+  node.head = morph(node.head, makeHead(node));
+  setWidths(node);
+  drawRows(node);
+}
+
+function makeHead(node) {
+  const { columns } = node.props;
+  const { sort, descending } = node.state;
+  return h("thead", h("tr", { "aria-rowindex": "1" }, columns.map((column) => {
+    const isSorted = sort === column.key;
+    return h("th", {
+      scope: "col", key: column.key, class: column.align === "right" ? "right" : "",
+      "aria-sort": isSorted ? (descending ? "descending" : "ascending") : null, title: column.help,
+    }, column.value && !column.fixed
+      ? h("button.sort", {
+          type: "button",
+          onclick: () => choose(node, isSorted && descending !== startsDescending(column)
+            ? { sort: null, desc: null }
+            : { sort: column.key, desc: (isSorted ? !descending : startsDescending(column)) ? "1" : "0" }),
+        }, column.title, h("span.arrow", { "aria-hidden": "true" }, isSorted ? (descending ? " ↓" : " ↑") : ""))
+      : column.title);
+  })));
+}
+
+const startsDescending = (column) => column.align === "right";
+
+// The rows to show, in order, as [row, depth, hasChildren, isOpen].
+function arrange(props, { sort, descending, find, closed }) {
+  const column = props.columns.find(({ key }) => key === sort);
+  const order = column ? makeOrder(column.value, descending) : null;
+  const words = find.toLowerCase().split(/\s+/).filter(Boolean);
+  const fits = (row) => {
+    const text = props.searchable(row).toLowerCase();
+    return words.every((word) => text.includes(word));
+  };
+  if (!props.parentKey) {
+    const rows = words.length ? props.rows.filter(fits) : props.rows.slice();
+    if (order) rows.sort(order);
+    return rows.map((row) => [row, 0, false, false]);
+  }
+  let wanted = null;
+  if (words.length) {
+    wanted = new Set();
+    const byKey = new Map(props.rows.map((row) => [props.rowKey(row), row]));
+    for (const row of props.rows.filter(fits)) {
+      for (let each = row; each && !wanted.has(props.rowKey(each)); each = byKey.get(props.parentKey(each))) {
+        wanted.add(props.rowKey(each));
+      }
+    }
+  }
+  const children = new Map();
+  for (const row of props.rows) {
+    if (wanted && !wanted.has(props.rowKey(row))) continue;
+    const parent = props.parentKey(row);
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(row);
+  }
+  if (order) for (const list of children.values()) list.sort(order);
+  const shown = [];
+  const stack = (children.get(null) ?? []).slice().reverse().map((row) => [row, 0]);
+  while (stack.length) {
+    const [row, depth] = stack.pop();
+    const key = props.rowKey(row);
+    const below = children.get(key) ?? [];
+    const isOpen = wanted !== null || !closed.has(key);
+    shown.push([row, depth, below.length > 0, isOpen]);
+    if (isOpen) for (let index = below.length - 1; index >= 0; index -= 1) stack.push([below[index], depth + 1]);
+  }
+  return shown;
+}
+
+function makeOrder(value, descending) {
+  const sign = descending ? -1 : 1;
+  return (a, b) => {
+    const x = value(a);
+    const y = value(b);
+    if (x === null || x === undefined) return y === null || y === undefined ? 0 : 1;
+    if (y === null || y === undefined) return -1;
+    if (typeof x === "string" || typeof y === "string") return sign * String(x).localeCompare(String(y));
+    return sign * (x - y);
+  };
+}
+
+function setWidths(node) {
+  const widths = node.props.columns.map((column) => column.width);
+  const isFixed = widths.every(Boolean);
+  node.table.classList.toggle("fixed", isFixed);
+  if (!isFixed) return;
+  node.widths = morph(node.widths, h("colgroup", widths.map((width) => h("col", { style: { width: `${width}px` } }))));
+  node.table.style.minWidth = `${widths.reduce((sum, width) => sum + width)}px`;
+}
+
+// First and last of the rows that have to be in the page. They change in steps, not with each pixel.
+function findRows(node) {
+  const { scroller, shown } = node;
+  const height = scroller.clientHeight || 600;
+  const step = (rows) => Math.floor(rows / STEP_ROWS) * STEP_ROWS;
+  const top = Math.min(scroller.scrollTop, Math.max(shown.length * ROW_PX - height, 0));
+  const first = Math.max(step(top / ROW_PX - SPARE_ROWS), 0);
+  return [first, Math.min(first + step(height / ROW_PX + 2 * SPARE_ROWS) + 2 * STEP_ROWS, shown.length)];
+}
+
+function drawRows(node) {
+  const { shown, props } = node;
+  const [first, last] = findRows(node);
+  const width = props.columns.length;
+  const rows = [];
+  if (first > 0) rows.push(spacer(first * ROW_PX, width, "above"));
+  for (let index = first; index < last; index += 1) rows.push(makeRow(node, index));
+  if (last < shown.length) rows.push(spacer((shown.length - last) * ROW_PX, width, "below"));
+  if (!shown.length) {
+    rows.push(h("tr", { key: "empty" }, h("td.muted", { colspan: width }, props.rows.length ? "Nothing fits." : props.empty ?? "None.")));
+  }
+  const hadFocus = node.body.contains(document.activeElement);
+  node.body = morph(node.body, h("tbody", rows));
+  // What had it is gone: not back to the beginning of the page.
+  if (hadFocus && !node.body.contains(document.activeElement)) node.scroller.focus({ preventScroll: true });
+  Object.assign(node, { first, last });
+}
+
+// The same rows as before, seen from another place: those that stay are not touched.
+function scrollRows(node) {
+  const [first, last] = findRows(node);
+  if (first === node.first && last === node.last) return;
+  if (first >= node.last || last <= node.first || !node.shown.length) {
+    drawRows(node);
+    return;
+  }
+  const { body, shown, props: { columns } } = node;
+  const isSpacer = (row) => row?.classList.contains("spacer");
+  if (isSpacer(body.firstChild)) body.firstChild.remove();
+  if (isSpacer(body.lastChild)) body.lastChild.remove();
+  const take = (row) => {
+    if (row.contains(document.activeElement)) node.scroller.focus({ preventScroll: true });
+    release(row);
+    row.remove();
+  };
+  for (let index = node.first; index < first; index += 1) take(body.firstChild);
+  for (let index = node.last; index > last; index -= 1) take(body.lastChild);
+  for (let index = Math.min(node.first, last) - 1; index >= first; index -= 1) put(body, makeRow(node, index), body.firstChild);
+  for (let index = Math.max(node.last, first); index < last; index += 1) put(body, makeRow(node, index), null);
+  if (first > 0) body.prepend(spacer(first * ROW_PX, columns.length, "above"));
+  if (last < shown.length) body.append(spacer((shown.length - last) * ROW_PX, columns.length, "below"));
+  Object.assign(node, { first, last });
+}
+
+function put(body, row, before) {
+  body.insertBefore(row, before);
+  settle(row);
+}
+
+function spacer(height, width, key) {
+  return h("tr.spacer", { key: `\u001f${key}`, "aria-hidden": "true" }, h("td", { colspan: width, style: { height: `${height}px` } }));
+}
+
+function makeRow(node, index) {
+  const { props } = node;
+  const [row, depth, hasChildren, isOpen] = node.shown[index];
+  const key = props.rowKey(row);
+  return h("tr", { key, "aria-rowindex": index + 2, "aria-level": props.parentKey ? depth + 1 : null }, props.columns.map((column, position) => {
+    const content = column.cell ? column.cell(row) : String(column.value(row) ?? "–");
+    const cellClass = column.align === "right" ? "right" : "";
+    if (position > 0) return h("td", { class: cellClass }, content);
+    return h("th", { scope: "row", class: cellClass }, h("span.cell", props.parentKey
+      ? [h("span.indent", { style: { "--depth": depth } }), hasChildren ? fold(node, key, isOpen) : h("span.no-fold")] : null, content));
+  }));
+}
+
+function fold(node, key, isOpen) {
+  const change = (open) => {
+    const { closed } = node.state;
+    if (open) closed.delete(key);
+    else closed.add(key);
+    choose(node, { closed: closed.size ? [...closed].join("\u001f") : null });
+  };
+  return h("button.fold", {
+    type: "button", "aria-expanded": String(isOpen), "aria-label": `Pools below ${key}`, onclick: () => change(!isOpen),
+    onkeydown: (event) => {
+      if (event.key === "ArrowLeft" && isOpen) change(false);
+      if (event.key === "ArrowRight" && !isOpen) change(true);
+    },
+  }, isOpen ? "▾" : "▸");
+}
+
+// A short table, all rows in the page: {caption, columns as above, rows, rowKey, empty}. `sorted` of a column: the text of
+// its aria-sort, where the page sorts.
+export function table({ caption, columns, rows, rowKey, empty = "None." }) {
+  return h("div.table", h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
+    h("table", h("caption.hidden-text", caption),
+      h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", title: column.help, "aria-sort": column.sorted }, column.title)))),
+      h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row) : index }, columns.map((column, position) =>
+        h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row" },
+          column.cell ? column.cell(row) : String(column.value(row) ?? "–")))))
+        : h("tr", h("td.muted", { colspan: columns.length }, empty))))));
+}
+
+// Name and value, one below the other: [[name, node], ...]
+export function facts(rows) {
+  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name }, h("dt", name), h("dd", value ?? "–"))));
+}
+
+// A number as text above a bar; `ratio` in [0, 1], more is cut; `mark` a second line in the bar.
+export function bar(ratio, text, { mark = null, color = "--c1" } = {}) {
+  const width = (value) => `${Math.max(0, Math.min(100, 100 * value)).toFixed(2)}%`;
+  return h("span.bar", h("span.bar-fill", { "aria-hidden": "true", style: { width: width(ratio || 0), background: `var(${color})` } }),
+    mark === null ? null : h("span.bar-mark", { "aria-hidden": "true", style: { left: width(mark) } }), h("span.bar-text", text));
+}
+
+// A word on a coloured ground. tone: good, warn, bad, or none.
+export function badge(text, tone = "") {
+  return h("span.badge", { class: tone }, text);
+}
+
+export { release };

@@ -1,0 +1,49 @@
+"""Ticks of a history made by hand, and a scheduler's world that one is taken of."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+
+from cpumond.scheduler.history import COLUMNS, KINDS, WIDTHS, HistoryView, Key, Tick
+
+START = 1_000_000.0
+PERIOD_S = 10.0
+RATES = {"used_cores": 0, "reclaimed_cores": 1, "ordered_cores": 2, "throttled_cores": 3, "late_cores": 4}
+
+
+def row(kind: int, **columns: float) -> list[float]:
+    """The values of a point; what is not named is 0."""
+    return [columns.get(name, 0.0) for name in COLUMNS[KINDS[kind]]]
+
+
+class Tape:
+    """Makes ticks one after the other, with numbers for the series as a collector gives them."""
+
+    def __init__(self, at: float = START, ids: Mapping[Key, int] | None = None, next_id: int = 1) -> None:
+        self.at = at
+        self.next_id = next_id
+        self.ids: dict[Key, int] = dict(ids or {})
+        self.last: set[Key] = set()
+
+    def tick(self, points: Mapping[Key, Iterable[float]], interval_s: float = PERIOD_S, gap_s: float = 0.0) -> Tick:
+        self.at += interval_s + gap_s
+        ids = [array("q") for _ in KINDS]
+        values = [array("f") for _ in KINDS]
+        new = {}
+        for key, point in points.items():
+            if key not in self.ids:
+                self.ids[key] = self.next_id
+                self.next_id += 1
+            if key not in self.last:
+                new[self.ids[key]] = key
+            ids[key.kind].append(self.ids[key])
+            values[key.kind].extend(point)
+        assert all(len(v) == len(i) * width for v, i, width in zip(values, ids, WIDTHS, strict=True))
+        self.last = set(points)
+        return Tick(self.at, interval_s, tuple(ids), tuple(values), new)
+
+
+def integral(view: HistoryView, column: str) -> float:
+    """Rate times interval of all points."""
+    return sum((value or 0.0) * dt for value, dt in zip(view.columns[column], view.intervals, strict=True))

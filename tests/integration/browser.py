@@ -1,0 +1,134 @@
+"""A real headless Chromium for tests: pages that fail their test when anything goes wrong in them.
+
+``conftest`` gives every test of this folder the fixtures ``browser``, ``new_page``, ``page`` and ``web_loop``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from closed_loop import Loop
+
+from cpumond.cgroup.mounts import Hierarchies
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, Response
+
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--no-proxy-server",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that needs an outside address fails
+)  # fmt: skip
+WINDOW = {"width": 1280, "height": 800}
+ABORTED = "net::ERR_ABORTED"
+"""The page itself gave up the request: it was left, or wants something newer."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for the tests of a module.
+
+    Not for the whole session: as long as it is there, an event loop runs in this thread, and ``asyncio.run`` fails.
+    """
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs chromium (apt-get install --no-install-recommends chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+    home = str(tmp_path_factory.mktemp("home"))
+    with sync_api.sync_playwright() as playwright:
+        environment = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home}
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS), env=environment)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watch:
+    """What went wrong in one page: uncaught errors, errors on the console, failed requests, dialogs, statuses from 400.
+
+    The page has ``allow``: regular expressions of problems that the test means to cause, for example
+    ``page.allow(r"422 POST .*/pools")`` or ``page.allow("ERR_CONNECTION_REFUSED")``.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._problems: list[str] = []
+        self._allowed: list[re.Pattern[str]] = []
+        page.on("console", self._take_message)
+        page.on("pageerror", lambda error: self._problems.append(f"uncaught: {error}"))
+        page.on("requestfailed", self._take_failure)
+        page.on("response", self._take_response)
+        page.on("dialog", self._take_dialog)
+        page.on("crash", lambda _: self._problems.append("the page crashed"))
+        page.allow = self.allow  # type: ignore[attr-defined]
+
+    def allow(self, *patterns: str) -> None:
+        """Problems in which one of these is found are none, also those that were there before."""
+        self._allowed += [re.compile(pattern) for pattern in patterns]
+
+    def _take_message(self, message: ConsoleMessage) -> None:
+        # What could not be loaded is a failed request or a status, too.
+        if message.type in ("error", "assert") and not message.text.startswith("Failed to load resource"):
+            place = message.location
+            self._problems.append(f"console: {message.text} ({place.get('url')}:{place.get('lineNumber')})")
+
+    def _take_failure(self, request: Request) -> None:
+        if request.failure != ABORTED:
+            self._problems.append(f"request failed: {request.method} {request.url}: {request.failure}")
+
+    def _take_response(self, response: Response) -> None:
+        if response.status >= 400:
+            self._problems.append(f"status: {response.status} {response.request.method} {response.url}")
+
+    def _take_dialog(self, dialog: Dialog) -> None:
+        self._problems.append(f"dialog: {dialog.type}: {dialog.message}")
+        dialog.dismiss()
+
+    def problems(self) -> list[str]:
+        """All up to now that are not allowed."""
+        from playwright.sync_api import Error
+
+        with contextlib.suppress(Error):  # a page that is gone
+            self._page.evaluate("0")  # what the browser said before this answer is here now
+        return [text for text in self._problems if not any(pattern.search(text) for pattern in self._allowed)]
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Makes watched pages, each with cookies and storage of its own; options are those of playwright's contexts, for
+    example ``new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")``."""
+    opened: list[tuple[Watch, Any]] = []
+
+    def make(**options: Any) -> Page:
+        context = browser.new_context(**{"viewport": WINDOW, "reduced_motion": "reduce", **options})
+        context.set_default_timeout(15_000)
+        page = context.new_page()
+        opened.append((Watch(page), context))
+        return page
+
+    yield make
+    problems = [text for watch, _ in opened for text in watch.problems()]
+    for _, context in opened:
+        context.close()
+    assert not problems, "in the browser:\n" + "\n".join(problems)
+
+
+@pytest.fixture
+def page(new_page: Callable[..., Page]) -> Page:
+    """A watched page of 1280x800, empty."""
+    return new_page()
+
+
+@pytest.fixture(scope="module")
+def web_loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """A scheduler and one agent of 2 cores with its page, for all tests of a module."""
+    with Loop(tmp_path_factory.mktemp("web"), hierarchies, cpu=2.0, memory=4 * 2**30, web=True) as cluster:
+        yield cluster
+    assert cluster.leftovers() == []

@@ -1,0 +1,172 @@
+"""The page of a running agent: off unless asked for, this host only, read only, and graphs of real load."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from agent_process import AgentProcess, free_port
+from configs import describe_agent, make
+from waiting import wait_until
+
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.testing import CgroupTree, make_v2_host, v2_cgroup
+
+MAX_CONNECTIONS = 64
+"""The agent's limit for each of its servers."""
+
+
+def page(port: int) -> str:
+    return f'[web]\nlisten = "127.0.0.1:{port}"\nperiod = "200ms"\n'
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Response:
+    return httpx2.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=20.0)
+
+
+def count_listeners(agent: AgentProcess) -> int:
+    """TCP sockets that the agent's process listens on, each once however many descriptors it has."""
+    assert agent.process is not None
+    with open(f"/proc/{agent.process.pid}/net/tcp", encoding="ascii") as file:
+        listening = {line.split()[9] for line in file.readlines()[1:] if line.split()[3] == "0A"}
+    links = {str(place.readlink()) for place in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
+    return len(listening & {link.removeprefix("socket:[").rstrip("]") for link in links})
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> str:
+    """The configuration for a fake hierarchy with two jobs."""
+    jobs = {name: v2_cgroup(quota="400000 100000") for name in ("job0", "job1")}
+    mountinfo = make_v2_host(tmp_path / "host", {"jobs": {**v2_cgroup(), **jobs}})
+    return (
+        f'mountinfo = "{mountinfo}"\nmanaged_roots = ["jobs"]\n[monitor]\nmode = "reclaim"\ncheck_period = 100\n'
+        '[[source]]\nkind = "glob"\npattern = "jobs/job*"\ncpu_limit = 4.0\n'
+    )
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path)
+    yield process
+    process.close()
+
+
+def test_there_is_no_page_unless_one_is_asked_for(agent: AgentProcess, fake: str) -> None:
+    agent.start(fake)
+    assert count_listeners(agent) == 1  # the metrics
+    assert ask(agent.port, "/").status_code == 404
+    assert agent.events("started")[0].get("web") is None
+    assert agent.get("/v1/jobs/job0/explain")["samples"]["at"] == []
+
+
+def test_every_route(agent: AgentProcess, fake: str) -> None:
+    port = free_port()
+    agent.start(fake + page(port))
+    assert count_listeners(agent) == 2
+    assert agent.events("started")[0]["web"] == f"127.0.0.1:{port}"
+    index = ask(port, "/")
+    assert (index.status_code, index.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "script-src 'self'" in index.headers["content-security-policy"]
+    assert ask(port, "/web/agent.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    status = ask(port, "/api/v1/status").json()
+    assert [job["job_id"] for job in status["jobs"]] == ["job0", "job1"]
+    assert status["last_tick_age_s"] < 5.0
+    explained = ask(port, "/api/v1/jobs/jobs%2Fjob0/explain").json()
+    assert explained["job_id"] == "job0"
+    assert explained["samples"]["period_s"] == 0.2
+    for path in ("/metrics", "/v1/status", "/api/v1/jobs/job0/pin", "/api/v1/registered", "/web/absent.js", "/api"):
+        assert ask(port, path).status_code == 404, path
+    assert ask(port, "/api/v1/jobs/absent/explain").status_code == 404
+    assert ask(agent.port, "/api/v1/status").status_code == 404
+
+
+def test_nothing_can_be_changed_through_it(agent: AgentProcess, fake: str) -> None:
+    port = free_port()
+    agent.start(fake + page(port))
+    for path in ("/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/job0/explain"):
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert ask(port, path, method).status_code == 405, (method, path)
+        head = ask(port, path, "HEAD")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["x-content-type-options"] == "nosniff"
+
+
+def test_another_name_of_this_host_reads_nothing(agent: AgentProcess, fake: str) -> None:
+    port = free_port()
+    agent.start(fake + page(port))
+    for path in ("/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/job0/explain", "/absent"):
+        for host in ("rebound.example", f"rebound.example:{port}", "10.1.2.3"):
+            answer = ask(port, path, host=host)
+            assert answer.status_code == 403, (path, host)
+            assert answer.json()["error"].startswith("this page is for this host only: open it as localhost")
+    assert ask(port, "/api/v1/status", host=f"localhost:{port}").status_code == 200
+    with socket.create_connection(("127.0.0.1", port), 20.0) as client:
+        client.sendall(b"GET /api/v1/status HTTP/1.0\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 403")
+
+
+def test_a_busy_address_is_exit_code_73_and_an_open_one_78(agent: AgentProcess, fake: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        agent.start(fake + page(other.getsockname()[1]), wait=False)
+        assert agent.process is not None
+        assert agent.process.wait(30) == 73
+    assert "Address already in use; set [web] listen to a free address" in agent.log()
+    agent.start(fake + '[web]\nlisten = "0.0.0.0:9759"\n', wait=False)
+    assert agent.process.wait(30) == 78
+    assert "web.listen: must be a loopback address" in agent.log()
+
+
+def test_its_connections_are_its_own(agent: AgentProcess, fake: str) -> None:
+    """Whoever fills the page up keeps nobody from the metrics or from the control socket."""
+    port = free_port()
+    agent.start(fake + page(port))
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS + 6):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20.0))
+        wait_until(lambda: ask(port, "/api/v1/status").status_code == 503, "the limit is reached")
+        assert ask(agent.port, "/metrics").status_code == 200
+        assert agent.get("/v1/status")["node_id"] == "test-node"
+    wait_until(lambda: ask(port, "/api/v1/status").status_code == 200, "the connections are gone")
+
+
+@pytest.mark.cgroup
+def test_graphs_follow_a_real_load(agent: AgentProcess, cgroups: CgroupTree, hierarchies: Hierarchies) -> None:
+    port = free_port()
+    make(cgroups, "job", quota_us=60_000)
+    load = cgroups.start_load("job")
+    load.burn(1.0)
+    agent.start(describe_agent(cgroups, monitor={"throttle_restore_ratio": "0.0"}, more=page(port)))
+
+    def explain() -> dict[str, Any]:
+        told: dict[str, Any] = ask(port, "/api/v1/jobs/job/explain").json()
+        return told
+
+    def samples() -> dict[str, Any]:
+        told: dict[str, Any] = explain()["samples"]
+        return told
+
+    # More than its quota: it uses all it may, and is throttled, which the graph and the sums show.
+    wait_until(lambda: max(samples()["usage"], default=0.0) > 0.2, "the load is seen")
+    wait_until(lambda: max(samples()["throttled_ratio"]) > 0.5, "it is throttled")
+    wait_until(lambda: explain()["aggregated"]["throttled_cpu_s"] > 0.0, "the time is summed up")
+    sums = explain()["aggregated"]
+    assert 0.0 <= sums["late_cpu_s"] <= sums["throttled_cpu_s"]
+    load.burn(0.0)
+    wait_until(lambda: samples()["limit"][-1] < 0.2, "the idle job's limit goes down")
+    told = samples()
+    assert told["usage"][-1] < 0.1
+    assert all(low < high for low, high in zip(told["lower_bound"], told["upper_bound"], strict=True))
+    steps = [later - before for before, later in pairwise(told["at"])]
+    assert all(step >= 0.1 for step in steps), steps
+    wait_until(lambda: len(samples()["at"]) > len(told["at"]), "it goes on")
+    # It wants more than it was left: what it waits for now is late, and its limit grows.
+    late_s = explain()["aggregated"]["late_cpu_s"]
+    load.burn(1.0)
+    wait_until(lambda: explain()["aggregated"]["late_cpu_s"] > late_s, "it waits for CPU that it had given up")
+    wait_until(lambda: samples()["limit"][-1] > 0.3, "its limit goes up")

@@ -1,0 +1,88 @@
+"""The watched pages of the browser tests: what goes wrong in one fails its test, and nothing else does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from browser import Watch
+
+pytestmark = pytest.mark.browser
+
+
+class Handler(BaseHTTPRequestHandler):
+    """``/missing`` is not there, all else is an empty page."""
+
+    def do_GET(self) -> None:
+        self.send_response(404 if self.path == "/missing" else 200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def watched(browser) -> Iterator[tuple[Watch, object]]:
+    """A page whose problems are asked for by the test."""
+    context = browser.new_context()
+    page = context.new_page()
+    yield Watch(page), page
+    context.close()
+
+
+def test_a_page_in_which_all_goes_well(page, url):
+    page.goto("about:blank")
+    page.goto(url)
+    page.evaluate("console.log('all is well'); console.warn('so far')")
+    assert page.viewport_size == {"width": 1280, "height": 800}
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("console.error('a mistake')", "console: a mistake"),
+        ("setTimeout(() => { throw new Error('nobody catches it') }); 0", "uncaught: nobody catches it"),
+        ("Promise.reject(new Error('nobody waits for it')); 0", "uncaught: nobody waits for it"),
+        ("alert('<img src=x>')", "dialog: alert: <img src=x>"),
+        ("fetch('/missing').then(() => 0)", "status: 404 GET "),
+        ("fetch('http://127.0.0.1:1/').catch(() => 0)", "request failed: GET http://127.0.0.1:1/: net::ERR_"),
+        ("fetch('https://example.com/').catch(() => 0)", "net::ERR_NAME_NOT_RESOLVED"),
+    ],
+)
+def test_what_goes_wrong_is_noticed_unless_it_is_allowed(watched, url, script, problem):
+    watch, page = watched
+    page.goto(url)
+    page.evaluate(script)
+    page.evaluate("new Promise(resolve => setTimeout(resolve, 50))")
+    found = watch.problems()
+    assert any(problem in text for text in found), found
+    page.allow("^(console|uncaught|dialog|status|request failed): ")
+    assert watch.problems() == []
+
+
+def test_a_request_that_the_page_gives_up_is_no_problem(page, url):
+    page.goto(url)
+    page.evaluate("const gone = new AbortController(); fetch('/', {signal: gone.signal}).catch(() => 0); gone.abort()")
+
+
+def test_pages_know_nothing_of_each_other(new_page, url):
+    first, second = new_page(), new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    first.goto(url)
+    second.goto(url)
+    first.evaluate("localStorage.setItem('a', '1')")
+    assert second.evaluate("localStorage.getItem('a')") is None
+    assert second.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")

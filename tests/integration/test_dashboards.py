@@ -1,0 +1,218 @@
+"""A real Prometheus server scrapes a running scheduler and agent: each panel of each dashboard has data."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+import yaml
+from prometheus_server import Prometheus, find_program
+from waiting import wait_until
+
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.testing import Cluster
+
+pytestmark = [pytest.mark.prometheus, pytest.mark.cgroup]
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+RULE_FILES = ("alerts.yml", "recording.yml")
+TOKEN = "dashboards"  # noqa: S105 - of the cluster of this test
+DATA_S = 45.0
+"""Within this time each panel must have data; rates need some scrapes, limits some checks."""
+
+RANGES = {"$__rate_interval": "8s", "$__range": "20s", "$__interval": "2s"}
+SCRAPE = """
+global:
+  scrape_interval: 1s
+  scrape_timeout: 1s
+  evaluation_interval: 1s
+rule_files: ["{rules}/*.yml"]
+scrape_configs:
+  - job_name: cpumond-agent
+    static_configs: [{{targets: ["127.0.0.1:{agent}"]}}]
+  - job_name: cpumond-scheduler
+    authorization: {{credentials: "{token}"}}
+    static_configs: [{{targets: ["{scheduler}"]}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node, an integral pool whose short jobs start all the time, and a pool with a job that sleeps."""
+    find_program("prometheus")
+    with Cluster(
+        tmp_path_factory.mktemp("cluster"), 1, check_period="250ms", token=TOKEN,
+        cgroup_prefix=f"cpumond-test-dashboards-{os.getpid()}", web=True,
+        monitor={"smoothing_factor": 1.0, "vote_window_size": 2, "vote_decision_threshold": 1,
+                 "decrease_coefficient": 0.5},
+    ) as whole:  # fmt: skip
+        amounts = {"resource_flow": {"cpu": 0.2}, "burst_guarantee_resources": {"cpu": 0.4}}
+        whole.create_pool("bursts", integral_guarantees={"guarantee_type": "burst", **amounts})
+        whole.create_pool("steady", strong_guarantee_resources={"cpu": 0.3})
+        whole.start_operation("bursts", "sleep 1", job_count=1000, cpu_limit=0.2)
+        sleeping = whole.start_operation("steady", ["sleep", "1000"], cpu_limit=0.3)
+        whole.wait(lambda: whole.jobs(sleeping, "running"), "the sleeping job runs")
+        yield whole
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
+    """The server with our rules, once it has scraped both a few times."""
+    with tempfile.TemporaryDirectory(prefix="cpumond-prometheus-") as directory:
+        rules = Path(directory, "rules")
+        rules.mkdir()
+        for name in RULE_FILES:
+            shutil.copyfile(CONFIG / "prometheus" / name, rules / name)
+        agent_port = urlsplit(cluster.nodes[0].metrics_url).port
+        scrape = SCRAPE.format(rules=rules, agent=agent_port, scheduler=cluster.scheduler.listen, token=TOKEN)
+        server = Prometheus(Path(directory), scrape)
+        try:
+            # Targets are discovered some seconds after the start.
+            wait_until(lambda: server.query("count(count_over_time(up[1m]) >= 3) == 2"), "Prometheus scrapes", 60)
+            yield server
+        finally:
+            server.stop()
+
+
+def read_rules() -> list[dict[str, Any]]:
+    """All rules of both files."""
+    files = [yaml.safe_load((CONFIG / "prometheus" / name).read_text()) for name in RULE_FILES]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def list_options(prometheus: Prometheus, query: str, values: dict[str, str]) -> list[str]:
+    """What Grafana offers for a variable ``label_values(series, label)``."""
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+    assert found is not None, query
+    options: list[str] = prometheus.get(f"label/{found[2]}/values", **{"match[]": fill_in(found[1], values)})
+    return options
+
+
+def fill_in(expression: str, values: dict[str, str]) -> str:
+    """An expression as Grafana sends it."""
+    for name, value in {**RANGES, **values}.items():
+        expression = re.sub(rf"{re.escape(name)}\b", value, expression)
+    assert "$" not in expression, f"a variable that is not known: {expression}"
+    return expression
+
+
+def find_without_data(
+    prometheus: Prometheus, board: dict[str, Any], wanted: dict[str, str], within_s: float
+) -> list[str]:
+    """The panels' expressions that have no sample that is a number ``within_s``, with ``wanted`` chosen in the
+    dashboard's variables."""
+    values: dict[str, str] = {}
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            name = variable["name"]
+            assert wanted[name] in list_options(prometheus, variable["query"]["query"], values), name
+            values[f"${name}"] = wanted[name]
+    pending = {
+        (panel["title"], fill_in(target["expr"], values))
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    }
+    assert len(pending) > 20
+    pause, deadline_s = threading.Event(), time.monotonic() + within_s
+    while True:
+        pending = {item for item in pending if not any(math.isfinite(value) for _, value in prometheus.query(item[1]))}
+        if not pending or time.monotonic() >= deadline_s:
+            return [f"{title}: {expr}" for title, expr in sorted(pending)]
+        pause.wait(0.2)
+
+
+def read_board(name: str) -> dict[str, Any]:
+    board: dict[str, Any] = json.loads((CONFIG / "grafana" / f"{name}.json").read_text(encoding="utf-8"))
+    return board
+
+
+@pytest.fixture
+def wanted(cluster: Cluster) -> dict[str, str]:
+    """What is chosen in the variables of a dashboard."""
+    operations = cluster.get("/api/v1/operations?pool=steady")["operations"]
+    [job] = cluster.jobs(operations[0]["id"], "running")
+    node = urlsplit(cluster.nodes[0].metrics_url).netloc
+    return {"node": node, "tree": "default", "pool": "bursts", "job_id": job["id"]}
+
+
+def test_both_targets_are_up_and_the_rules_are_good(prometheus: Prometheus) -> None:
+    assert {labels["job"]: value for labels, value in prometheus.query("up")} == {
+        "cpumond-agent": 1.0,
+        "cpumond-scheduler": 1.0,
+    }
+
+    def evaluated() -> list[dict[str, Any]]:
+        rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+        return rules if all(rule["health"] != "unknown" for rule in rules) else []
+
+    rules = wait_until(evaluated, "all rules are evaluated")
+    assert {rule["name"] for rule in rules} == {rule.get("alert") or rule["record"] for rule in read_rules()}
+    assert [(rule["name"], rule["lastError"]) for rule in rules if rule["health"] != "ok"] == []
+    assert prometheus.log() == ""
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIG / "grafana").glob("*.json"))])
+def test_every_panel_has_data(prometheus: Prometheus, wanted: dict[str, str], name: str) -> None:
+    missing = find_without_data(prometheus, read_board(name), wanted, DATA_S)
+    assert not missing, "without data:\n" + "\n".join(missing)
+
+
+def test_a_panel_without_data_is_found(prometheus: Prometheus, wanted: dict[str, str]) -> None:
+    board = read_board("reclaim")
+    find_without_data(prometheus, board, wanted, DATA_S)
+    board["panels"] += [
+        {"title": "Misspelt", "targets": [{"expr": 'cpumond_node_job{instance=~"$node"}'}]},
+        {"title": "No number", "targets": [{"expr": "cpumond_node_jobs * 0 / 0"}]},
+    ]
+    assert find_without_data(prometheus, board, wanted, 1.0) == [
+        f'Misspelt: cpumond_node_job{{instance=~"{wanted["node"]}"}}',
+        "No number: cpumond_node_jobs * 0 / 0",
+    ]
+
+
+def test_every_metric_of_the_rules_is_there(prometheus: Prometheus) -> None:
+    """An alert about a metric that nobody has would never fire."""
+    expressions = [re.sub(r'"[^"]*"', "", rule["expr"]) for rule in read_rules()]
+    names = {name for expr in expressions for name in re.findall(r"\b(?:cpumond[\w:]*|up)\b", expr)}
+    assert len(names) > 30
+    missing = [name for name in sorted(names) if not prometheus.query(f"count({name})")]
+    assert missing == []
+
+
+def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:
+    """What the agent and the scheduler say of the same jobs; the limit that was lowered is seen by both."""
+    wait_until(lambda: prometheus.query("cpumond_node_reclaimed_cores > 0.1"), "the sleeping job's CPU is reclaimed")
+    wait_until(
+        lambda: prometheus.query('rate(cpumond_pool_reclaimed_cpu_seconds_total{pool="steady"}[5s]) > 0.1'),
+        "the pool's reclaimed CPU is counted",
+    )
+    wait_until(
+        lambda: prometheus.query('cpumond_tree_total_cores{tree="default"} == on () cpumond_node_capacity_cores'),
+        "the node is the tree",
+    )
+    [(_, fill)] = prometheus.query('cpumond:pool_volume:ratio{pool="bursts"}')
+    assert 0.0 <= fill <= 1.0
+
+
+def test_promtool_finds_nothing_to_say_about_the_scheduler(cluster: Cluster) -> None:
+    """Names, types and help texts are as Prometheus wants them."""
+    program = find_program("promtool")
+    with httpx2.Client(trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        text = client.get(f"{cluster.url}/metrics").raise_for_status().text
+    done = subprocess.run(
+        [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

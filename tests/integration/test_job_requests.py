@@ -1,0 +1,130 @@
+"""Explain, pin and unpin of a job on its node, asked for at the scheduler: real processes, real cgroups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from closed_loop import WAIT_S, Loop, restart
+
+from cpumond.cgroup.mounts import Hierarchies
+
+pytestmark = pytest.mark.cgroup
+
+MONITOR = "{enable_cpu_reclaim=%true;min_cpu_limit=0.1}"
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """A node of 2 cores."""
+    with Loop(tmp_path_factory.mktemp("requests"), hierarchies, cpu=2.0, memory=4 * 2**30) as cluster:
+        cluster.create_pool("p")
+        yield cluster
+    assert cluster.leftovers() == []
+
+
+@pytest.fixture
+def job(loop: Loop) -> Iterator[dict[str, Any]]:
+    """A job of one core whose limit the monitor moves; ``operation`` besides what the scheduler says of it."""
+    operation = loop.start("p", "sleep", "1000", monitor=MONITOR)
+    [found] = loop.await_running(operation)
+    yield {**found, "operation": operation}
+    loop.abort(operation)
+    loop.await_no_jobs()
+
+
+def path_of(job: dict[str, Any], action: str) -> str:
+    return f"/api/v1/operations/{job['operation']}/jobs/{job['id']}/{action}"
+
+
+def call(loop: Loop, method: str, job: dict[str, Any], action: str, body: object = None, status: int = 200) -> Any:
+    """What the scheduler answers to a request about a job."""
+    with httpx2.Client(trust_env=False, timeout=30.0) as client:
+        answer = client.request(method, loop.url + path_of(job, action), json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def explain(loop: Loop, job: dict[str, Any]) -> Any:
+    return call(loop, "GET", job, "explain")
+
+
+def test_a_job_is_explained_as_its_node_does(loop, job):
+    told = explain(loop, job)
+    own = loop.nodes[0].get(f"/v1/jobs/{job['id']}/explain")
+    assert told.keys() == own.keys()
+    same = ("job_id", "operation_id", "cgroup", "mode", "cpu_limit", "job_cpu_monitor", "directory", "source")
+    assert {name: told[name] for name in same} == {name: own[name] for name in same}
+    assert told["job_cpu_monitor"]["min_cpu_limit"] == 0.1
+    shown = loop.run("operation", "explain", job["operation"], job["id"])
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"The limit of {job['id']} is ")
+    assert "ordered by the scheduler: pool p, task main" in shown.stdout
+    assert "min_cpu_limit = 0.1" in shown.stdout
+
+
+def test_a_pin_holds_the_limit_until_it_is_taken_back(loop, job):
+    pinned = loop.run("operation", "pin", job["operation"], job["id"], "--cpu-limit", "0.7")
+    assert pinned.returncode == 0, pinned.stderr
+    assert pinned.stdout == f"job {job['id']} is pinned at 0.7 cores until `cpumond operation unpin`\n"
+    assert loop.quota_cores(job["cgroup"]) == pytest.approx(0.7)
+    told = explain(loop, job)
+    assert (told["status"], told["pinned_cpu_limit"], told["pinned_until"]) == ("pinned", 0.7, None)
+    shown = loop.run("operation", "explain", job["operation"], job["id"]).stdout
+    assert f"an operator pinned it until `cpumond operation unpin {job['operation']} {job['id']}`." in shown
+    freed = loop.run("operation", "unpin", job["operation"], job["id"])
+    assert (freed.returncode, freed.stdout) == (0, f"job {job['id']} is the monitor's again\n")
+    assert explain(loop, job)["pinned_cpu_limit"] is None
+    loop.wait(lambda: loop.quota_cores(job["cgroup"]) < 0.69, "the monitor lowers the limit again", WAIT_S)
+
+
+def test_a_pin_for_a_time_ends_by_itself_and_outlives_the_agent(loop, job):
+    before = time.time()
+    done = call(loop, "POST", job, "pin", {"cpu_limit": 0.9, "ttl_s": 100.0})
+    assert done == {"id": job["id"], "warnings": []}
+    until = explain(loop, job)["pinned_until"]
+    assert before + 100.0 <= until <= time.time() + 100.0
+    restart(loop.nodes[0])
+    loop.await_running(job["operation"])
+    told = loop.wait(
+        lambda: found if (found := explain(loop, job))["pinned_cpu_limit"] is not None else None, "it is pinned again"
+    )
+    assert (told["pinned_cpu_limit"], told["pinned_until"]) == (0.9, until)
+    call(loop, "POST", job, "pin", {"cpu_limit": 0.8, "ttl_s": 0.2})
+    loop.wait(lambda: explain(loop, job)["pinned_cpu_limit"] is None, "the pin is over")
+    call(loop, "POST", job, "pin")
+    assert explain(loop, job)["pinned_cpu_limit"] == 1.0
+
+
+def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
+    refusal = call(loop, "POST", job, "pin", {"cpu_limit": 1.5}, 422)
+    assert refusal["error"] == (
+        f"node {loop.nodes[0].node_id}: job '{job['id']}': a pinned limit must be in (0, 1] cores, got 1.5"
+    )
+    assert call(loop, "POST", job, "pin", {"cpu_limit": 0}, 422)["error"].startswith("body: cpu_limit: ")
+    assert call(loop, "POST", job, "pin", {"ttl_s": -1}, 422)["error"].startswith("body: ttl_s: ")
+    assert "did you mean 'cpu_limit'" in call(loop, "POST", job, "pin", {"cpulimit": 1}, 422)["error"]
+    assert explain(loop, job)["pinned_cpu_limit"] is None
+    failed = loop.run("operation", "pin", job["operation"], job["id"], "--cpu-limit", "2")
+    assert failed.returncode == 78
+    assert "a pinned limit must be in (0, 1] cores" in failed.stderr
+    unknown = {**job, "id": "1-2-3-4"}
+    assert call(loop, "GET", unknown, "explain", status=404)["code"] == 203
+
+
+def test_a_job_that_has_ended_has_no_limit_and_its_pin_is_forgotten(loop):
+    operation = loop.start("p", "sleep", "1000", monitor=MONITOR)
+    [job] = loop.await_running(operation)
+    job["operation"] = operation
+    call(loop, "POST", job, "pin", {"cpu_limit": 0.5})
+    state = Path(loop.nodes[0].directory, "state", "registered.state")
+    assert job["id"] in state.read_text()
+    loop.abort(operation)
+    loop.await_no_jobs()
+    assert "has ended; its log and its counters are left" in call(loop, "GET", job, "explain", status=404)["error"]
+    assert "has ended" in call(loop, "POST", job, "pin", {}, 404)["error"]
+    loop.wait(lambda: job["id"] not in state.read_text(), "its pin is forgotten")

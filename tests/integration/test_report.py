@@ -1,0 +1,228 @@
+"""``cpumond report`` against a real scheduler with a history, and a node that tells what its jobs used."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess
+from test_scheduler_commands import Shell
+from waiting import wait_until
+
+MARKUP = "<img src=x onerror=alert(1)>"
+HISTORY = '[history]\nperiod = "100ms"\n'
+
+Counters = dict[str, float]
+"""Core-seconds of a job by the names of a heartbeat."""
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def cpumond(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The command line, which finds no token."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return Shell(capsys)
+
+
+def start(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch, history: str = HISTORY) -> None:
+    scheduler.write_config(history)
+    scheduler.start()
+    monkeypatch.setenv("CPUMOND_SCHEDULER", scheduler.url)
+
+
+def count_to(node: PlayedNode, goals: dict[str, Counters], steps: int = 5) -> None:
+    """Heartbeats in which the counters of jobs grow to what is wanted."""
+    for step in range(1, steps + 1):
+        for job_id, goal in goals.items():
+            node.jobs[job_id].update({name: value * step / steps for name, value in goal.items()})
+        node.beat()
+
+
+def make_counters(ordered: float) -> Counters:
+    """Core-seconds of a job that uses half of what it ordered."""
+    return {
+        "ordered_cpu_seconds": ordered,
+        "cpu_seconds": 0.5 * ordered,
+        "reclaimed_cpu_seconds": 0.4 * ordered,
+        "throttled_cpu_seconds": 0.05 * ordered,
+        "late_cpu_seconds": 0.01 * ordered,
+    }
+
+
+@pytest.fixture
+def world(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Pools a > b and c; operations of 1, 2 and 4 core-hours in b, b and c, one of which has ended."""
+    start(scheduler, monkeypatch)
+    scheduler.create_pool("a")
+    scheduler.create_pool("b", "a")
+    scheduler.create_pool("c")
+    operations = {
+        "one": scheduler.start_operation("b", title=MARKUP),
+        "two": scheduler.start_operation("b", title="=cmd()"),
+        "four": scheduler.start_operation("c"),
+    }
+    node = PlayedNode(scheduler, "n1")
+    node.register()
+    node.beat_until(lambda: len(node.jobs) == 3, "three jobs")
+    jobs = {name: node.jobs_of(operation_id)[0] for name, operation_id in operations.items()}
+    hours = {"one": 1.0, "two": 2.0, "four": 4.0}
+    # The job that ends tells the last fifth at its end.
+    last = make_counters(3600.0 * hours["two"])
+    goals = {jobs[name]: make_counters(3600.0 * each) for name, each in hours.items()}
+    goals[jobs["two"]] = {name: 0.8 * value for name, value in last.items()}
+    count_to(node, goals)
+    node.end(jobs["two"], **last)
+    node.beat_until(lambda: not node.finished, "the end of a job is acknowledged")
+
+    def is_recorded() -> bool:
+        (tree,) = scheduler.get("report?since_s=3600")["trees"]
+        return bool(tree["total"]["ordered"] > 6.99)
+
+    wait_until(is_recorded, "the history has all core-hours")
+    return operations
+
+
+def read_rows(text: str) -> dict[tuple[str, str], dict[str, str]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return {(row["kind"], row["name"]): row for row in rows}
+
+
+def assert_hours(row: dict[str, str], ordered: float) -> None:
+    shares = {"ordered": 1.0, "used": 0.5, "reclaimed": 0.4, "throttled": 0.05, "late": 0.01}
+    found = {name: float(row[f"{name}_core_hours"]) for name in shares}
+    assert found == pytest.approx({name: ordered * share for name, share in shares.items()}, rel=0.02)
+    assert float(row["used_of_ordered_percent"]) == pytest.approx(50, rel=0.02)
+    assert float(row["late_of_throttled_percent"]) == pytest.approx(20, rel=0.02)
+
+
+def test_core_hours_are_what_nodes_told(world, cpumond):
+    rows = read_rows(cpumond("report", "--since", "1h", "--format", "csv"))
+    assert_hours(rows["total", "<Root>"], 7.0)
+    for pool, hours in {"a": 3.0, "b": 3.0, "c": 4.0}.items():
+        assert_hours(rows["pool", pool], hours)
+    for name, hours in {"one": 1.0, "two": 2.0, "four": 4.0}.items():
+        assert_hours(rows["operation", world[name]], hours)
+    assert rows["pool", "b"]["parent"] == "a"
+    assert rows["pool", "b"]["depth"] == "1"
+    assert rows["operation", world["one"]]["title"] == MARKUP
+    assert rows["operation", world["two"]]["title"] == "'=cmd()"
+    assert rows["operation", world["four"]]["pool"] == "c"
+
+
+def test_a_restart_of_the_scheduler_takes_nothing_away(world, scheduler, monkeypatch, cpumond):
+    scheduler.stop()
+    scheduler.start()
+    monkeypatch.setenv("CPUMOND_SCHEDULER", scheduler.url)
+    rows = read_rows(cpumond("report", "--since", "1h", "--format", "csv"))
+    assert_hours(rows["total", "<Root>"], 7.0)
+    assert_hours(rows["pool", "b"], 3.0)
+    assert_hours(rows["operation", world["two"]], 2.0)
+    assert rows["operation", world["one"]]["title"] == MARKUP
+
+
+def test_text_shows_pools_and_operations_and_that_the_history_is_young(world, cpumond):
+    lines = cpumond("report", "--since", "24h", "--top", "2").splitlines()
+    assert "less than the 1 d asked for" in lines[1]
+    assert [line.split()[0] for line in lines if line.startswith(("a ", "  b ", "c ", "total "))] == [
+        "a", "b", "c", "total", "total",
+    ]  # fmt: skip
+    assert any(line.startswith(world["four"]) for line in lines)
+    assert not any(line.startswith(world["one"]) for line in lines)
+    assert "1 more operation with less ordered: --top shows more of them" in lines
+
+
+def test_json_is_the_answer_of_the_scheduler(world, cpumond):
+    (tree,) = cpumond.json("report")["trees"]
+    assert {row["name"] for row in tree["pools"]} == {"a", "b", "c"}
+    assert json.loads(cpumond("report", "--format", "json", "--top", "0"))["trees"][0]["operations"] == []
+
+
+def test_only_one_pool_is_reported(world, cpumond):
+    (tree,) = cpumond.json("report", "--pool", "a")["trees"]
+    assert [row["name"] for row in tree["pools"]] == ["a", "b"]
+    assert {row["name"] for row in tree["operations"]} == {world["one"], world["two"]}
+    assert tree["total"]["ordered"] == pytest.approx(3.0, rel=0.02)
+    whole = cpumond.json("report", "--pool", "<Root>", "--tree", "default")
+    assert whole["trees"][0]["total"]["ordered"] == pytest.approx(7.0, rel=0.02)
+
+
+def test_the_page_is_written_whole_and_shows_names_as_text(world, cpumond, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    assert cpumond("report", "--since", "1h", "--html", str(path)) == ""
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.endswith("</html>\n")
+    assert MARKUP not in text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text
+    assert "<script" not in text
+    assert text.count('<path class="line used" d="M56.0') == 1
+    assert cpumond.err == ""
+    assert not list(tmp_path.glob("*.tmp"))
+    cpumond("report", "--pool", "a", "--output", str(tmp_path / "a.html"))
+    assert "Ordered, limit and used over time" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_written_is_said(world, cpumond, tmp_path):
+    missing = tmp_path / "missing" / "report.csv"
+    cpumond("report", "--output", str(missing), code=73)
+    assert "give --output a file that can be written" in cpumond.err
+    kept = tmp_path / "kept.html"
+    kept.write_text("before")
+    cpumond("report", "--pool", "nobody", "--html", str(kept), code=69)
+    assert kept.read_text() == "before"
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_unknown_names_get_a_suggestion(world, scheduler, cpumond):
+    scheduler.create_pool("research")
+    wait_until(
+        lambda: "research" in [row["name"] for row in scheduler.get("report?since_s=60")["trees"][0]["pools"]],
+        "the new pool has a point",
+    )
+    cpumond("report", "--tree", "defualt", code=69)
+    assert 'did you mean "default"?' in cpumond.err
+    cpumond("report", "--pool", "reserch", code=69)
+    assert 'did you mean "research"?' in cpumond.err
+
+
+def test_a_scheduler_without_a_history_says_so(scheduler, monkeypatch, cpumond):
+    start(scheduler, monkeypatch, '[history]\nlength = "0s"\n')
+    for words in (("report",), ("report", "--html", os.devnull), ("report", "--tree", "default")):
+        cpumond(*words, code=69)
+        assert "history" in cpumond.err
+        assert cpumond.err.count("\n") == 1
+
+
+def test_a_history_without_points_says_so(scheduler, monkeypatch, cpumond):
+    start(scheduler, monkeypatch, '[history]\nperiod = "1h"\n')
+    cpumond("report", code=69)
+    assert cpumond.err == ("cpumond: nothing is recorded yet of the last 1 d; the history gets a point every 1 h\n")
+
+
+def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond):
+    cpumond("report", "--scheduler", "127.0.0.1:1", code=69)
+    assert "no scheduler answers on http://127.0.0.1:1" in cpumond.err
+    wrong: list[tuple[Any, ...]] = [
+        ("--since", "0s"), ("--since", "soon"), ("--since", "2000d"), ("--top", "-1"), ("--format", "pdf"),
+        ("--json", "--format", "csv"), ("--html", "a", "--output", "b"),
+    ]  # fmt: skip
+    for words in wrong:
+        cpumond("report", *words, code=64)
+        assert cpumond.err.count("\n") == 1

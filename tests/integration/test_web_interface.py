@@ -1,0 +1,252 @@
+"""What the web page is served and asks for, from a real scheduler: files, tables, specifications, history, refusals."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
+from waiting import wait_until
+
+TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - of this test only
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
+    """One in which there is something of everything."""
+    process = SchedulerProcess(tmp_path_factory.mktemp("web"))
+    process.write_config('[history]\nperiod = "100ms"\n')
+    try:
+        process.start()
+        process.create_pool("a", strong_guarantee_resources={"cpu": 4})
+        process.create_pool("b", "a", strong_guarantee_resources={"cpu": 3})
+        node = PlayedNode(process, "n1")
+        node.register()
+        process.wait_updates()
+        process.start_operation("b", 2, alias="*main", title="Main", job_cpu_monitor={"check-period": "2s"})
+        node.beat_until(lambda: len(node.jobs) == 2, "both jobs run")
+        node.beat()
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def raw(scheduler: SchedulerProcess, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """An answer as it is on the wire, not decompressed."""
+    with scheduler.client.stream("GET", path, headers={"Accept-Encoding": "identity", **headers}) as answer:
+        return answer.status_code, dict(answer.headers), b"".join(answer.iter_raw())
+
+
+def test_the_page_is_there_for_everybody_and_all_it_loads(scheduler):
+    status, headers, page = raw(scheduler, "/", **{"Accept-Encoding": "gzip"})
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "trusted-types 'none'" in headers["content-security-policy"]
+    assert b'src="/web/scheduler.js"' in gzip.decompress(page)
+    assert raw(scheduler, "/", **{"If-None-Match": headers["etag"]})[0] == 304
+    assert scheduler.request("HEAD", "/web/scheduler.js").status_code == 200
+    # The files hold no data, so nobody asks under which name they were reached.
+    assert raw(scheduler, "/", Host="elsewhere.example")[0] == 200
+    assert raw(scheduler, "/api/v1/me", Host="elsewhere.example")[0] == 403
+
+
+def test_what_the_page_cannot_do_is_refused_with_a_sentence(scheduler):
+    for method, path, status in (
+        ("POST", "/", 405), ("DELETE", "/web/style.css", 405), ("GET", "/web/none.js", 404),
+        ("GET", "/web/..%2f__init__.py", 404), ("GET", "/web/%00", 404),
+    ):  # fmt: skip
+        answer = scheduler.request(method, path)
+        assert answer.status_code == status, path
+        assert answer.json()["error"].startswith(f"{method} /")
+
+
+def test_no_answer_with_data_is_kept_by_a_browser(scheduler):
+    for path in ("/api/v1/me", "/api/v1/trees/none", "/api/v1/nowhere", "/metrics", "/healthz", "/api/v4", "/ping"):
+        headers = scheduler.request("GET", path).headers
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff"), path
+
+
+def test_who_asks_and_the_overview(scheduler):
+    me = scheduler.get("me")
+    assert (me["user"], me["needs_token"], me["cluster_name"], me["history_length_s"]) == (
+        "root", False, "cpumond", 86_400.0
+    )  # fmt: skip
+    assert me["started_at"] <= me["now"]
+    scheduler.wait_updates()
+    overview = scheduler.get("overview")
+    (tree,) = overview["trees"]
+    assert (tree["name"], tree["is_default"], tree["pool_count"], tree["online_node_count"]) == ("default", True, 2, 1)
+    assert (tree["capacity_cores"], tree["ordered_cores"], tree["limit_cores"]) == (10.0, 2.0, 2.0)
+    assert overview["health"]["status"] == "ok"
+    assert overview["alerts"] == scheduler.get("alerts")["alerts"]
+    assert overview["history"]["max_bytes"] == 268_435_456
+
+
+def test_the_pool_table_is_sent_once_for_each_state(scheduler):
+    path = "/api/v1/trees/default/pool_table"
+    status, headers, packed = raw(scheduler, path, **{"Accept-Encoding": "gzip"})
+    assert (status, headers["content-encoding"]) == (200, "gzip")
+    table = json.loads(gzip.decompress(packed))
+    names = [row[table["columns"].index("name")] for row in table["rows"]]
+    assert names == ["<Root>", "a", "b"]
+    status, plain_headers, plain = raw(scheduler, path)
+    assert "content-encoding" not in plain_headers
+    assert json.loads(plain)["rows"] == table["rows"]
+
+    def is_unchanged() -> bool:
+        # An update may come in between.
+        tag = raw(scheduler, path)[1]["etag"]
+        status, again, body = raw(scheduler, path, **{"If-None-Match": tag})
+        assert status == 200 or (again["etag"] == tag and body == b"")
+        return status == 304
+
+    wait_until(is_unchanged, "two requests between two updates")
+    assert raw(scheduler, path, **{"If-None-Match": 'W/"0.0-0"'})[0] == 200
+    assert raw(scheduler, "/api/v1/trees/none/pool_table")[0] == 404
+
+
+def test_a_new_pool_is_in_the_table_at_once(own):
+    own.write_config(period="1m")
+    own.start()
+    before = own.get("trees/default/pool_table")
+    own.create_pool("new")
+    after = own.get("trees/default/pool_table")
+    assert [row[0] for row in before["rows"]] == ["<Root>"]
+    assert [row[0] for row in after["rows"]] == ["<Root>", "new"]
+    assert after["update"] == before["update"]
+
+
+def test_the_resulting_specification_has_the_merged_monitor_for_the_page_and_for_yt(scheduler):
+    shown = scheduler.get("operations/*main/specification")
+    monitor = shown["resulting"]["job_cpu_monitor"]
+    assert (monitor["check_period"], monitor["relative_upper_bound"], len(monitor)) == (2000.0, 0.9, 24)
+    assert shown["resulting"]["job_cpu_monitor_sources"]["check_period"] == "specification"
+    assert shown["provided"]["job_cpu_monitor"] == {"check-period": "2s"}
+    done = scheduler.yt("get-operation", shown["id"], "--format", "json", bindings=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["full_spec"]["job_cpu_monitor"]["check_period"] == 2000.0
+    assert answer["spec"]["job_cpu_monitor"] == {"check-period": "2s"}
+
+
+def test_one_job_and_operations_by_name(scheduler):
+    (operation,) = scheduler.get("operations?search=MAI&sort=usage&descending=true")["operations"]
+    assert scheduler.get("operations?search=nobody")["total"] == 0
+    assert scheduler.request("GET", "operations?sort=colour").status_code == 422
+    job = scheduler.get(f"operations/{operation['id']}/jobs")["jobs"][0]
+    assert scheduler.get(f"operations/*main/jobs/{job['id']}")["node_id"] == "n1"
+    unknown = scheduler.request("GET", "operations/*main/jobs/1-2-3-4")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 203)
+
+
+def test_history_of_everything_that_is_known_and_of_nothing_else(scheduler):
+    operation = scheduler.get("operations/*main")["id"]
+    job = scheduler.get(f"operations/{operation}/jobs")["jobs"][0]["id"]
+    for kind, name, column in (
+        ("pool", "b", "guarantee_ratio"), ("pool", "<Root>", "total_cores"), ("operation", "*main", "jobs"),
+        ("node", "n1", "capacity_cores"), ("job", job, "current_cpu_limit_cores"),
+    ):  # fmt: skip
+
+        def read(kind: str = kind, name: str = name) -> dict[str, object]:
+            answer = scheduler.client.get("/api/v1/history", params={"kind": kind, "name": name})
+            assert answer.status_code == 200, answer.text
+            found: dict[str, object] = answer.json()
+            return found
+
+        found = wait_until(lambda read=read: (it := read()) and it["times"] and it, f"points of {kind} {name}")
+        assert len(found["columns"][column]) == len(found["times"])
+        assert found["name"] == (operation if kind == "operation" else name)
+    for query, status in (
+        ("kind=pool&name=none", 404), ("kind=pool&name=a&tree=none", 404), ("kind=operation&name=*none", 404),
+        ("kind=node&name=n2", 404), ("kind=job&name=0", 404), ("kind=thing&name=a", 422), ("kind=pool", 422),
+        ("kind=pool&name=a&since_s=0", 422), ("kind=pool&name=a&max_points=0", 422), ("kind=pool&name=a&x=1", 422),
+    ):  # fmt: skip
+        answer = scheduler.request("GET", f"history?{query}")
+        assert answer.status_code == status, query
+        assert answer.json()["error"]
+
+
+def test_the_report_and_a_tree_that_it_does_not_know(scheduler):
+    report = scheduler.get("report?since_s=60&tree=default&top=1")
+    assert [tree["tree"] for tree in report["trees"]] == ["default"]
+    assert scheduler.request("GET", "report?tree=none").status_code == 404
+
+
+def test_without_a_history_its_answers_say_so(own):
+    own.write_config('[history]\nlength = "0s"\n')
+    own.start()
+    for path in ("history?kind=pool&name=a", "report"):
+        answer = own.request("GET", path)
+        assert (answer.status_code, answer.json()["error"]) == (404, "history is turned off: [history] length = 0")
+    assert own.get("me")["history_length_s"] == 0.0
+    assert own.get("overview")["history"] is None
+
+
+def test_a_refusal_names_the_field_and_the_plan_says_the_same(scheduler):
+    for path, value, field in (
+        (["weight"], -1, "weight"),
+        (["strong_guarantee_resources", "cpu"], 9, "strong_guarantee_resources/cpu"),
+        (["integral_guarantees", "resource_flow", "cpu"], "x", "integral_guarantees/resource_flow/cpu"),
+    ):
+        edits = [{"path": path, "value": value}]
+        refused = scheduler.request("PATCH", "trees/default/pools/b", {"edits": edits})
+        assert (refused.status_code, refused.json()["attributes"]) == (422, {"field": field})
+        plan = scheduler.post("plan", {"type": "ChangePool", "tree": "default", "pool": "b", "edits": edits})
+        assert (plan["accepted"], plan["refusal"]) == (False, refused.json()["error"])
+        assert (plan["code"], plan["attributes"]) == (refused.json()["code"], {"field": field})
+    assert scheduler.get("trees/default/pools/b")["attributes"] == {"strong_guarantee_resources": {"cpu": 3.0}}
+
+
+def test_long_answers_are_compressed_for_whoever_takes_it_and_the_command_line_reads_them(own):
+    own.start()
+    for number in range(60):
+        own.create_pool(f"pool-{number}")
+    path = "/api/v1/trees/default/pools"
+    _, headers, plain = raw(own, path)
+    assert "content-encoding" not in headers
+    assert headers["vary"] == "Accept-Encoding"
+    _, headers, packed = raw(own, path, **{"Accept-Encoding": "gzip"})
+    assert headers["content-encoding"] == "gzip"
+    assert len(packed) < len(plain) / 4
+    assert len(json.loads(gzip.decompress(packed))["pools"]) == 61
+    assert "content-encoding" not in raw(own, "/api/v1/me", **{"Accept-Encoding": "gzip"})[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "cpumond", "pool", "list", "--scheduler", own.url, "--json"],
+        env={**clean_environment(), "HOME": str(own.directory)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "pool-59" in done.stdout
+
+
+def test_with_tokens_only_the_files_are_for_everybody(own):
+    path = own.directory / "tokens"
+    path.write_text(f"anna:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    os.chmod(path, 0o600)
+    own.write_config(api=f'tokens_file = "{path}"')
+    own.start()
+    with httpx2.Client(base_url=own.url, trust_env=False, verify=False) as stranger:
+        assert stranger.get("/").status_code == stranger.get("/web/style.css").status_code == 200
+        for where in (
+            "me", "overview", "trees/default/pool_table", "history?kind=pool&name=a", "report",
+            "operations/1/specification", "operations/1/jobs/1",
+        ):  # fmt: skip
+            assert stranger.get(f"/api/v1/{where}").status_code == 401, where
+    own.use_token(TOKEN)
+    assert (own.get("me")["user"], own.get("me")["needs_token"]) == ("anna", True)

@@ -1,0 +1,208 @@
+"""What is known of a job over time: the points of its graphs, and the sums and figures of a heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from fake_node import QUICK, FakeNode, source
+
+from cpumond.agent import control
+from cpumond.testing import v2_cgroup
+from cpumond.wire import Heartbeat, JobReport
+
+FOUR = v2_cgroup(quota="400000 100000")
+PAGE = '[web]\nlisten = "127.0.0.1:0"\nperiod = "2s"\nsamples = 3\n'
+NO_RESTORE = QUICK + "throttle_restore_ratio = 0.0\n"
+
+MakeNode = Callable[..., FakeNode]
+
+
+def samples(node: FakeNode, job: str = "a") -> dict[str, Any]:
+    described = control.explain_job(node.agent, job)["samples"]
+    assert {len(column) for name, column in described.items() if name != "period_s"} == {len(described["at"])}
+    return described
+
+
+def report(node: FakeNode, job: str = "a") -> JobReport:
+    """The job in a heartbeat of now, as a receiver takes it."""
+    beat = node.agent._make_heartbeat()
+    read = msgspec.json.decode(msgspec.json.encode(beat), type=Heartbeat)
+    return next(each for each in read.jobs if each.job_id == job)
+
+
+# ---- samples
+
+
+def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    for usage in (1.0, 0.4, 0.2, 0.4):
+        node.tick(usage)
+    told = samples(node)
+    end = node.clock.wall_s()
+    assert told["period_s"] == 2.0
+    assert told["at"] == pytest.approx([end - 2, end], abs=0.001)
+    assert told["usage"] == pytest.approx([0.7, 0.3])
+    assert told["smoothed"] == pytest.approx([0.4, 0.4])  # smoothing_factor = 1: the last usage
+    assert told["limit"] == [2.0, 0.5]
+    assert told["floor"] == [0.5, 0.5]
+    assert told["lower_bound"] == pytest.approx([1.2, 0.3])
+    assert told["upper_bound"] == pytest.approx([1.8, 0.45])
+    assert told["votes_sum"] == [-2, -2]
+    assert told["throttled_ratio"] == [0.0, 0.0]
+
+
+def test_the_greatest_throttled_ratio_of_a_period_counts(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source() + PAGE).start()
+    for ratio in (0.0, 0.0, 0.9, 0.3, 0.0, 0.1):
+        node.tick(0.5, {"a": ratio})
+    assert samples(node)["throttled_ratio"] == pytest.approx([0.0, 0.9, 0.1])
+
+
+def test_the_newest_are_kept(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.ticks(20, 1.0)
+    end = node.clock.wall_s()
+    assert samples(node)["at"] == pytest.approx([end - 4, end - 2, end], abs=0.001)
+
+
+def test_never_more_often_than_the_check(make_node: MakeNode):
+    page = PAGE.replace("2s", "100ms")
+    node = make_node({"a": FOUR}, config=QUICK + "check_period = 2000\n" + source() + page).start()
+    for _ in range(4):
+        node.tick(1.0, seconds=2.0)
+    told = samples(node)
+    assert told["period_s"] == 2.0
+    end = node.clock.wall_s()
+    assert told["at"] == pytest.approx([end - 4, end - 2, end], abs=0.001)
+
+
+def test_a_job_that_is_looked_at_less_often_than_another_has_fewer(make_node: MakeNode):
+    slow = source("jobs/slow", more="job-cpu-monitor = { check_period = 4000 }\n")
+    page = PAGE.replace("2s", "1s").replace("samples = 3", "samples = 100")
+    node = make_node({"slow": FOUR, "b": FOUR}, config=QUICK + slow + source() + page).start()
+    node.ticks(12, {"slow": 1.0, "b": 2.0})
+    assert samples(node, "slow")["usage"] == pytest.approx([1.0] * 3)
+    assert samples(node, "slow")["period_s"] == 4.0
+    assert samples(node, "b")["usage"] == pytest.approx([2.0] * 12)
+
+
+def test_a_late_tick_is_in_the_mean_although_it_decides_nothing(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.ticks(2, 1.0)
+    node.tick(3.0, seconds=10.0, late_s=9.0)
+    node.ticks(2, 0.5)
+    # 10 s of 3 cores and at least 1 s of 0.5, whatever the monitor made of them.
+    assert samples(node)["usage"][1] == pytest.approx(3.0, abs=0.5)
+
+
+def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE.replace("2s", "1s")).start()
+    node.ticks(2, 1.0)
+    node.forget_counters("a")
+    node.tick(0.1)
+    assert len(samples(node)["at"]) == 2
+    node.tick(0.3)
+    assert samples(node)["usage"] == pytest.approx([1.0, 1.0, 0.3])
+
+
+@pytest.mark.parametrize("page", ["", "[web]\nsamples = 3\n", PAGE.replace("samples = 3", "samples = 0")])
+def test_none_are_kept_where_nobody_sees_them(page: str, make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + page).start()
+    node.ticks(8, 1.0)
+    assert samples(node)["at"] == []
+    assert node.agent.table.find("a").samples is None  # type: ignore[union-attr]
+
+
+def test_they_are_kept_for_the_scheduler(make_node: MakeNode):
+    config = QUICK + source() + '[scheduler]\nurl = "http://127.0.0.1:9"\n[web]\nperiod = "1s"\n'
+    node = make_node({"a": FOUR}, config=config).start()
+    node.ticks(3, 1.0)
+    assert len(samples(node)["at"]) == 3
+
+
+def test_a_reload_keeps_the_newest_of_them(make_node: MakeNode, logs: list[dict[str, Any]]):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.ticks(6, 1.0)
+    before = samples(node)["at"]
+    assert len(before) == 3
+    node.reload(QUICK + source() + PAGE.replace("samples = 3", "samples = 2"))
+    assert samples(node)["at"] == before[-2:]
+    node.reload(QUICK + source() + PAGE.replace("samples = 3", "samples = 0"))
+    node.ticks(4, 1.0)
+    assert samples(node)["at"] == []
+    assert not [record for record in logs if record["event"] == "needs_restart"]
+
+
+def test_a_reload_does_not_move_the_page(make_node: MakeNode, logs: list[dict[str, Any]]):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.reload(QUICK + source() + PAGE.replace("127.0.0.1:0", "").replace("2s", "1s"))
+    assert [record["key"] for record in logs if record["event"] == "needs_restart"] == ["web"]
+    assert (node.agent.config.web.listen, node.agent.config.web.period_s) == ("127.0.0.1:0", 1.0)
+
+
+def test_samples_are_json(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node.ticks(6, 1.0)
+    explained = control.explain_job(node.agent, "a")
+    assert msgspec.json.decode(msgspec.json.encode(explained))["samples"] == explained["samples"]
+
+
+# ---- sums and figures
+
+
+def test_a_heartbeat_has_what_the_last_check_saw_and_what_was_summed_up(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
+    first = report(node)
+    assert (first.cpu_usage, first.min_cpu_limit, first.votes_sum, first.throttled_ratio) == (None, None, None, None)
+    assert (first.ordered_cpu_seconds, first.throttled_cpu_seconds, first.late_cpu_seconds) == (0.0, 0.0, 0.0)
+    node.tick(0.5, {"a": 0.5})  # at its full limit
+    node.tick(0.5)  # lowered
+    node.tick(0.25, {"a": 0.2})
+    told = report(node)
+    assert (told.ordered_cpu_seconds, told.throttled_cpu_seconds) == (12.0, pytest.approx(0.7))
+    assert told.late_cpu_seconds == pytest.approx(0.2)
+    assert told.reclaimed_cpu_seconds == pytest.approx(2.0 + 3.0)
+    assert (told.cpu_usage, told.min_cpu_limit, told.votes_sum) == (pytest.approx(0.25), 0.5, -2)
+    assert told.throttled_ratio == pytest.approx(0.2)
+    assert told.cpu_seconds == pytest.approx(1.25)
+
+
+def test_nothing_is_late_where_nothing_is_written(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=NO_RESTORE.replace("reclaim", "shadow") + source()).start()
+    node.ticks(4, 0.1)
+    node.tick(0.1, {"a": 1.0})
+    told = report(node)
+    assert node.job("a").state.limit_cores < 4.0
+    assert (told.throttled_cpu_seconds, told.late_cpu_seconds, told.reclaimed_cpu_seconds) == (1.0, 0.0, 0.0)
+
+
+def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node: MakeNode):
+    shadow = NO_RESTORE.replace("reclaim", "shadow") + source()
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
+
+    def late(config: str) -> float | None:
+        node.reload(config)
+        node.ticks(4, 0.1)
+        node.tick(0.1, {"a": 1.0})
+        assert control.explain_job(node.agent, "a")["aggregated"]["late_cpu_s"] == report(node).late_cpu_seconds
+        return report(node).late_cpu_seconds
+
+    assert [late(NO_RESTORE + source()), late(shadow), late(NO_RESTORE + source())] == [1.0, 1.0, 2.0]
+    node.agent.close()
+    assert node.reports.heartbeats[-1].jobs[0].late_cpu_seconds == 2.0
+
+
+def test_sums_of_explain_and_of_the_heartbeat_are_the_same(make_node: MakeNode):
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
+    node.ticks(4, 0.1)
+    node.tick(0.1, {"a": 1.0})
+    sums, told = control.explain_job(node.agent, "a")["aggregated"], report(node)
+    assert (sums["max_cpu_s"], sums["throttled_cpu_s"], sums["late_cpu_s"], sums["preempted_cpu_s"]) == (
+        told.ordered_cpu_seconds,
+        told.throttled_cpu_seconds,
+        told.late_cpu_seconds,
+        told.reclaimed_cpu_seconds,
+    )

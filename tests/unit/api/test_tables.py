@@ -1,0 +1,182 @@
+"""The pool table and the totals of the overview, and the orders in which operations are listed."""
+
+from __future__ import annotations
+
+import gzip
+
+import msgspec
+import pytest
+from test_views import NOW, TREE, Living, plain
+
+from cpumond.api import tables, views
+from cpumond.scheduler import operations
+from cpumond.scheduler.model import CommandError
+
+
+@pytest.fixture
+def living() -> Living:
+    return Living()
+
+
+def rows_of(living: Living) -> dict[str, dict[str, object]]:
+    table = plain(tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW))
+    assert table["columns"] == list(tables.COLUMNS)
+    return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+
+
+def test_a_row_says_the_same_as_the_pool_itself(living):
+    living.node(cpu=8.0)
+    living.pool("a", strong_guarantee_resources={"cpu": 2}, weight=3.0, max_running_operation_count=5)
+    living.pool("b", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
+    living.start("a", 2)
+    living.start("mine", 1, user="somebody")
+    living.update()
+    living.beat()
+    living.update()
+    rows = rows_of(living)
+    for pool in views.show_pools(living.tree, NOW).pools:
+        row = rows.pop(pool.name)
+        for name in ("parent", "is_ephemeral", "mode", "weight", "operation_count", "max_operation_count",
+                     "running_operation_count", "max_running_operation_count"):  # fmt: skip
+            assert row[name] == getattr(pool, name), (pool.name, name)
+        assert row["fair_share_ratio"] == pytest.approx(pool.fair_share_ratio, abs=1e-6)
+        assert row["usage_ratio"] == pytest.approx(pool.usage_ratio, abs=1e-6)
+        assert row["strong_guarantee_ratio"] == pytest.approx(pool.strong_guarantee.get("cpu", 0.0) / 8.0, abs=1e-6)
+        assert row["limit_cores"] == pytest.approx(pool.usage["cpu"], abs=1e-6)
+        assert row["child_count"] == len(pool.children)
+        assert row["starvation"] == pool.starvation_status.replace("non_starving", "")
+    assert not rows
+
+
+def test_cores_are_those_of_the_whole_subtree(living):
+    living.node()
+    living.pool("a")
+    living.pool("b", "a")
+    living.start("b", 2)
+    living.start("a", 1)
+    living.update()
+    living.beat()
+    living.beat()
+    rows = rows_of(living)
+    # Each job ordered 1 core, may use 0.5 and was last seen to use 0.4.
+    expected = {"<Root>": (3.0, 1.5, 1.2), "a": (3.0, 1.5, 1.2), "b": (2.0, 1.0, 0.8)}
+    for name, cores in expected.items():
+        row = rows[name]
+        assert (row["ordered_cores"], row["limit_cores"], row["used_cores"]) == pytest.approx(cores)
+    totals = tables.show_totals(living.tree, tables.sum_cores(living.tree), True)
+    assert (totals.capacity_cores, totals.ordered_cores, totals.limit_cores) == (4.0, 3.0, 1.5)
+    assert (totals.used_cores, totals.reclaimed_cores) == pytest.approx((1.2, 1.5))
+    assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
+
+
+def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they_mean_something(living):
+    for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
+        living.pool(name, parent)
+    living.pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
+    living.node()
+    living.update()
+    rows = rows_of(living)
+    assert [(name, row["depth"]) for name, row in rows.items()] == [
+        ("<Root>", 0), ("a", 1), ("b", 1), ("c", 2), ("z", 2), ("i", 1)
+    ]  # fmt: skip
+    integral = rows["i"]
+    assert (integral["integral_type"], integral["flow_ratio"]) == ("relaxed", 0.25)
+    assert (integral["volume"], integral["capacity"]) == (0, 0.25 * 86_400)
+    assert (rows["a"]["integral_type"], rows["a"]["flow_ratio"], rows["a"]["volume"]) == ("none", None, None)
+
+
+def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
+    table = tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW)
+    assert len(table.rows) == 1
+    assert tables.show_totals(living.tree, tables.CoreSums(), False).capacity_cores == 0.0
+
+
+def test_a_pool_of_after_the_sums_has_no_cores_yet(living):
+    sums = tables.sum_cores(living.tree)
+    living.pool("new")
+    rows = [row for row in tables.make_pool_table(living.tree, sums, NOW).rows if row[0] == "new"]
+    assert dict(zip(tables.COLUMNS, rows[0], strict=True))["ordered_cores"] == 0
+
+
+def test_two_thousand_pools_stay_small(living):
+    for number in range(20):
+        living.pool(f"department-{number}", weight=2.5)
+    for number in range(200):
+        living.pool(f"team-{number}-research", f"department-{number % 20}")
+    table = tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW)
+    per_pool = len(gzip.compress(msgspec.json.encode(table), 4)) / len(table.rows)
+    assert per_pool < 30.0  # 60 KB for 2000
+
+
+# --- operations
+
+
+def ids(living: Living, **query: object) -> list[str]:
+    return [each.id for each in living.operations(**query).operations]
+
+
+def test_operations_are_found_by_any_part_of_any_name_whatever_the_case(living):
+    living.pool("Research")
+    one = living.start("Research", title="Nightly Build", alias="*night")
+    two = living.start("other", user="Ann")
+    for text, found in (
+        ("NIGHT", [one]), ("ly bu", [one]), ("research", [one]), ("ANN", [two]), ("oth", [two]), (two, [two]),
+        ("", [two, one]), ("nothing of it", []),
+    ):  # fmt: skip
+        assert ids(living, search=text) == found, text
+    # Names do not run into each other.
+    assert ids(living, search="build*night") == []
+    assert living.operations(search="night").total == 1
+
+
+def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_where_equal(living):
+    living.node(cpu=8.0)
+    living.pool("a")
+    small = living.start("a", 1, title="b", user="zoe")
+    large = living.start("a", 3, title="A", user="ann")
+    none = living.start("a", 1, title="c", user="ann")
+    living.run(operations.AbortOperation(none))
+    living.update()
+    living.beat()
+    living.update()
+    assert ids(living, sort="start_time") == [none, large, small]
+    assert ids(living, sort="start_time", descending=False) == [small, large, none]
+    assert ids(living, sort="title", descending=False) == [large, small, none]
+    assert ids(living, sort="user", descending=False) == [none, large, small]
+    assert ids(living, sort="user") == [small, none, large]
+    assert ids(living, sort="state", descending=False) == [none, large, small]
+    for order in ("jobs", "usage", "fair_share"):
+        assert ids(living, sort=order) == [large, small, none], order
+    assert ids(living, sort="jobs", limit=1, offset=1) == [small]
+
+
+# --- jobs and specifications
+
+
+def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
+    living.node()
+    living.pool("a")
+    operation = living.start("a", 2)
+    living.update()
+    living.beat()
+    record = living.state.find_record(operation)
+    job = views.show_jobs(living.state, record, limit=1).jobs[0]
+    assert views.find_job(living.state, record, job.id) == job
+    living.beat(ended=(job.id,))
+    assert views.find_job(living.state, living.state.find_record(operation), job.id).state == "completed"
+    other = living.state.find_record(living.start("a"))
+    for unknown in (job.id, "1-2-3-4"):
+        with pytest.raises(CommandError, match="No such job"):
+            views.find_job(living.state, other, unknown)
+
+
+def test_the_specification_has_what_was_given_and_all_that_holds(living):
+    living.pool("a")
+    operation = living.start("a", title="x", weight=2)
+    shown = plain(views.show_specification(living.state, living.state.find_record(operation)))
+    assert shown["provided"] == {"pool": "a", "tasks": {"t": {"job_count": 1}}, "title": "x", "weight": 2}
+    assert shown["resulting"]["scheduling_options_per_pool_tree"][TREE]["weight"] == 2.0
+    monitor = shown["resulting"]["job_cpu_monitor"]
+    assert set(shown["resulting"]["job_cpu_monitor_sources"]) == set(monitor)
+    assert set(shown["resulting"]["job_cpu_monitor_sources"].values()) == {"default"}
+    assert "[monitor]" in shown["note"]
