@@ -56,6 +56,9 @@ class PlayedJob:
     started_at: float
     cpu_seconds: float | None = None
     reclaimed_cpu_seconds: float | None = None
+    ordered_cpu_seconds: float | None = None
+    throttled_cpu_seconds: float | None = None
+    late_cpu_seconds: float | None = None
 
 
 @dataclass
@@ -115,6 +118,9 @@ class PlayedNode:
                 cgroup=f"jobs/{job_id}",
                 cpu_seconds=job.cpu_seconds,
                 reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
+                ordered_cpu_seconds=job.ordered_cpu_seconds,
+                throttled_cpu_seconds=job.throttled_cpu_seconds,
+                late_cpu_seconds=job.late_cpu_seconds,
             )
             for job_id, job in self.jobs.items()
         ]

@@ -132,7 +132,7 @@ def _post(client: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
 
 WATCH_FIRST_ROW = """
 (() => {
-  const found = () => document.querySelector("main .table tbody tr:not(.spacer) th a");
+  const found = () => document.querySelector("main .table tbody tr:not(.spacer) th a, main .figure-number");
   const look = () => {
     if (!found()) return false;
     performance.mark("first-row");
@@ -148,7 +148,8 @@ WATCH_FIRST_ROW = """
   observer.observe(document, { childList: true, subtree: true });
 })();
 """
-"""For ``add_init_script``: marks of the page's timeline, when a table's first row with data is there and is painted."""
+"""For ``add_init_script``: marks of the page's timeline, when the first row of a table, or number of the overview,
+is there and is painted."""
 
 FIRST_ROW = """() => performance.getEntriesByName("first-row-painted")[0]?.startTime ?? null"""
 """Milliseconds from the start of the navigation, null as long as nothing was painted."""

@@ -30,13 +30,16 @@ from cpumond.agent.clock import Clock
 from cpumond.agent.job_files import (
     JOB_FILE,
     SANDBOX,
+    SUMS_FILE,
     JobFile,
     list_set_aside,
     open_jobs_dir,
     read_job_file,
+    read_sums,
     remove_tree,
     set_aside,
     write_job_file,
+    write_sums,
 )
 from cpumond.agent.launch import find_account, make_argv, make_environment
 from cpumond.agent.overdraft import Share, Timer, find_victims
@@ -56,6 +59,8 @@ OVERDRAFT_KILL_S = 10.0
 """From the interruption to the kill of a job that is aborted by this node itself."""
 REPEAT_KILL_S = 1.0
 RECOVERY_S = 12.0
+SUMS_PERIOD_S = 10.0
+"""An agent that is killed loses so much of its jobs' sums."""
 LOG_READ_S = 3.0
 """A log that takes longer to read must not hold up the heartbeats."""
 BROKEN_STARTS = 3
@@ -107,7 +112,7 @@ class AssignedView(msgspec.Struct, frozen=True):
 class AssignedJob:
     """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
 
-    __slots__ = ("directory", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
+    __slots__ = ("directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
 
     def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
         self.file = file
@@ -117,6 +122,8 @@ class AssignedJob:
         self.kill_at_s = math.inf
         self.found: FoundJob | None = None
         self.usage: Usage | None = None
+        self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
+        """``SUMS`` of earlier runs of the agent."""
 
     @property
     def order(self) -> JobOrder:
@@ -127,9 +134,9 @@ class AssignedJob:
         """Whether it is being started or runs."""
         return self.file.state in ("starting", "running")
 
-    def sums(self) -> dict[str, Any]:
+    def sums(self) -> dict[str, float]:
         """``SUMS`` since its start, in core-seconds, those of earlier runs of the agent included."""
-        return {name: getattr(self.file, name) + (getattr(self.usage, name, None) or 0.0) for name in SUMS}
+        return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
 
     @property
     def current_cores(self) -> float:
@@ -175,6 +182,9 @@ class AssignedJobs:
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
+        self._sums_at_s = -math.inf
+        self._sums_writing: Future[None] | None = None
+        self._sums_refused = False
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
         self._workers = ThreadPoolExecutor(2, "jobs")
@@ -219,6 +229,7 @@ class AssignedJobs:
         return self._ready
 
     def _read_files(self, now_s: float) -> None:
+        sums = read_sums(self.config.executor.jobs_dir)
         for name in sorted(os.listdir(self.config.executor.jobs_dir)):
             directory = os.path.join(self.config.executor.jobs_dir, name)
             file = read_job_file(directory)
@@ -233,6 +244,9 @@ class AssignedJobs:
                 self._kept[name] = (file.finished.finish_time or 0.0, directory)
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
+            for each, noted in sums.get(name, {}).items():
+                # The newer of the two files has the larger one.
+                job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
                 self._finish(job, "lost", "the host was started anew while it ran")
             elif file.finished is None and file.stop is not None:
@@ -303,7 +317,7 @@ class AssignedJobs:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
-                self._note(job, **job.sums())
+                self._note(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
         # Removals go on until they are done, the process waits for them at its very end.
@@ -398,6 +412,7 @@ class AssignedJobs:
             if now_s >= job.kill_at_s and job.takes_room:
                 job.kill_at_s = now_s + REPEAT_KILL_S
                 self.executor.kill(job.order.job_id)
+        self._note_sums(now_s)
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
             # One more bad start is enough to be broken again.
             self._broken_starts = BROKEN_STARTS - 1
@@ -690,7 +705,7 @@ class AssignedJobs:
 
     def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""
-        job.file = msgspec.structs.replace(job.file, **changes)
+        job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
         # Whether it starts is known in some milliseconds: one heartbeat for both.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
@@ -702,6 +717,29 @@ class AssignedJobs:
             if strict:
                 raise problem from error
             log.error("job_file_not_written", job_id=job.order.job_id, error=str(problem))
+
+    def _note_sums(self, now_s: float) -> None:
+        """Write the sums of all jobs: what an agent that is killed cannot write at its end.
+
+        In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
+        """
+        if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
+            return
+        self._sums_at_s = now_s + SUMS_PERIOD_S
+        sums = {job_id: job.sums() for job_id, job in self.jobs.items() if job.takes_room and job.usage is not None}
+        if sums:
+            self._sums_writing = self._workers.submit(self._write_sums, sums)
+
+    def _write_sums(self, sums: dict[str, dict[str, float]]) -> None:
+        try:
+            write_sums(self.config.executor.jobs_dir, sums)
+        except OSError as error:
+            problem = from_os_error(error, f"write {SUMS_FILE} in {self.config.executor.jobs_dir}", "free space there")
+            if not self._sums_refused:
+                log.error("sums_not_written", error=str(problem), retry_s=SUMS_PERIOD_S)
+            self._sums_refused = True
+        else:
+            self._sums_refused = False
 
     def _remove(self, directory: str) -> None:
         """Delete a directory and all in it, in another thread: a job may have left a million files."""

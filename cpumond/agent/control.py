@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,7 +19,10 @@ from cpumond.config import parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
-from cpumond.units import format_duration
+from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
+
+LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
+"""The kernel takes no smaller limit."""
 
 
 def describe_job(job: JobView) -> dict[str, Any]:
@@ -230,9 +233,11 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> dict[str, Any]:
         why = job.refused or f"its mode is {job.mode}"
         raise RefusedError(f"job {job.found.job_id!r}: nothing is written to it ({why}), so there is nothing to pin")
     cores = body.get("cpu_limit", job.state.hard_cores)
-    if isinstance(cores, bool) or not isinstance(cores, (int, float)) or not 0 < cores <= job.state.hard_cores:
+    most = job.state.hard_cores
+    least = min(LEAST_PIN_CORES, most)
+    if isinstance(cores, bool) or not isinstance(cores, (int, float)) or not least <= cores <= most:
         raise ConfigError(
-            f"job {job.found.job_id!r}: a pinned limit must be in (0, {job.state.hard_cores:g}] cores, got {cores!r}"
+            f"job {job.found.job_id!r}: a pinned limit must be in [{least:g}, {most:g}] cores, got {cores!r}"
         )
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (

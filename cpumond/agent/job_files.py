@@ -25,6 +25,8 @@ log = structlog.get_logger("cpumond.agent")
 JOB_FILE = "job.json"
 SANDBOX = "sandbox"
 LOCK_FILE = ".lock"
+SUMS_FILE = ".sums"
+"""No job has a name that begins with a dot."""
 ASIDE = ".gone-"
 MAX_ERROR = 1000
 
@@ -35,7 +37,7 @@ class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
     ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970. The sums of core-seconds
-    are those that earlier runs of the agent have counted, as in ``JobReport``.
+    are as in ``JobReport``, of when it was written: at each step and at the agent's end; SUMS_FILE may have newer ones.
     """
 
     order: JobOrder
@@ -100,9 +102,30 @@ def read_job_file(directory: str) -> JobFile | None:
 
 def write_job_file(directory: str, content: JobFile) -> None:
     """Replace the file as a whole. Raises OSError; then the old one is still there."""
-    path = os.path.join(directory, JOB_FILE)
+    _replace(os.path.join(directory, JOB_FILE), msgspec.json.encode(content))
+
+
+def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
+    """Job -> name of a sum -> core-seconds, as last written; empty where nothing that can be understood is there."""
+    path = os.path.join(jobs_dir, SUMS_FILE)
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=dict[str, dict[str, float]])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        log.error("sums_damaged", path=path, error=str(error), advice="nothing to do: it is written anew")
+        return {}
+
+
+def write_sums(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
+    """Replace the file of the sums of all jobs. Raises OSError; then the old one is still there."""
+    _replace(os.path.join(jobs_dir, SUMS_FILE), msgspec.json.encode(sums))
+
+
+def _replace(path: str, content: bytes) -> None:
     with open(f"{path}.new", "wb", opener=_open_private) as file:
-        file.write(msgspec.json.encode(content))
+        file.write(content)
     os.rename(f"{path}.new", path)
 
 

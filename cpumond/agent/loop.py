@@ -41,7 +41,7 @@ from cpumond.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
 from cpumond.reporters import REPORTERS, Reporter
-from cpumond.wire import Heartbeat, HeartbeatAnswer, JobReport
+from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobReport
 
 if TYPE_CHECKING:
     from cpumond.reporters.scheduler import SchedulerLink
@@ -122,6 +122,9 @@ class Agent:
         self._changed_limits: set[str] = set()
         self._last_complaint = ""
         self._pinned = False
+        self._stale_pins: set[str] = set()
+        """Of jobs that ended, to be forgotten as soon as the disk allows it."""
+        self._forget_pins_at_s = -math.inf
         self._followed: set[str] = set()
         """Cgroups of the scheduler's jobs that the monitor was given."""
         self._cost_mark = (clock.monotonic_s(), time.process_time())
@@ -451,7 +454,7 @@ class Agent:
             self.assigned.obey(answer, sent_at_s, now_s)
         self._beat_due |= self.assigned.advance(now_s, self._count_cores)
         self._beat_due |= self.assigned.adjust(now_s, self._count_cores)
-        self._forget_pins(self.assigned)
+        self._forget_pins(self.assigned, now_s)
         followed = {job.path for job in self.assigned.found_jobs()}
         for path in self._followed - followed:
             # Its cgroup is removed already, or will be at once.
@@ -464,16 +467,28 @@ class Agent:
             self._choose_period()
         self._followed = followed
 
-    def _forget_pins(self, assigned: AssignedJobs) -> None:
+    def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
         """The scheduler's jobs never come again: the pins of those that ended are of no use."""
-        if not self.registered.content.pins:
+        pins = self.registered.content.pins
+        if not pins:
             return
         for finished in assigned.finished_jobs():
-            if finished.job_id in self.registered.content.pins:
-                try:
-                    self.registered.pin(finished.job_id, None)
-                except CpumondError as error:
-                    self._complain(None, error)
+            if finished.job_id in pins and not self._has_other(finished):
+                self._stale_pins.add(finished.job_id)
+        for job_id in list(self._stale_pins) if now_s >= self._forget_pins_at_s else ():
+            try:
+                self.registered.pin(job_id, None)
+            except CpumondError as error:
+                # The disk refuses the others as well.
+                self._forget_pins_at_s = now_s + self.config.discovery.rescan_period_s
+                self._complain(None, error)
+                return
+            self._stale_pins.discard(job_id)
+
+    def _has_other(self, finished: FinishedJob) -> bool:
+        """Whether a job of the same id is none of the scheduler's, so that the pin may be for that one."""
+        same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
+        return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
 
     def _read_usage(self) -> dict[str, Usage]:
         """What the monitor knows of the scheduler's jobs, by cgroup."""
@@ -747,8 +762,11 @@ class Agent:
             log.exception("assigned_jobs_failed")
 
     def run_requests(self) -> None:
-        """Carry out what ``call`` queued; what nobody waits for any more is left out."""
-        while self._requests:
+        """Carry out what ``call`` has queued by now; what nobody waits for any more is left out.
+
+        Whatever is queued meanwhile has its turn after the tick, if that is due: those who ask cannot hold it up.
+        """
+        for _ in range(len(self._requests)):
             work, future = self._requests.popleft()
             if future.set_running_or_notify_cancel():
                 try:

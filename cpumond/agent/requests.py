@@ -48,7 +48,7 @@ class JobRequests:
         try:
             reply = JobReply(node_id, request.request_id, value=self._do(request))
         except CpumondError as error:
-            is_refused = isinstance(error, ConfigError | RefusedError | UnavailableError)
+            is_refused = isinstance(error, ConfigError | RefusedError)
             reply = JobReply(node_id, request.request_id, error=str(error)[:MAX_NAME], is_refused=is_refused)
         if request.kind != "explain":
             self._changes[request.request_id] = reply
@@ -74,8 +74,10 @@ class JobRequests:
             raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
         paths = {each.found.path for each in agent.table if each.found.job_id == job_id}
         if job.file.state != "running" or job.file.cgroup not in paths:
-            states = {"ended": "has ended", "running": "runs, but its cgroup is not measured yet"}
-            raise UnavailableError(f"job {job_id} {states.get(job.file.state, 'has not started yet')}")
+            if job.file.state == "ended":
+                raise RefusedError(f"job {job_id} has ended")
+            what = "runs, but its cgroup is not measured yet" if job.file.state == "running" else "has not started yet"
+            raise UnavailableError(f"job {job_id} {what}; ask again in a moment")
         if len(paths) > 1:
             # Pins go by the id: it would hold the others, too.
             others = ", ".join(sorted(paths - {job.file.cgroup}))

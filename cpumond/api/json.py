@@ -86,6 +86,9 @@ STATUS_OF_CODE: Final = {
 Authenticate = Callable[[Request], str]
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
+SLASH: Final = "\0"
+"""Stands in a path for an encoded slash; no name holds it."""
+
 ALERT_S: Final = 600.0
 """How long after the last time something went wrong it is an alert."""
 
@@ -98,7 +101,7 @@ THREAD_BYTES: Final = 65_536
 """From this size on in a thread: it would hold up heartbeats."""
 
 SUMMED_AT_ONCE: Final = 1000
-"""Operations whose jobs are added up before something else has its turn."""
+"""Operations whose jobs are added up, or names made ready for a search, before something else has its turn."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -226,7 +229,7 @@ class _Served:
             body = _decode(await _read_body(request, self.max_body), self.decoder, endpoint)
             if not endpoint.is_of_nodes:
                 _check_depth(body, self.max_depth)
-        value = await self.handler(Call(request.path_params, user, body, query))
+        value = await self.handler(Call(_read_names(request), user, body, query))
         if isinstance(value, Response):
             return value
         if isinstance(value, Made):
@@ -305,6 +308,11 @@ async def _read_body(request: Request, limit: int) -> bytes:
 def _too_large(limit: int) -> HttpError:
     text = f"the body of the request is larger than {limit} bytes, the limit of [api] max_body"
     return HttpError(413, text, headers={"Connection": "close"})
+
+
+def _read_names(request: Request) -> dict[str, str]:
+    """The names in the path; SLASH stands for a slash inside of one."""
+    return {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint) -> Any:
@@ -433,6 +441,7 @@ class JsonApi:
         self._cores: dict[str, tuple[tuple[Tree, int], asyncio.Task[tables.CoreSums]]] = {}
         self._tables: dict[str, tuple[tuple[Tree, int, TreeConfig], asyncio.Task[Made]]] = {}
         self._table_numbers = itertools.count(1)
+        self._texts = views.SearchTexts()
         self._document: dict[str, Any] = {}
         self._thinking = asyncio.Lock()
         """Plans and explanations are made one at a time: the threads are there for updates and the store."""
@@ -475,7 +484,7 @@ class JsonApi:
         # A changed pool shows at once, not only with the next update.
         made_of = (tree, tree.update_count, tree.config)
         known = self._tables.get(tree.name)
-        if known is None or known[0] != made_of:
+        if known is None or known[0] != made_of or _has_failed(known[1]):
             self._tables = {name: each for name, each in self._tables.items() if name in self.scheduler.state.trees}
             known = self._tables[tree.name] = (made_of, asyncio.create_task(self._make_pool_table(tree)))
         return await asyncio.shield(known[1])
@@ -488,7 +497,7 @@ class JsonApi:
     async def _cores_of(self, tree: Tree) -> tables.CoreSums:
         """Summed up once for each update."""
         known = self._cores.get(tree.name)
-        if known is None or known[0] != (tree, tree.update_count):
+        if known is None or known[0] != (tree, tree.update_count) or _has_failed(known[1]):
             self._cores = {name: each for name, each in self._cores.items() if name in self.scheduler.state.trees}
             known = self._cores[tree.name] = ((tree, tree.update_count), asyncio.create_task(_sum_cores(tree)))
         return await asyncio.shield(known[1])
@@ -555,11 +564,22 @@ class JsonApi:
 
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
+        if query.search:
+            await self._read_texts()
         return views.show_operations(
             self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, operation_state=query.state,
             user=query.user, tree=query.tree, pool=query.pool, search=query.search, sort=query.sort,
-            descending=query.descending == "true",
+            descending=query.descending == "true", texts=self._texts,
         )  # fmt: skip
+
+    async def _read_texts(self) -> None:
+        """Make what is searched, in parts: heartbeats must not wait for all of it."""
+        records = views.list_records(self.scheduler.state)
+        for start in range(0, len(records), SUMMED_AT_ONCE):
+            for record in records[start : start + SUMMED_AT_ONCE]:
+                self._texts.of(record)
+            await asyncio.sleep(0)
+        self._texts.forget_gone(self.scheduler.state)
 
     async def start_operation(self, call: Call) -> views.Done:
         return await self._execute(operations.StartOperation(call.body.spec, call.body.type), call)
@@ -833,6 +853,10 @@ class JsonApi:
         """Since the update of the tree that was updated longest ago; None before there was one."""
         times = [kept.previous_time for kept in self.scheduler.updates.values() if kept.previous_time is not None]
         return max(self._now() - min(times), 0.0) if times else None
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _sum_cores(tree: Tree) -> tables.CoreSums:

@@ -312,6 +312,7 @@ _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
 _CHANGE: Final = (404, 409, 422)
 _ASK_NODE: Final = (404, 429, 503, 504)
+"""What has to wait for a node, or for the disk of the history."""
 
 ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", views.TreeList),
@@ -434,11 +435,11 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", PREFIX + "/history", "read_history", "What was when, of a pool, operation, node or job", HistoryView,
-        query=HistoryQuery, refusals=(404,),
+        query=HistoryQuery, refusals=_ASK_NODE,
     ),
     Endpoint(
         "GET", PREFIX + "/report", "make_report", "What pools and operations came to, in core-hours", ReportView,
-        query=ReportQuery, refusals=(404,),
+        query=ReportQuery, refusals=_ASK_NODE,
     ),
     Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", views.AlertList),
     Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", views.Status),
@@ -465,8 +466,8 @@ MEANING: Final = {
     422: "A value is wrong or the change is refused; the sentence says what and where",
     429: "Too many such requests are waiting",
     500: "A mistake of the scheduler; see its log",
-    503: "Nothing can be stored at the moment, the scheduler is not ready, or a node is away",
-    504: "The node did not answer in time",
+    503: "Nothing can be stored at the moment, the scheduler is not ready or ends, or a node is away",
+    504: "The node, or the disk of the history, did not answer in time",
 }
 
 REF: Final = "#/components/schemas/{name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -74,7 +75,7 @@ def make_app(
             # Nobody is asked for a token, nor the request for its host: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
-        middleware=[Middleware(DataHeaders)],
+        middleware=[Middleware(DataHeaders), Middleware(SlashesInNames)],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
     )
     app.router.redirect_slashes = False
@@ -86,6 +87,9 @@ def find_user(request: Request, tokens: Tokens | None) -> str:
 
     An administrator may act for somebody else (``X-YT-User-Name``); without tokens everybody may. Raises CommandError.
     """
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        # A browser says so of what another site's page asks for.
+        raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
     other = request.headers.get("x-yt-user-name", "")
     if other and not USER_NAME.fullmatch(other):
         raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
@@ -105,7 +109,11 @@ def find_user(request: Request, tokens: Tokens | None) -> str:
     return other or user.name
 
 
-DATA_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+DATA_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 class DataHeaders:
@@ -123,3 +131,20 @@ class DataHeaders:
             await send(message)
 
         await self.app(scope, receive, send_more)
+
+
+class SlashesInNames:
+    """A name may hold a slash: an encoded one is no border between the parts of a path.
+
+    The server gives the path decoded; here it is decoded anew, with ``json.SLASH`` for each ``%2F``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path") or b""
+        if scope["type"] == "http" and b"%2f" in raw.lower() and b"%00" not in raw:
+            path = unquote(re.sub(b"%2f", b"%00", raw.partition(b"?")[0], flags=re.IGNORECASE))
+            scope = {**scope, "path": path}
+        await self.app(scope, receive, send)

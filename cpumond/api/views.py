@@ -501,21 +501,22 @@ OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage"
 def show_operations(
     state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
     pool: str = "", search: str = "", sort: OperationOrder = "start_time", descending: bool = True,
+    texts: SearchTexts | None = None,
 ) -> OperationList:  # fmt: skip
     """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
 
-    ``search`` is looked for in id, title, alias, user and names of pools, whatever the case.
+    ``search`` is looked for in id, title, alias, user and names of pools, whatever the case; ``texts`` may know them.
     """
-    live = (operation.record for operation in state.operations.values())
     wanted = search.lower()
+    texts = SearchTexts() if texts is None else texts
     chosen = [
         record
-        for record in (*live, *state.finished.values())
+        for record in list_records(state)
         if (not operation_state or record.state == operation_state)
         and (not user or record.user == user)
         and (not tree or tree in record.trees)
-        and (not pool or any(o.pool == pool for name, o in record.trees.items() if not tree or name == tree))
-        and (not wanted or wanted in _searched_text(record))
+        and (not pool or _is_in(record, tree, pool))
+        and (not wanted or wanted in texts.of(record))
     ]
     chosen.sort(key=lambda record: record.sequence, reverse=True)
     if (sort, descending) != ("start_time", True):
@@ -525,9 +526,46 @@ def show_operations(
     return OperationList([OperationView(**_operation_fields(state, each, now, places)) for each in shown], len(chosen))
 
 
-def _searched_text(record: OperationRecord) -> str:
-    pools = "\n".join([options.pool for options in record.trees.values()])
-    return f"{record.id}\n{record.title}\n{record.alias}\n{record.user}\n{pools}".lower()
+def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
+    for name, options in record.trees.items():  # noqa: SIM110 - a generator costs twice as much, for each operation
+        if options.pool == pool and (not tree or name == tree):
+            return True
+    return False
+
+
+def list_records(state: State) -> list[OperationRecord]:
+    """Of all operations, those that live first."""
+    return [*(operation.record for operation in state.operations.values()), *state.finished.values()]
+
+
+class SearchTexts:
+    """What operations are searched by: their names in lower case, each on a line of its own.
+
+    Kept for each record, since there may be very many and an open page asks again every few seconds; a record that
+    is replaced gets a new text.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[OperationRecord, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def of(self, record: OperationRecord) -> str:
+        """The text of one operation."""
+        known = self._texts.get(record.id)
+        if known is None or known[0] is not record:
+            pools = "\n".join([options.pool for options in record.trees.values()])
+            text = f"{record.id}\n{record.title}\n{record.alias}\n{record.user}\n{pools}".lower()
+            known = self._texts[record.id] = (record, text)
+        return known[1]
+
+    def forget_gone(self, state: State) -> None:
+        """Leave out operations that are no longer kept, when they are many."""
+        if len(self) > 1.2 * (len(state.operations) + len(state.finished)) + 100:
+            self._texts = {
+                key: kept for key, kept in self._texts.items() if key in state.operations or key in state.finished
+            }
 
 
 def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord], Any]:

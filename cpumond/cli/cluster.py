@@ -48,13 +48,13 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
                           token=secrets.token_hex(24), web=True)  # fmt: skip
         try:
             with cluster:
-                _show(cluster, as_json)
+                _show(cluster, keep, as_json)
                 stopped.wait()
         finally:
             _clean_up(cluster, keep, as_json)
 
 
-def _show(cluster: Cluster, as_json: bool) -> None:
+def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
     address = cluster.url.removeprefix("http://")
     if as_json:
         nodes = {
@@ -83,7 +83,7 @@ def _show(cluster: Cluster, as_json: bool) -> None:
     )
     for node in cluster.nodes:
         click.echo(f"  cpumond top --config {node.config_path}      # the agent of {node.node_id}")
-    click.echo("\nCtrl-C ends it and removes everything.")
+    click.echo(f"\nCtrl-C ends it and removes everything{', but the files in that directory' if keep else ''}.")
 
 
 def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:

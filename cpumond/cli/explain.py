@@ -20,8 +20,8 @@ from cpumond.cli.tables import (
     measure,
     show_cores,
     show_left,
+    show_measured,
     show_name,
-    show_number,
     show_option,
     show_time,
     show_votes,
@@ -220,7 +220,7 @@ def list_facts(e: ExplainAnswer) -> list[tuple[str, str]]:
 
 
 def _describe_use(e: ExplainAnswer) -> str:
-    usage, smoothed = show_number(e.usage, ".2f"), show_number(e.smoothed_cpu_usage, ".2f")
+    usage, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
     return f"{usage} cores in the last check, smoothed {smoothed}"
 
 
@@ -378,10 +378,10 @@ def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
     for index in range(5):
         table.add_column(justify="right" if index == 2 else "left", no_wrap=index < 3)
     for decision in decisions:
-        change = f"{show_number(decision.old_cores, '.2f')} -> {show_number(decision.new_cores, '.2f')}"
+        change = f"{show_measured(decision.old_cores)} -> {show_measured(decision.new_cores)}"
         result = decision.result
         if result == "applied" and not _same(decision.applied_cores, decision.new_cores):
-            result = f"applied as {show_number(decision.applied_cores, '.2f')}"
+            result = f"applied as {show_measured(decision.applied_cores)}"
         when = datetime.fromtimestamp(decision.at).astimezone().strftime("%b %d %H:%M:%S")
         cells = (when, decision.kind, change, result, describe_reason(decision))
         table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in cells))
@@ -396,7 +396,7 @@ def describe_reason(decision: DecisionAnswer) -> str:
     """Why a limit moved, in words."""
     if decision.kind in ("grow", "shrink"):
         votes = show_votes(decision.votes_sum)
-        usage, smoothed = show_number(decision.usage_cores, ".2f"), show_number(decision.smoothed_cores, ".2f")
+        usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
         return f"votes {votes}, use {usage}, smoothed {smoothed}"
     if decision.kind == "restore":
         return f"{decision.throttled_ratio or 0.0:.0%} of the periods throttled, so all was given back at once"

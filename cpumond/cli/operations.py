@@ -31,7 +31,7 @@ from cpumond.cli.scheduler_client import (
     tell_done,
     warn,
 )
-from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time
+from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time, show_title
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.why import OperationAnswer, show_span
@@ -223,7 +223,7 @@ def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
                 "-" if part is None else show_cores(part.usage["cpu"]),
                 "-" if part is None else show_cores(part.demand["cpu"]),
                 show_span(age_s),
-                show_name(operation.title),
+                show_title(operation.title),
                 _describe_part(part),
             ]
         )

@@ -32,7 +32,7 @@ from cpumond.cli.report_rows import (
     list_pools,
 )
 from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, given, scheduler_options, warn
-from cpumond.cli.tables import draw, measure, show_cores, show_name
+from cpumond.cli.tables import draw, measure, show_cores, show_name, show_title
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
@@ -141,9 +141,17 @@ def choose_output(
         format_ = "json"
     if output is None or output == "-":
         return format_ or "text", None
+    check_path(output, "--output")
     ending = os.path.splitext(output)[1][1:].lower()
-    by_name: dict[str, Format] = {"csv": "csv", "json": "json", "html": "html", "htm": "html"}
-    return format_ or by_name.get(ending, "text"), check_path(output, "--output")
+    by_name: dict[str, Format] = {
+        "": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json", "html": "html", "htm": "html",
+    }  # fmt: skip
+    if format_ is None and ending not in by_name:
+        raise UsageError(
+            f"--output {show_name(output)}: its end names no format that is known (.txt, .csv, .json, .html); "
+            "add --format to have one of them"
+        )
+    return format_ or by_name[ending], output
 
 
 def check_path(path: str, option: str) -> str:
@@ -213,7 +221,7 @@ def read_histories(
 # ---- CSV
 
 TEXT_COLUMNS: Final = ("kind", "tree", "name", "parent", "depth", "title", "user", "pool", "state")
-TIME_COLUMNS: Final = ("since", "until", "covered_s")
+TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series")
 
 
 def render_csv(report: ReportView) -> str:
@@ -221,7 +229,8 @@ def render_csv(report: ReportView) -> str:
     output = io.StringIO(newline="")
     write = csv.writer(output, lineterminator="\r\n").writerow
     write((*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS))
-    times = (show_utc(report.since), show_utc(report.until), show_digits(report.covered_s))
+    known = (show_digits(report.covered_s), report.operations_without_series)
+    times = (show_utc(report.since), show_utc(report.until), *known)
     for tree in report.trees:
         lines = (Line("total", tree.tree, tree.total), *list_pools(tree), *list_operations(tree))
         for line in lines:
@@ -275,7 +284,7 @@ POOL_COLUMNS: Final = (
 )
 OPERATION_COLUMNS: Final = (
     Column("operation", lambda line: show_name(line.row.name), False),
-    Column("title", lambda line: show_name(line.row.title), False, 24),
+    Column("title", lambda line: show_title(line.row.title), False, 24),
     Column("user", lambda line: show_name(line.row.user), False, 12),
     Column("pool", lambda line: show_name(line.row.pool), False, 16),
     Column("state", lambda line: line.row.state, False),

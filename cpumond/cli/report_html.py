@@ -127,13 +127,18 @@ def _render_row(line: Line, text_count: int) -> str:
     texts = ["total" if is_total else row.name, row.title, row.user, row.pool, row.state]
     first, *rest = map(_name, texts[:text_count])
     indent = f' style="padding-left:{min(line.depth, MAX_INDENT) * 1.2:g}em"' if line.depth else ""
-    cells = "".join(f'<td class="name">{text}</td>' for text in rest)
+    # A title of any length: a few lines of it, the whole where the pointer rests.
+    cells = "".join(f'<td class="name" title="{text}"><div class="short">{text}</div></td>' for text in rest)
     cells += "".join(f"<td>{_show_value(line.value(each), each in RATIOS)}</td>" for each in MEASURES)
     return f'<tr><th scope="row" class="name"{indent}>{first}</th>{cells}</tr>'
 
 
 def _show_value(value: float | None, is_percent: bool) -> str:
-    return "-" if value is None else show_percent(value / 100.0) if is_percent else format_amount(value)
+    if value is None:
+        return "-"
+    if is_percent:
+        return show_percent(value / 100.0)
+    return "&lt;0.001" if 0 < value < 0.001 else format_amount(value)
 
 
 # Graphs
@@ -297,6 +302,7 @@ caption { text-align: left; font-weight: 600; padding: 0 0 4px; }
 .wide:focus-visible { outline: 2px solid var(--limit); outline-offset: 2px; }
 .name { text-align: left; }
 tbody .name { white-space: normal; overflow-wrap: anywhere; min-width: 7em; max-width: 22em; }
+.short { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
 tbody th { font-weight: 400; }
 tfoot th, tfoot td { font-weight: 600; border-bottom: 0; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }

@@ -48,6 +48,15 @@ class Line:
         return None if measure is PEAK and self.kind == "sum" else value
 
 
+class PoolTree(ReportTree, frozen=True):
+    """What is kept of a tree for one pool; ``left_out_operations`` are of this pool.
+
+    ``uncertain_operations``: more of the tree, of which the answer does not say whether they are of this pool.
+    """
+
+    uncertain_operations: int = 0
+
+
 AMOUNTS: Final = (
     Measure("ordered", "ordered", "ordered_core_hours", "core-hours that jobs could have used by their orders"),
     Measure("used", "used", "used_core_hours", "core-hours of CPU time that they used"),
@@ -123,7 +132,7 @@ def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
     return msgspec.structs.replace(report, trees=trees)
 
 
-def _keep_pool(tree: ReportTree, pool: str, top: int) -> ReportTree:
+def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
     kept = {pool}
     stack = [pool]
     while stack:
@@ -132,12 +141,13 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> ReportTree:
         kept |= below
         stack += below
     operations = [row for row in tree.operations if row.pool in kept]
-    return ReportTree(
+    return PoolTree(
         tree=tree.tree,
         total=next(row for row in tree.pools if row.name == pool),
         pools=[row for row in tree.pools if row.name in kept],
         operations=operations[:top],
-        left_out_operations=tree.left_out_operations + len(operations[top:]),
+        left_out_operations=len(operations[top:]),
+        uncertain_operations=tree.left_out_operations + sum(not row.pool for row in tree.operations),
     )
 
 
@@ -154,9 +164,22 @@ def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
             f"This is less than the {show_span(since_s)} asked for: the history began later, [history] length or "
             "max_size of the scheduler's configuration ended it, or the scheduler was down."
         )
+    if report.operations_without_series:
+        yield (
+            f"Up to {count(report.operations_without_series, 'operation')} at a time had no series of their own, more "
+            "than [history] max_series allows: they are not listed, their core-hours are in those of their pools."
+        )
 
 
 def describe_left_out(tree: ReportTree) -> str:
     """How many operations are not shown, "" for none."""
-    number = tree.left_out_operations
-    return f"{count(number, 'more operation')} with less ordered: --top shows more of them" if number else ""
+    sentences = []
+    if tree.left_out_operations:
+        more = count(tree.left_out_operations, "more operation")
+        sentences.append(f"{more} with less ordered: --top shows more of them")
+    if isinstance(tree, PoolTree) and tree.uncertain_operations:
+        sentences.append(
+            f"at most {count(tree.uncertain_operations, 'more operation')}, of all pools, may be of this one: too "
+            "little was ordered for the answer to list them, or the scheduler has forgotten them"
+        )
+    return "; ".join(sentences)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 100_000
+MAX_TITLE: Final = 60
 
 Sort = Literal["reclaimed", "usage", "limit", "job"]
 SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
@@ -76,6 +77,17 @@ def show_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
+def show_title(text: str, most: int = MAX_TITLE) -> str:
+    """A user's text for a column: one of any length would move all other columns away."""
+    shown = show_name(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def show_measured(cores: float | None) -> str:
+    """Measured cores with two digits after the point, below one core with three, or "-" where there are none yet."""
+    return show_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
+
+
 def show_number(value: float | None, form: str) -> str:
     """A number, or "-" where there is none yet."""
     return "-" if value is None else format(value, form)
@@ -87,9 +99,11 @@ def show_votes(votes: int | None) -> str:
 
 
 def show_cores(cores: float | None) -> str:
-    """Cores with up to two digits after the point, below one core with three: 3.2, 10, 0.004."""
+    """Cores with up to two digits after the point, below one core with three: 3.2, 10, 0.004; <0.001 for less."""
     if cores is None:
         return "no limit"
+    if 0 < cores < 0.001:
+        return "<0.001"
     if 0 < abs(cores) < 0.01:
         return f"{cores:.2g}"
     return f"{cores:.{3 if abs(cores) < 1 else 2}f}".rstrip("0").rstrip(".")

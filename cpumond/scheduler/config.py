@@ -62,7 +62,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         name="period", default=10.0
     )
     max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
-    max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,9 @@ from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.wire import JobLog, JobReply, JobRequest, LogRequest
 
 TIMEOUT_S: Final = 10.0
-MAX_WAITING: Final = 100
+MAX_WAITING: Final = 1000
+MAX_PER_NODE: Final = 16
+"""One node that is silent must not take the place of all others."""
 MAX_PER_ANSWER: Final = 4
 """A node answers between two heartbeats: not too much at a time."""
 
@@ -73,9 +75,11 @@ class Desk(Generic[Question, Answer]):
                 self._forget(waiting)
 
     def _add(self, node_id: str, question: Question, share: bool) -> _Waiting[Question, Answer]:
-        if len(self._waiting) >= MAX_WAITING:
+        of_node = sum(waiting.node_id == node_id for waiting in self._waiting.values())
+        if of_node >= MAX_PER_NODE or len(self._waiting) >= MAX_WAITING:
+            where, number = (f" from node {node_id}", of_node) if of_node >= MAX_PER_NODE else ("", len(self._waiting))
             raise CommandError(
-                f"{len(self._waiting)} {self._what}s are being waited for, which is the limit; ask again in a moment",
+                f"{number} {self._what}s{where} are being waited for, which is the limit; ask again in a moment",
                 TOO_MANY_REQUESTS,
             )
         request_id = self._new_id()

@@ -442,8 +442,10 @@ def cpu_times(told: JobReport | FinishedJob | JobRecord) -> CpuTimes:
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
-    A value that is lower than one before counts nothing until it has grown above that. A job keeps its pool's path
-    of the moment: what was counted stays where it was when the operation moves.
+    ``cpu_seconds`` comes from the cgroup: lower than before it counts nothing until it has grown above that, since the
+    last word of a job that ended may be a little lower. The others are sums of the agent, of which a crash loses the
+    newest part: a lower one counts nothing itself, and is what the growth is measured from. A job keeps its pool's
+    path of the moment: what was counted stays where it was when the operation moves.
     """
     used, reclaimed, ordered, throttled, late = told
     if used is not None:
@@ -461,6 +463,8 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     for number, value in enumerate(told):
         before = counted[number]
         if value is None or (before is not None and value <= before):
+            if value is not None and number > 0:
+                counted[number] = value
             grown.append(0.0)
             continue
         counted[number] = value

@@ -138,18 +138,19 @@ class MetricsText:
             lines += [f"{full}{label} {count(pool)!r}\n" for label, pool in chosen]
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
-        lines += self._preemptions([label for label, _ in chosen])
+        lines += self._preemptions(chosen)
         return "".join(lines)
 
-    def _preemptions(self, shown: list[str]) -> Iterator[str]:
+    def _preemptions(self, shown: list[tuple[str, PoolElement]]) -> Iterator[str]:
         name = "cpumond_preemptions_total"
         yield f"# HELP {name} Jobs taken away, by pool of the job and kind.\n# TYPE {name} counter\n"
-        # From 0 on, so that rates see the first one.
+        # From 0 on, so that rates see the first one; only of pools that have something to take, most have not.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
-        counts = {(label, kind): 0 for label in shown for kind in PREEMPTION_KINDS}
+        counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
+        labels = {label for label, _ in shown}
         for (tree, pool, kind), count in self._scheduler.state.preemption_counts.items():
             label = f'{{tree="{escape(tree)}",pool="{escape(pool)}"}}'
-            if (label, kind) in counts:
+            if label in labels and kind in PREEMPTION_KINDS:
                 counts[label, kind] = count
             else:
                 others[tree, kind] = others.get((tree, kind), 0) + count
@@ -179,7 +180,7 @@ class _Collector:
             ("late_updates", "Updates that took longer than the period.", timings.late_updates),
             ("failed_updates", "Updates of a tree that failed.", timings.failed_updates),
             ("update_seconds", "Time spent in updates.", timings.updates_s),
-            ("heartbeats", "Heartbeats taken in.", timings.heartbeats),
+            ("received_heartbeats", "Heartbeats taken in.", timings.heartbeats),
             ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeats_s),
             ("dropped_heartbeats", "Heartbeats of unknown nodes or out of order.", timings.dropped_heartbeats),
             ("commands", "Commands carried out.", timings.commands),

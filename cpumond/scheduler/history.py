@@ -8,11 +8,12 @@ by the scheduler's clock, CPU values cores, shares fractions of a tree.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -79,7 +80,8 @@ class HistoryView(msgspec.Struct, frozen=True):
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool or an operation came to, in core-hours. ``late``: the part of ``throttled`` while it had been
-    lowered. ``peak_limit_cores`` is as fine as the points are by now; ``points``: how many were taken.
+    lowered. ``peak_limit_cores`` is as fine as the points are by now; ``points``: about how many were taken. Where
+    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these.
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
     """
@@ -115,13 +117,18 @@ class ReportTree(msgspec.Struct, frozen=True):
 
 class ReportView(msgspec.Struct, frozen=True):
     """What was used from ``since`` to ``until``; ``covered_s`` of it are known, less than all of it where the scheduler
-    was down or the history does not go back that far."""
+    was down or the history does not go back that far.
+
+    ``operations_without_series``: the most operations at one moment for which there was no room ([history]
+    max_series); what they came to is in their pools only.
+    """
 
     since: float
     until: float
     covered_s: float
     period_s: float
     trees: list[ReportTree]
+    operations_without_series: int = 0
 
 
 class HistoryStatus(msgspec.Struct, frozen=True):
@@ -147,7 +154,7 @@ class Key(NamedTuple):
 class Tick:
     """One moment. ``ids`` and ``values`` by kind: the values of the series ``ids[n]`` begin at ``n`` times WIDTHS.
 
-    ``new``: the series that the tick before did not have.
+    ``new``: the series that the tick before did not have. ``left_out``: operations that found no room.
     """
 
     at: float
@@ -155,6 +162,7 @@ class Tick:
     ids: tuple[array[int], ...]
     values: tuple[array[float], ...]
     new: dict[int, Key] = field(default_factory=dict)
+    left_out: int = 0
     seq: int = 0
     """Given by the store."""
 
@@ -210,6 +218,7 @@ class _Seen:
         )
 
 
+_Named = TypeVar("_Named", Node, Job)
 _Five = tuple[float, float, float, float, float]
 _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -239,15 +248,27 @@ class Collector:
         interval_s = now - self.previous_at
         if interval_s <= 0.0:
             return None
+        try:
+            return self._collect(state, now, interval_s)
+        except BaseException:
+            # Nobody will hear of the names that this tick had: the next one tells them all again.
+            self._tick += 1
+            for named in self._named:
+                named.clear()
+            raise
+
+    def _collect(self, state: State, now: float, interval_s: float) -> Tick:
         self._tick += 1
         self._new = {}
         room = _Room(self.max_series)
         all_rows = pools, nodes, operations, jobs = tuple(_Rows(kind) for kind in range(len(KINDS)))
         self._take_pools(state, interval_s, room, pools)
-        self._take_named(nodes, room, ((node.id, _node_values(node)) for node in state.nodes.values()))
+        self._take_named(nodes, room, state.nodes.values(), _node_values)
+        before = room.left_out
         self._take_operations(state, interval_s, room, operations)
-        self._take_named(jobs, room, ((job.id, _job_values(job)) for job in state.jobs.values() if job.is_active))
         self._take_gone(state, interval_s, room, pools, operations)
+        left_out_operations = room.left_out - before
+        self._take_named(jobs, room, (job for job in state.jobs.values() if job.is_active), _job_values)
         self.previous_at = now
         self.left_out = room.left_out
         self.series = room.size - room.left
@@ -257,6 +278,7 @@ class Collector:
             tuple(array("q", rows.ids) for rows in all_rows),
             tuple(array("f", rows.values) for rows in all_rows),
             self._new,
+            left_out_operations,
         )
 
     def _make_id(self, key: Key) -> int:
@@ -316,15 +338,17 @@ class Collector:
                     )  # fmt: skip
                     self._put(rows, element, seen, interval_s, grown)
 
-    def _take_named(self, rows: _Rows, room: _Room, found: Iterable[tuple[str, tuple[float, ...]]]) -> None:
+    def _take_named(
+        self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
+    ) -> None:
         """Nodes or jobs. One that is left out for a tick has another number later; reading puts them together."""
         before = self._named[rows.kind]
         now: dict[str, int] = {}
-        for name, values in found:
+        for each in found:
             if room.take():
-                series = before.pop(name, None)
-                now[name] = self._make_id(Key(rows.kind, "", name)) if series is None else series
-                rows.values += values
+                series = before.pop(each.id, None)
+                now[each.id] = self._make_id(Key(rows.kind, "", each.id)) if series is None else series
+                rows.values += values_of(each)
         rows.ids += now.values()
         before.clear()
         before.update(now)
@@ -544,8 +568,10 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
 def make_view(key: Key, points: Points, since: float, until: float, max_points: int, period_s: float) -> HistoryView:
     """The view of a series: at most ``max_points``, neighbours merged where there are more."""
     if len(points) > max_points:
+        # The time without points takes no part of them.
+        since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
-        groups = split(points.ends, lambda end: min(int((end - since) / width_s), max_points - 1))
+        groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
         points = merge_points(points, groups, HAS_RATES[key.kind])
     kind = KINDS[key.kind]
     return HistoryView(
@@ -623,17 +649,21 @@ def top_operations(sums: Mapping[Key, Sums], top: int) -> tuple[dict[Key, Sums],
     return kept, left_out
 
 
+class Summary(NamedTuple):
+    """What a report is made of. ``left_out``: tree -> operations that are not in ``sums``; ``covered_s``: seconds of
+    which there are points; ``without_series``: the most operations at one moment that had none."""
+
+    sums: Mapping[Key, Sums]
+    left_out: Mapping[str, int]
+    covered_s: float
+    without_series: int
+
+
 def make_report(
-    state: State,
-    sums: Mapping[Key, Sums],
-    left_out: Mapping[str, int],
-    since: float,
-    until: float,
-    covered_s: float,
-    period_s: float,
-    tree: str | None,
+    state: State, summary: Summary, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
-    """The report from ``top_operations``' answer; names of people and pools are those of ``state``."""
+    """The report; names of people and pools are those of ``state``."""
+    sums = summary.sums
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in sums} - set(names)) if tree is None else []
     trees: list[ReportTree] = []
@@ -650,10 +680,10 @@ def make_report(
                 total=_row(ROOT_POOL, total),
                 pools=[_row(pool, pools[pool], parent=parent) for pool, parent in _order_pools(state, name, pools)],
                 operations=[_operation_row(state, name, operation, each) for operation, each in operations],
-                left_out_operations=left_out.get(name, 0),
+                left_out_operations=summary.left_out.get(name, 0),
             )
         )
-    return ReportView(since, until, covered_s, period_s, trees)
+    return ReportView(since, until, summary.covered_s, period_s, trees, summary.without_series)
 
 
 def _order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:

@@ -12,16 +12,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
+from cpumond.fairshare.resources import CPU, ZERO, Vector, add, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import admission, operations, preemption, starvation
 from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction, prepare
 from cpumond.scheduler.elements import (
+    CPU_COUNTERS,
     CpuTimes,
     Job,
     Node,
@@ -68,6 +69,8 @@ from cpumond.wire import (
     StopOrder,
 )
 
+Told = TypeVar("Told", JobReport, FinishedJob)
+
 KEPT_PREEMPTIONS = 10_000
 MAX_NODE_FAILURE_REASON = 1000
 KEPT_INCARNATIONS = 8
@@ -78,6 +81,9 @@ MAX_ORDER_BYTES = 1_048_576
 """The jobs to start of one answer: how many, and how much JSON unless it is just one. Agents refuse huge answers."""
 UNSENT_TIMEOUTS = 10.0
 """Times waiting_job_timeout: how long a job may wait for an answer that has room for its order."""
+MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
+"""A job used, or was held back on, at most so many cores, or times its node's capacity, where that is more; a report
+may be so late."""
 NO_CPU_TIMES: CpuTimes = (None, None, None, None, None)
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """How a job ends that its node may still have: what the node says of it later is heard."""
@@ -680,7 +686,7 @@ class State:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
                 reported.add(job.id)
-                _take_report(job, report)
+                _take_report(job, report, now)
             elif report.from_scheduler:
                 reported.add(report.job_id)
                 # One that ends already is nobody's: taken over, it would count as work that goes on.
@@ -738,6 +744,7 @@ class State:
     def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
         """The record of a job that the node says has ended; None if it is counted already or nobody's."""
         job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
+        finished = _believe(finished, node, (finished.start_time or now) if job is None else job.start_time, now)
         if job is not None:
             return _job_record(job, finished.state, now, finished)
         live = self.operations.get(finished.operation_id)
@@ -811,7 +818,7 @@ class State:
         # What it used before was counted then: by the run before, or before it was given up.
         job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
         self._start(job)
-        _take_report(job, report)
+        _take_report(job, report, now)
         return True
 
     def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
@@ -1081,8 +1088,20 @@ def _overrules(state: JobState, counted: JobRecord) -> bool:
     return state == "completed" and counted.state in GIVEN_UP
 
 
-def _take_report(job: Job, report: JobReport) -> None:
+def _believe(told: Told, node: Node, start_time: float, now: float) -> Told:
+    """What a node says of a job, without times and usage that no host can have had: one wrong number would stand out
+    of every graph and sum of its pools for as long as they are kept."""
+    cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
+    most = cores * (max(now - start_time, 0.0) + LATE_S)
+    wrong: dict[str, None] = {name: None for name in CPU_COUNTERS if (getattr(told, name) or 0.0) > most}
+    if isinstance(told, JobReport):
+        wrong |= {name: None for name in ("cpu_usage", "smoothed_cpu_usage") if (getattr(told, name) or 0.0) > cores}
+    return msgspec.structs.replace(told, **wrong) if wrong else told
+
+
+def _take_report(job: Job, report: JobReport, now: float) -> None:
     """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
+    report = _believe(report, job.node, job.start_time, now)
     job.was_reported = True
     job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
     job.cgroup = report.cgroup

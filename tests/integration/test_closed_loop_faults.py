@@ -186,6 +186,40 @@ def test_a_killed_agent_finds_its_jobs_again(own, gates):
     assert gates.starts == [job["id"]]
 
 
+def test_a_killed_agent_stops_no_sum_of_its_jobs(own, gates):
+    """What was ordered goes on to be counted at once, and a job keeps nearly all that it had."""
+    operation = own.start_operation("p", gates.command)
+    [job] = own.await_running(operation)
+    node = own.nodes[0]
+    file = Path(node.jobs_dir, ".sums")
+
+    def read_noted() -> float:
+        with contextlib.suppress(FileNotFoundError, KeyError):
+            return float(json.loads(file.read_bytes())[job["id"]]["ordered_cpu_seconds"])
+        return 0.0
+
+    own.wait(lambda: read_noted() > 1.0, "the agent notes the sum", WAIT_S)
+    told = own.wait(lambda: sum_of(own, operation), "the sum goes on", WAIT_S)
+    node.kill()
+    before = own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"]
+    noted = read_noted()
+    node.start()
+    grown = own.wait(
+        lambda: own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"] - before, "it is counted", WAIT_S
+    )
+    assert noted <= sum_of(own, operation)
+    assert told - noted < 15.0, "the seconds between two writes are lost"
+    assert grown > 0.0
+    gates.end(job["id"])
+    own.await_state(operation, "completed")
+
+
+def sum_of(loop: Loop, operation: str) -> float:
+    """Core-seconds that the only job of an operation ordered, as its node tells."""
+    [job] = loop.jobs(operation)
+    return float(job["ordered_cpu_seconds"] or 0.0)
+
+
 def test_jobs_that_end_while_there_is_no_agent_are_reported_with_their_exit_codes(own, gates):
     operation = own.start_operation("p", gates.command, 2, max_failed_job_count=2)
     good, bad = own.await_running(operation, 2)

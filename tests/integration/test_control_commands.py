@@ -377,7 +377,7 @@ def test_a_pin_that_makes_no_sense_is_refused(running, cgroups):
     said(agent, "job", "add", "--cgroup", f"{cgroups.top}/other", "--mode", "reclaim", "--cpu-limit", "2")
     code, sentence = refused(agent, "pin", "other", "--cpu-limit", "3")
     assert code == 78
-    assert "a pinned limit must be in (0, 2] cores, got 3.0" in sentence
+    assert "a pinned limit must be in [0.001, 2] cores, got 3.0" in sentence
     answer = agent.request("PUT", "/v1/jobs/other/pin", {"ttl_s": "soon"})
     assert answer.status_code == 422
     assert "ttl_s must be a number of seconds > 0" in answer.json()["error"]

@@ -103,7 +103,7 @@ def test_a_pin_for_a_time_ends_by_itself_and_outlives_the_agent(loop, job):
 def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
     refusal = call(loop, "POST", job, "pin", {"cpu_limit": 1.5}, 422)
     assert refusal["error"] == (
-        f"node {loop.nodes[0].node_id}: job '{job['id']}': a pinned limit must be in (0, 1] cores, got 1.5"
+        f"node {loop.nodes[0].node_id}: job '{job['id']}': a pinned limit must be in [0.001, 1] cores, got 1.5"
     )
     assert call(loop, "POST", job, "pin", {"cpu_limit": 0}, 422)["error"].startswith("body: cpu_limit: ")
     assert call(loop, "POST", job, "pin", {"ttl_s": -1}, 422)["error"].startswith("body: ttl_s: ")
@@ -111,7 +111,7 @@ def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
     assert explain(loop, job)["pinned_cpu_limit"] is None
     failed = loop.run("operation", "pin", job["operation"], job["id"], "--cpu-limit", "2")
     assert failed.returncode == 78
-    assert "a pinned limit must be in (0, 1] cores" in failed.stderr
+    assert "a pinned limit must be in [0.001, 1] cores" in failed.stderr
     unknown = {**job, "id": "1-2-3-4"}
     assert call(loop, "GET", unknown, "explain", status=404)["code"] == 203
 

@@ -153,6 +153,28 @@ def test_json_is_the_answer_of_the_scheduler(world, cpumond):
     assert json.loads(cpumond("report", "--format", "json", "--top", "0"))["trees"][0]["operations"] == []
 
 
+def test_operations_without_room_are_told_and_their_hours_are_in_their_pools(scheduler, monkeypatch, cpumond):
+    start(scheduler, monkeypatch, f"{HISTORY}max_series = 3\n")
+    scheduler.create_pool("a")
+    node = PlayedNode(scheduler, "n1")
+    node.register()
+    for _ in range(2):
+        scheduler.start_operation("a")
+    node.beat_until(lambda: len(node.jobs) == 2, "two jobs")
+    count_to(node, {job: make_counters(3600.0) for job in node.jobs})
+
+    def is_recorded() -> bool:
+        return bool(scheduler.get("report?since_s=3600")["trees"][0]["total"]["ordered"] > 1.99)
+
+    wait_until(is_recorded, "the history has all core-hours")
+    text = cpumond("report", "--since", "1h")
+    assert "Up to 2 operations at a time had no series of their own" in " ".join(text.split())
+    rows = read_rows(cpumond("report", "--since", "1h", "--format", "csv"))
+    assert {kind for kind, _ in rows} == {"total", "pool"}
+    assert_hours(rows["pool", "a"], 2.0)
+    assert rows["pool", "a"]["operations_without_series"] == "2"
+
+
 def test_only_one_pool_is_reported(world, cpumond):
     (tree,) = cpumond.json("report", "--pool", "a")["trees"]
     assert [row["name"] for row in tree["pools"]] == ["a", "b"]

@@ -250,3 +250,17 @@ def test_with_tokens_only_the_files_are_for_everybody(own):
             assert stranger.get(f"/api/v1/{where}").status_code == 401, where
     own.use_token(TOKEN)
     assert (own.get("me")["user"], own.get("me")["needs_token"]) == ("anna", True)
+
+
+def test_a_name_with_a_slash_or_a_percent_sign_has_an_address(own):
+    """In the path a name's slash is written %2F, a percent sign %25: both are parts of the name, no borders."""
+    own.write_config('pool_name_regex = ".+"\n')
+    own.start()
+    for name in ("rack/1", "rack%2F1", "a?b#c"):
+        PlayedNode(own, name).register()
+    own.create_pool("x/y")
+    for quoted, name in (("rack%2F1", "rack/1"), ("rack%252F1", "rack%2F1"), ("a%3Fb%23c", "a?b#c")):
+        assert json.loads(raw(own, f"{own.url}/api/v1/nodes/{quoted}")[2])["id"] == name
+    assert json.loads(raw(own, f"{own.url}/api/v1/trees/default/pools/x%2fy")[2])["name"] == "x/y"
+    assert raw(own, f"{own.url}/api/v1/nodes/rack/1")[0] == 404
+    assert raw(own, f"{own.url}/api/v1/nodes/rack%2F1%00")[0] == 404

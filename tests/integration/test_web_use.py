@@ -1,7 +1,8 @@
-"""The web pages in use: what a person chose is in the address, all works with the keyboard, and is there for a screen reader."""
+"""The web pages in use: choices are in the address, all works with keys, and is told to a screen reader."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ NAMES = ("a", "a1", "a2", "b", "b1")
 
 IN_ORDER = """() => {
   // Where the keyboard can go, and where it is; nothing has a place of its own in that order.
-  const all = [...document.querySelectorAll('a[href], button:not(:disabled), input, select, textarea, summary, [tabindex="0"]')]
+  const all = [...document.querySelectorAll(
+    'a[href], button:not(:disabled), input, select, textarea, summary, [tabindex="0"]')]
     .filter((element) => element.checkVisibility());
-  return [all.length, all.indexOf(document.activeElement), document.querySelectorAll('[tabindex]:not([tabindex="0"]):not([tabindex="-1"])').length];
+  const strange = document.querySelectorAll('[tabindex]:not([tabindex="0"]):not([tabindex="-1"])').length;
+  return [all.length, all.indexOf(document.activeElement), strange];
 }"""
 
 
@@ -32,7 +35,9 @@ IN_ORDER = """() => {
 def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Site]:
     with run_site(tmp_path_factory.mktemp("site"), hierarchies, nodes=1) as site:
         for name in NAMES:
-            site.cluster.create_pool(name, name[0] if len(name) > 1 else "<Root>", weight=float(len(NAMES) - NAMES.index(name)))
+            site.cluster.create_pool(
+                name, name[0] if len(name) > 1 else "<Root>", weight=float(len(NAMES) - NAMES.index(name))
+            )
         site.operations["moving"] = site.cluster.start_operation("a1", "sleep 1000", cpu_limit=0.2, title="sleeper")
         [site.job] = site.cluster.await_running(site.operations["moving"])
         yield site
@@ -189,7 +194,9 @@ def test_escape_closes_a_dialog_and_the_focus_is_where_it_was(page, site):
     expect(dialog).to_be_visible()
     for _ in range(40):  # The focus stays in the dialog, or goes to the browser itself.
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement === document.body || document.activeElement.closest('dialog') !== null")
+        assert page.evaluate(
+            "document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
+        )
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
@@ -221,7 +228,7 @@ def test_every_table_has_a_caption_and_every_head_a_scope(page, site):
         ) == [], where  # fmt: skip
         levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => Number(h.tagName[1]))")
         assert levels[0] == 1, where
-        assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False)), (where, levels)
+        assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), (where, levels)
         unnamed = "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels.length).length"
         assert page.evaluate(unnamed) == 0, where
         for name in ("button", "link"):
@@ -240,14 +247,20 @@ def test_graphs_are_tables_for_a_screen_reader(page, site):
     graph = page.get_by_role("region", name="CPU", exact=True).or_(page.get_by_role("region", name="CPU"))
     text = graph.first.aria_snapshot()
     assert "CPU of its jobs, cores" in text
-    assert "rowheader \"ordered\"" in text
+    assert 'rowheader "ordered"' in text
     assert "canvas" not in text
 
 
 def test_landmarks_and_the_present_page(page, site):
     site.open(page, "#/pools")
     snapshot = page.locator("body").aria_snapshot()
-    for landmark in ("banner", "main", 'navigation "Pages"', 'heading "Pools" [level=1]', 'table "Pools of the tree default"'):
+    for landmark in (
+        "banner",
+        "main",
+        'navigation "Pages"',
+        'heading "Pools" [level=1]',
+        'table "Pools of the tree default"',
+    ):
         assert f"- {landmark}" in snapshot, snapshot[:2000]
     expect(page.get_by_role("link", name="Pools", exact=True)).to_have_attribute("aria-current", "page")
     assert page.evaluate("document.documentElement.lang") == "en"

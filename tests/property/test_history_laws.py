@@ -93,10 +93,13 @@ def check(folder: Path, work: list[tuple], max_points: int, cut: float) -> None:
             tape = Tape(tape.at, store.known_ids, store.next_id)
     assert store.write_errors == 0
     check_views(store, tape.at, expected, max_points)
-    sums, _, told_s = store.sum_up(0.0, tape.at, None, 100)
+    sums, _, told_s, _ = store.sum_up(0.0, tape.at, None, 100)
     assert told_s == pytest.approx(covered_s)
     middle = START + cut * (tape.at - START)
-    (first, _, one_s), (second, _, two_s) = store.sum_up(0.0, middle, None, 9), store.sum_up(middle, tape.at, None, 9)
+    (first, _, one_s, _), (second, _, two_s, _) = (
+        store.sum_up(0.0, middle, None, 9),
+        store.sum_up(middle, tape.at, None, 9),
+    )
     assert one_s + two_s == pytest.approx(covered_s)
     for key in KEYS:
         assert sums.get(key, Sums()).used == pytest.approx(expected[key], rel=1e-4, abs=1e-3)

@@ -7,22 +7,23 @@ together into one of the next tier, some series at a time; each point is in one 
 counted twice. Over ``max_size`` the oldest chunks go.
 
 Used by one thread at a time, never the event loop's. What the disk refuses is counted and said once, the newest points
-stay in memory; a file that cannot be read is set aside and a new one begun.
+stay in memory. A chunk that cannot be read is dropped; a file that cannot be read is set aside as ``PATH.aside``, in
+the place of the one before, and a new one begun.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import sqlite3
 import struct
+import time
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 import structlog
@@ -38,6 +39,7 @@ from cpumond.scheduler.history import (
     HistoryView,
     Key,
     Points,
+    Summary,
     Sums,
     Tick,
     combine,
@@ -51,11 +53,12 @@ from cpumond.scheduler.history import (
     top_operations,
 )
 
+T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 APPLICATION_ID: Final = 0x43504D48
 """Bytes 68 to 71 of the file: "CPMH"."""
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 PAGE_BYTES: Final = 16_384
 """A row of points fits into a quarter of it, else SQLite would give it a page of its own."""
 WAL_KEPT_BYTES: Final = 4 * 2**20
@@ -71,6 +74,9 @@ FINE_TICKS: Final = 360
 """The least that stays as fine as it was taken: an hour at the default period. Six times that in the next tier."""
 MOVED_SERIES: Final = 250
 """Series that move down with one tick."""
+PAUSE_SERIES: Final = 100
+PAUSE_S: Final = 0.001
+"""Of a chunk that is being made, so that the event loop's thread has its turns."""
 ROW_BYTES: Final = 100
 """About what a row takes besides its points."""
 MEMORY_TICKS: Final = 360
@@ -82,7 +88,7 @@ _TABLES: Final = (
     "CREATE INDEX series_by_name ON series (name, kind, tree)",
     """CREATE TABLE chunks (
         id INTEGER PRIMARY KEY, tier INTEGER NOT NULL, is_moving INTEGER NOT NULL, first REAL NOT NULL,
-        last REAL NOT NULL, times BLOB NOT NULL
+        last REAL NOT NULL, left_out INTEGER NOT NULL, times BLOB NOT NULL
     )""",
     """CREATE TABLE points (
         chunk INTEGER NOT NULL, series INTEGER NOT NULL, kind INTEGER NOT NULL,
@@ -107,7 +113,7 @@ _SELECT_ONLY_IN: Final = """
         SELECT 1 FROM chunks CROSS JOIN points ON points.chunk = chunks.id AND points.series = mine.series
         WHERE chunks.id != ?1
     )"""
-_HEAD: Final = struct.Struct("<dd4I")
+_HEAD: Final = struct.Struct("<ddI4I")
 
 _Parts = dict[int, tuple[int, Sums, bytes]]
 """Kind, sums and packed points: of a series by chunk, or of a chunk by series."""
@@ -115,7 +121,11 @@ _Row = tuple[int, int, int, float, float, float, float, float, float, float, int
 
 
 class _DamageError(Exception):
-    """The file holds what this module never wrote."""
+    """The file holds what this module never wrote. ``chunk``: only this one is concerned."""
+
+    def __init__(self, text: str, chunk: _Chunk | None = None) -> None:
+        super().__init__(text)
+        self.chunk = chunk
 
 
 @dataclass(slots=True)
@@ -128,6 +138,8 @@ class _Chunk:
     """Its series still come from the chunks of the tier above that lie within its time."""
     ends: array[float]
     intervals: array[float]
+    left_out: int
+    """The most operations at one moment that found no room."""
 
     @property
     def begin(self) -> float:
@@ -175,7 +187,7 @@ class HistoryStore:
             self._guard("write", lambda: self._drop_future(now))
             self._guard("read", self._measure)
         last_ids = [series for tick in self._ticks[-1:] for ids in tick.ids for series in ids]
-        self.known_ids = {self._names[series]: series for series in last_ids}
+        self.known_ids = {self._names[series]: series for series in last_ids if series in self._names}
         """What the last tick of an earlier run called its series."""
         self.next_id = self._find_next_id()
 
@@ -187,11 +199,11 @@ class HistoryStore:
         try:
             try:
                 self._load()
-            except (_DamageError, sqlite3.DatabaseError) as error:
-                if not _is_damage(error):
+            except Exception as error:
+                if isinstance(error, sqlite3.Error | OSError | MemoryError) and not _is_damage(error):
                     raise
                 self._begin_anew(error)
-        except (sqlite3.Error, OSError, _DamageError) as error:
+        except Exception as error:
             self._note_failure("open", error)
             self._disconnect()
 
@@ -224,12 +236,10 @@ class HistoryStore:
         db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_KEPT_BYTES // PAGE_BYTES}")
         self._chunks = {}
-        for chunk_id, tier, is_moving, times in db.execute("SELECT id, tier, is_moving, times FROM chunks"):
-            values = array("d", times)
-            if not values or len(values) % 2:
-                raise _DamageError("a chunk has no times")
-            half = len(values) // 2
-            self._chunks[chunk_id] = _Chunk(chunk_id, tier, bool(is_moving), values[:half], values[half:])
+        query = "SELECT id, tier, is_moving, left_out, times FROM chunks"
+        for chunk_id, tier, is_moving, left_out, times in db.execute(query):
+            ends, intervals = _decode_times(times)
+            self._chunks[chunk_id] = _Chunk(chunk_id, tier, bool(is_moving), ends, intervals, left_out)
         ticks: list[Tick] = []
         names: dict[int, Key] = {}
         for seq, data in db.execute("SELECT seq, data FROM journal ORDER BY seq"):
@@ -238,9 +248,8 @@ class HistoryStore:
             ticks.append(tick)
         for series in {series for tick in ticks for ids in tick.ids for series in ids}:
             row = db.execute("SELECT kind, tree, name FROM series WHERE id = ?", (series,)).fetchone()
-            if row is None:
-                raise _DamageError("a series has no name")
-            names[series] = Key(*row)
+            if row is not None:
+                names[series] = Key(*row)
         self._ticks, self._names = ticks, names
         self._next_seq = ticks[-1].seq + 1 if ticks else 1
         self._unsaved = {}
@@ -251,11 +260,11 @@ class HistoryStore:
         """Set the file aside, keep what is in memory."""
         assert self.path is not None
         self._disconnect()
-        aside = next(
-            name
-            for name in (f"{self.path}.aside-{number}" for number in itertools.count(1))
-            if not any(os.path.lexists(name + suffix) for suffix in SUFFIXES)
-        )
+        # One is enough to look at; a disk that damages one file after the other must not be filled by them.
+        aside = f"{self.path}.aside"
+        for suffix in SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside + suffix)
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path + suffix, aside + suffix)
@@ -344,16 +353,40 @@ class HistoryStore:
                 self._ticks.append(tick)
 
     def _guard(self, doing: str, work: Callable[[], None]) -> bool:
-        """Do something with the file; what goes wrong is noted. False: it was not done."""
+        """Do something with the file; whatever goes wrong is noted. False: it was not done."""
         try:
             work()
-        except (sqlite3.Error, OSError, OverflowError, zlib.error, _DamageError) as error:
+        except Exception as error:
             self._note_failure(doing, error)
             if _is_damage(error):
-                with contextlib.suppress(sqlite3.Error, OSError, _DamageError):
-                    self._begin_anew(error)
+                self._mend(error)
             return False
         return True
+
+    def _read(self, work: Callable[[], T]) -> T | None:
+        """What can be read without what is damaged; None when nothing can be read now."""
+        found: list[T] = []
+        while self._db is not None:
+            chunks = len(self._chunks)
+            if self._guard("read", lambda: found.append(work())):
+                return found[0]
+            if len(self._chunks) >= chunks:
+                break
+        return None
+
+    def _mend(self, error: Exception) -> None:
+        """Let the part go that is damaged, or all of the file."""
+        chunk = error.chunk if isinstance(error, _DamageError) else None
+        if chunk is not None and chunk.id in self._chunks:
+            with contextlib.suppress(Exception):
+                self._drop(chunk)
+                log.warning("history_part_dropped", path=self.path, since=chunk.begin, until=chunk.end)
+                return
+        try:
+            self._begin_anew(error)
+        except Exception as next_error:
+            self._note_failure("begin anew", next_error)
+            self._disconnect()
 
     def _note_failure(self, doing: str, error: Exception) -> None:
         self.write_errors += 1
@@ -406,6 +439,7 @@ class HistoryStore:
             False,
             array("d", (tick.at for tick in ticks)),
             array("d", (tick.interval_s for tick in ticks)),
+            max(tick.left_out for tick in ticks),
         )
         rows = list(self._make_rows(chunk, ticks))
         self._make_room(sum(len(row[-1]) + ROW_BYTES for row in rows))
@@ -421,15 +455,19 @@ class HistoryStore:
 
     def _make_rows(self, chunk: _Chunk, ticks: list[Tick]) -> Iterator[_Row]:
         for kind in range(len(KINDS)):
-            for series, rows in places(ticks, kind).items():
+            for number, (series, rows) in enumerate(places(ticks, kind).items(), 1):
+                if series not in self._names:
+                    continue
+                if number % PAUSE_SERIES == 0:
+                    time.sleep(PAUSE_S)
                 columns = gather(ticks, kind, rows)
                 sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Sums()
                 yield (chunk.id, series, kind, *sums, _pack(columns))
 
     def _insert_chunk(self, chunk: _Chunk) -> None:
         times = (chunk.ends + chunk.intervals).tobytes()
-        row = (chunk.id, chunk.tier, int(chunk.is_moving), chunk.ends[0], chunk.end, times)
-        self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (chunk.id, chunk.tier, int(chunk.is_moving), chunk.ends[0], chunk.end, chunk.left_out, times)
+        self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     # --- growing old ---------------------------------------------------------------------------------------------
 
@@ -457,6 +495,7 @@ class HistoryStore:
                 True,
                 array("d", (ends[b - 1] for _, b in groups)),
                 array("d", (sum(intervals[a:b]) for a, b in groups)),
+                max(each.left_out for each in group),
             )
             with self._transaction():
                 self._insert_chunk(chunk)
@@ -527,7 +566,7 @@ class HistoryStore:
                 unpacked = [array("f", [NOT_KNOWN]) * len(source.ends)] * WIDTHS[kind]
                 if source.id in parts:
                     _, sums, data = parts[source.id]
-                    unpacked = _unpack(data, kind, len(source.ends))
+                    unpacked = _unpack(data, kind, source)
                     total = total.plus(sums)
                 for column, part in zip(columns, unpacked, strict=True):
                     column.extend(part)
@@ -591,7 +630,7 @@ class HistoryStore:
             for series, known in self._names.items()
             if known.kind == key.kind and known.name == key.name and key.tree in ("", known.tree)
         }
-        self._guard("read", lambda: self._read_stored(key, ids, since, until, parts))
+        parts += self._read(lambda: self._read_stored(key, ids, since, until)) or []
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         if ticks:
             ends, intervals = array("d", (t.at for t in ticks)), array("d", (t.interval_s for t in ticks))
@@ -602,17 +641,18 @@ class HistoryStore:
         points = combine((select(part, since, until) for part in parts), key.kind)
         return make_view(key, points, since, until, max_points, self.period_s)
 
-    def _read_stored(self, key: Key, ids: set[int], since: float, until: float, parts: list[Points]) -> None:
-        if self._db is None:
-            return
-        query, where = "SELECT id FROM series WHERE name = ? AND kind = ?", (key.name, key.kind)
-        found = self._db.execute(query + (" AND tree = ?" if key.tree else ""), where + (key.tree,) * bool(key.tree))
+    def _read_stored(self, key: Key, ids: set[int], since: float, until: float) -> list[Points]:
+        where: tuple[str | int, ...] = (key.name, key.kind)
+        query = "SELECT id FROM series WHERE name = ? AND kind = ?"
+        if key.tree:
+            query, where = f"{query} AND tree = ?", (*where, key.tree)
+        found = self._connection.execute(query, where)
         ids.update(series for (series,) in found)
         stored: dict[int, _Parts] = {}
         for chunk in self._chunks.values():
             if chunk.end > since and chunk.ends[0] <= until:
                 for series in ids:
-                    row = self._db.execute(
+                    row = self._connection.execute(
                         "SELECT kind, data FROM points WHERE chunk = ? AND series = ?", (chunk.id, series)
                     ).fetchone()
                     if row is not None:
@@ -627,29 +667,27 @@ class HistoryStore:
                     left.setdefault(series, {})[source.id] = part
             merged = self._merge(moving, self._sources(moving), left)
             stored[moving.id] |= {row[1]: (row[2], Sums(), row[-1]) for row in merged}
-        for chunk_id, rows in stored.items():
-            chunk = self._chunks[chunk_id]
-            for kind, _, data in rows.values():
-                parts.append(Points(chunk.ends, chunk.intervals, _unpack(data, kind, len(chunk.ends))))
+        return [
+            Points(chunk.ends, chunk.intervals, _unpack(data, kind, chunk))
+            for chunk, rows in ((self._chunks[chunk_id], rows) for chunk_id, rows in stored.items())
+            for kind, _, data in rows.values()
+        ]
 
-    def sum_up(
-        self, since: float, until: float, tree: str | None, top: int
-    ) -> tuple[dict[Key, Sums], dict[str, int], float]:
-        """What the pools, and of each tree the ``top`` operations, came to by points that end in (since, until].
-
-        Besides tree -> operations left out, and the seconds that the points cover.
-        """
-        sums: dict[int, Sums] = {}
+    def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
+        """What the pools, and of each tree the ``top`` operations, came to by points that end in (since, until]."""
         names = {series: key for series, key in self._names.items() if key.kind in (POOL, OPERATION)}
-        self._guard("read", lambda: self._sum_stored(since, until, sums, names))
+        sums = self._read(lambda: self._sum_stored(since, until, names)) or {}
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         intervals = array("d", (tick.interval_s for tick in ticks))
         for kind in (POOL, OPERATION):
             for series, rows in places(ticks, kind).items():
                 sums[series] = sums.get(series, Sums()).plus(sum_columns(kind, intervals, gather(ticks, kind, rows)))
+        without_series = max((tick.left_out for tick in ticks), default=0)
         for chunk in self._chunks.values():
             if not chunk.is_moving:
+                if chunk.end > since and chunk.begin < until:
+                    without_series = max(without_series, chunk.left_out)
                 times = zip(chunk.ends, chunk.intervals, strict=True)
                 covered_s += math.fsum(interval for end, interval in times if since < end <= until)
         by_key: dict[Key, Sums] = {}
@@ -657,12 +695,12 @@ class HistoryStore:
             key = names.get(series)
             if key is not None and each.points and tree in (None, key.tree):
                 by_key[key] = by_key.get(key, Sums()).plus(each)
-        return *top_operations(by_key, top), covered_s
+        return Summary(*top_operations(by_key, top), covered_s, without_series)
 
-    def _sum_stored(self, since: float, until: float, sums: dict[int, Sums], names: dict[int, Key]) -> None:
-        if self._db is None:
-            return
-        for series, *values in self._db.execute(_SELECT_SUMS, (since, until, POOL, OPERATION)):
+    def _sum_stored(self, since: float, until: float, names: dict[int, Key]) -> dict[int, Sums]:
+        db = self._connection
+        sums: dict[int, Sums] = {}
+        for series, *values in db.execute(_SELECT_SUMS, (since, until, POOL, OPERATION)):
             sums[series] = Sums(*values)
         for chunk in self._chunks.values():
             is_inside = since < chunk.ends[0] and chunk.end <= until
@@ -670,13 +708,16 @@ class HistoryStore:
                 continue
             a, b = _range(chunk.ends, since, until)
             query = "SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?)"
-            for series, kind, data in self._db.execute(query, (chunk.id, POOL, OPERATION)):
-                columns = [each[a:b] for each in _unpack(data, kind, len(chunk.ends))]
-                sums[series] = sums.get(series, Sums()).plus(sum_columns(kind, chunk.intervals[a:b], columns))
+            merged = math.prod(GROUPS[: chunk.tier])
+            for series, kind, data in db.execute(query, (chunk.id, POOL, OPERATION)):
+                columns = [each[a:b] for each in _unpack(data, kind, chunk)]
+                part = sum_columns(kind, chunk.intervals[a:b], columns)
+                sums[series] = sums.get(series, Sums()).plus(part._replace(points=part.points * merged))
         query = "SELECT id, kind, tree, name FROM series WHERE kind IN (?, ?)"
-        for series, kind, tree, name in self._db.execute(query, (POOL, OPERATION)):
+        for series, kind, tree, name in db.execute(query, (POOL, OPERATION)):
             if series in sums:
                 names[series] = Key(kind, tree, name)
+        return sums
 
     # --- SQLite --------------------------------------------------------------------------------------------------
 
@@ -728,14 +769,15 @@ def _pack(columns: Iterable[array[float]]) -> bytes:
     return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
 
 
-def _unpack(data: bytes, kind: int, length: int) -> list[array[float]]:
+def _unpack(data: bytes, kind: int, chunk: _Chunk) -> list[array[float]]:
     """Raises _DamageError."""
+    length = len(chunk.ends)
     try:
         sorted_bytes = zlib.decompress(data)
-    except zlib.error as error:
-        raise _DamageError(f"points cannot be unpacked: {error}") from None
+    except (zlib.error, TypeError) as error:
+        raise _DamageError(f"points cannot be unpacked: {error}", chunk) from None
     if kind not in range(len(KINDS)) or len(sorted_bytes) != VALUE_BYTES * WIDTHS[kind] * length:
-        raise _DamageError("a row of points has another length than its chunk")
+        raise _DamageError("a row of points has another length than its chunk", chunk)
     raw = bytearray(len(sorted_bytes))
     plane = WIDTHS[kind] * length
     for number in range(VALUE_BYTES):
@@ -745,7 +787,7 @@ def _unpack(data: bytes, kind: int, length: int) -> list[array[float]]:
 
 
 def _encode_tick(tick: Tick) -> bytes:
-    parts = [_HEAD.pack(tick.at, tick.interval_s, *map(len, tick.ids))]
+    parts = [_HEAD.pack(tick.at, tick.interval_s, tick.left_out, *map(len, tick.ids))]
     parts += [ids.tobytes() for ids in tick.ids]
     parts += [values.tobytes() for values in tick.values]
     return zlib.compress(b"".join(parts), 1)
@@ -755,7 +797,7 @@ def _decode_tick(data: bytes) -> Tick:
     """Raises _DamageError."""
     try:
         raw = zlib.decompress(data)
-        at, interval_s, *counts = _HEAD.unpack_from(raw)
+        at, interval_s, left_out, *counts = _HEAD.unpack_from(raw)
         view, offset = memoryview(raw), _HEAD.size
         ids: list[array[int]] = []
         values: list[array[float]] = []
@@ -769,17 +811,34 @@ def _decode_tick(data: bytes) -> Tick:
         raise _DamageError(f"a tick of the journal cannot be read: {error}") from None
     if offset != len(raw):
         raise _DamageError("a tick of the journal has another length than it says")
-    return Tick(at, interval_s, tuple(ids), tuple(values))
+    return Tick(at, interval_s, tuple(ids), tuple(values), left_out=left_out)
+
+
+def _decode_times(times: bytes) -> tuple[array[float], array[float]]:
+    """Ends and intervals. Raises _DamageError."""
+    try:
+        values = array("d", times)
+    except (TypeError, ValueError) as error:
+        raise _DamageError(f"the times of a chunk cannot be read: {error}") from None
+    half = len(values) // 2
+    if not half or len(values) % 2:
+        raise _DamageError("a chunk has no times")
+    return values[:half], values[half:]
 
 
 def _is_damage(error: Exception) -> bool:
     if isinstance(error, _DamageError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
-    return isinstance(error, sqlite3.OperationalError) and "no such" in str(error)
+    if code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
+        return True
+    # A table that is missing is SQLITE_ERROR, as many things are; a text that is no UTF-8 has no code.
+    return isinstance(error, sqlite3.OperationalError) and str(error).startswith(("no such ", "Could not decode "))
 
 
 def _words(error: Exception) -> str:
-    return describe(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return describe(error)
+    if isinstance(error, sqlite3.Error | _DamageError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -173,9 +173,10 @@ function openPoolForm(tree, pool, parent, app) {
   const others = new Form([["others", "Other options, as JSON", 'for example {"fifo_sort_parameters": ["weight"]}; null removes one', "lines", ""]],
     () => { planned = null; apply.disabled = true; });
   const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
-  const apply = h("button.primary", { type: "button", disabled: true, onclick: () => carryOut() }, isNew ? "Create" : "Apply");
+  const apply = h("button.primary", { type: "button", disabled: true, "aria-describedby": "first-look", onclick: () => carryOut() }, isNew ? "Create" : "Apply");
+  const first = h("span.muted.first-look", { id: "first-look" }, `First see what it changes, then ${isNew ? "create it" : "apply it"}.`);
   const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, others.element, form.general, others.general, planPlace);
-  const dialog = openDialog(isNew ? `New pool in tree ${tree}` : `Change pool ${pool.name}`, element, [look, apply]);
+  const dialog = openDialog(isNew ? `New pool in tree ${tree}` : `Change pool ${pool.name}`, element, [first, look, apply]);
 
   function read() {
     const more = readJson(others.value("others"), "the other options");
@@ -209,6 +210,8 @@ function openPoolForm(tree, pool, parent, app) {
       if (command.type === "CreatePool" && !command.name) throw new Refusal(422, { error: "name: a pool needs a name", attributes: { field: "name" } });
       const answer = await send("POST", "/plan", command);
       if (!answer.accepted) throw new Refusal(422, { error: answer.refusal, attributes: answer.attributes ?? { field: answer.field } });
+      // What was typed while the answer was on its way is not in this plan.
+      if (JSON.stringify(read()) !== JSON.stringify(command)) throw new Refusal(422, { error: "this changed meanwhile; look at what it changes again" });
       morph(planPlace, h("div", drawPlan(answer)));
       planned = command;
     });

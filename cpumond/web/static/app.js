@@ -62,6 +62,9 @@ class App {
     // Where the focus was when another page was chosen; the first page takes it from nobody.
     this.leaving = this.where === undefined ? null : document.activeElement;
     this.where = where;
+    // A question about the page before is not answered over this one.
+    for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+    this.isAsked = false;
     this.generation += 1;
     this.asking?.abort();
     clearTimeout(this.timer);
@@ -138,19 +141,47 @@ class App {
   }
 
   redraw() {
-    const { page, params, data, error } = this;
+    const { page, params, data } = this;
     let wanted;
-    if (data !== undefined) wanted = h("div.page", { key: this.where }, error && error.status !== 0 && error.status !== 401 ? complain(error) : null, page.view(data, params, this));
-    else if (error && error.status === 401) wanted = h("div.page", { key: this.where }, h("p", "A token is needed to see this. "),
-      h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
-    else if (error) wanted = h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
-    else wanted = h("div.loading", { key: this.where }, "Loading …");
+    try {
+      wanted = this.draw();
+    } catch (error) {
+      wanted = this.drawBroken(error);
+    }
     // So that it can have the focus when its page is opened.
     wanted.querySelector("h1")?.setAttribute("tabindex", "-1");
-    this.shown = morph(this.shown, wanted);
+    try {
+      this.shown = morph(this.shown, wanted);
+    } catch (error) {
+      // Half of it may be drawn: all of it goes.
+      this.shown = this.drawBroken(error);
+      this.main.replaceChildren(this.shown);
+    }
     this.arrive();
     const title = page.title?.(params, data) ?? "";
     document.title = title ? `${title} – ${this.options.name}` : this.options.name;
+  }
+
+  draw() {
+    const { page, params, data, error } = this;
+    if (data !== undefined) {
+      const refused = error && error.status !== 0 && error.status !== 401;
+      return h("div.page", { key: this.where }, refused ? complain(error) : null, page.view(data, params, this));
+    }
+    if (error && error.status === 401) {
+      return h("div.page", { key: this.where }, h("p", "A token is needed to see this. "),
+        h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
+    }
+    if (error) return h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
+    return h("div.loading", { key: this.where }, "Loading …");
+  }
+
+  // An answer that is not understood, from a node of another version perhaps: said, and asked for again.
+  drawBroken(error) {
+    if (!this.local.isBroken) console.error(error);
+    this.local.isBroken = true;
+    return h("div.page", { key: `broken ${this.where}` }, h("h1", this.options.name),
+      complain(new Error("An answer could not be understood, so this page cannot be drawn; it is asked for again. Does a part of another version run?")));
   }
 
   // A page that was just opened has the focus at its heading, unless a person has moved it meanwhile.

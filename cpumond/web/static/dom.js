@@ -35,7 +35,7 @@ function set(node, key, value) {
   } else if (key === "class") {
     const before = node.getAttribute("class");
     node.setAttribute("class", before ? `${before} ${value}` : value);
-  } else node.setAttribute(key, value === true ? "" : String(value));
+  } else node.setAttribute(key, value === true ? "" : key === "title" || key === "aria-label" ? visible(String(value)) : String(value));
 }
 
 function listen(node, type, handler) {
@@ -50,11 +50,19 @@ function addOne(node, type) {
   node.addEventListener(type, (event) => node.handlers[type]?.(event));
 }
 
+// Control characters, and marks that turn the direction of the text around them, as text: \x1b, \u202e.
+export function visible(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (sign) => {
+    const code = sign.codePointAt(0).toString(16);
+    return code.length < 3 ? `\\x${code.padStart(2, "0")}` : `\\u${code}`;
+  });
+}
+
 function append(node, children) {
   for (const child of children) {
     if (child === null || child === undefined || child === false || child === "") continue;
     if (Array.isArray(child)) append(node, child);
-    else node.append(child instanceof Node ? child : String(child));
+    else node.append(child instanceof Node ? child : visible(String(child)));
   }
 }
 
@@ -208,6 +216,7 @@ export function openDialog(title, body, buttons, onclose) {
 
 // To what opened the dialog; where that is gone, to the beginning of the page.
 function returnFocus(opener) {
-  if (opener?.isConnected && opener !== document.body) opener.focus({ preventScroll: true });
-  else document.querySelector("main h1, main")?.focus({ preventScroll: true });
+  const isThere = opener?.isConnected && opener !== document.body;
+  const place = isThere ? opener : document.querySelector("main h1") ?? document.querySelector("main");
+  place.focus({ preventScroll: true });
 }

@@ -11,6 +11,22 @@ const MAX_KEPT = 30;
 const GAP_S = 2;
 const SHORT_WAIT_MS = 500;
 
+const OFF_MS = 60000;
+
+// The scheduler's sentence that it keeps no history, and when it is asked again.
+const off = { problem: "", until: -Infinity };
+const isOff = () => performance.now() < off.until;
+let isAsked = false;
+
+// Before the first question, and as long as it is off: a refusal of /history would be an error in the browser's console.
+async function askWhetherOff() {
+  if (isOff() || (isAsked && !off.problem)) return;
+  const { value } = await remember("me", 0, () => get("/me"));
+  if (!value) return;
+  isAsked = true;
+  if (value.history_length_s > 0) off.problem = "";
+  else Object.assign(off, { problem: "history is turned off: [history] length = 0", until: performance.now() + OFF_MS });
+}
 const kept = new Map(); // key -> {value, error, at, askedAt, asking}
 
 // The newest answer of `ask`, which is asked again at most every `periodMs`: {value, error, at}. `value` stays what it
@@ -47,11 +63,14 @@ export function chosenRange(search = currentQuery()) {
 // {times, columns, periodS, until, problem, isRefused}: what /history has of a thing; `until` is the end of the axis,
 // `problem` the sentence to show where there are no points.
 export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
+  await askWhetherOff();
+  if (isOff()) return { times: [], columns: {}, periodS: null, until: null, isRefused: true, problem: off.problem };
   const [, length] = RANGES[range];
   const where = `/history${query({ kind, name, tree, since_s: length, max_points: 600 })}`;
   const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);
   // A thing that is not known to the history yet is a 404, too.
   const isRefused = error && error.status !== 0 && (error.status !== 404 || /turned off/.test(error.message));
+  if (isRefused && error.status === 404) Object.assign(off, { problem: error.message, until: performance.now() + OFF_MS });
   return {
     times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
     until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
@@ -101,6 +120,7 @@ export function axis({ times, from, until, problem }) {
 
 // Which part of the past the graphs show; in the URL as `range`.
 export function rangeButtons(app) {
+  if (isOff()) return null;
   const now = chosenRange();
   return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" }, Object.entries(RANGES).map(([range, [text]]) =>
     h("button.choice", {

@@ -4,7 +4,7 @@
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { badge, facts, table } from "./table.js";
-import { describeNext, describeReason, describeWhy, fixed, listFacts, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
+import { describeNext, describeReason, describeWhy, listFacts, measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
 
@@ -107,7 +107,7 @@ function decisionsCard(e, app) {
   const shown = app.local.allDecisions ? all : all.slice(0, SHOWN_DECISIONS);
   const change = (decision) => {
     const applied = decision.result === "applied" && !isSame(decision.applied_cores, decision.new_cores);
-    return `${fixed(decision.old_cores)} → ${fixed(decision.new_cores)}${applied ? ` (applied as ${fixed(decision.applied_cores)})` : ""}`;
+    return `${measured(decision.old_cores)} → ${measured(decision.new_cores)}${applied ? ` (applied as ${measured(decision.applied_cores)})` : ""}`;
   };
   return h("section.card", { key: "decisions", "aria-labelledby": "decisions" }, h("h2", { id: "decisions" }, "Decisions"),
     table({
@@ -117,8 +117,8 @@ function decisionsCard(e, app) {
         { title: "When", cell: (d) => showTime(d.at) },
         { title: "Kind", cell: (d) => badge(d.kind, { grow: "warn", restore: "bad", shrink: "good" }[d.kind] ?? "") },
         { title: "Limit, cores", align: "right", cell: change },
-        { title: "Used", align: "right", cell: (d) => fixed(d.usage_cores) },
-        { title: "Smoothed", align: "right", cell: (d) => fixed(d.smoothed_cores) },
+        { title: "Used", align: "right", cell: (d) => measured(d.usage_cores) },
+        { title: "Smoothed", align: "right", cell: (d) => measured(d.smoothed_cores) },
         { title: "Votes", align: "right", cell: (d) => showVotes(d.votes_sum) },
         { title: "Result", cell: (d) => badge(d.result, { applied: "", failed: "bad", contested: "bad" }[d.result] ?? "warn") },
         { title: "Why", cell: (d) => describeReason(d) },

@@ -32,15 +32,19 @@ function roundEven(value, digits) {
   return exact.slice(0, digits ? -30 : -31);
 }
 
-// Up to two digits after the point, below one core three: 3.2, 10, 0.004.
+// Up to two digits after the point, below one core three: 3.2, 10, 0.004; <0.001 for less.
 export function showCores(cores) {
   if (cores === null || cores === undefined) return "no limit";
+  if (cores > 0 && cores < 0.001) return "<0.001";
   const size = Math.abs(cores);
   if (size > 0 && size < 0.01) return general(cores, 2);
   return trim(roundEven(cores, size < 1 ? 3 : 2));
 }
 
 const trim = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
+
+// Measured cores with two digits after the point, below one core with three, as the command line has them.
+export const measured = (value) => fixed(value, Math.abs(value ?? 1) < 1 ? 3 : 2);
 
 export function fixed(value, digits = 2) {
   return value === null || value === undefined ? "–" : roundEven(value, digits);
@@ -174,7 +178,7 @@ export function floorReason(e) {
 // Why a limit moved.
 export function describeReason(decision) {
   if (decision.kind === "grow" || decision.kind === "shrink") {
-    return `votes ${showVotes(decision.votes_sum)}, use ${fixed(decision.usage_cores)}, smoothed ${fixed(decision.smoothed_cores)}`;
+    return `votes ${showVotes(decision.votes_sum)}, use ${measured(decision.usage_cores)}, smoothed ${measured(decision.smoothed_cores)}`;
   }
   if (decision.kind === "restore") return `${showRatio(decision.throttled_ratio)} of the periods throttled, so all was given back at once`;
   return KIND_REASONS[decision.kind] ?? decision.kind;
@@ -247,8 +251,8 @@ export function listFacts(e) {
     ["Cgroup", e.directory || e.cgroup],
     ["Ordered", `${showCores(e.cpu_limit)} cores${isSet(e.cpu_limit_given) ? "" : ", taken from its cgroup"}`],
     ["Limit now", `${showCores(e.current_cpu_limit)} cores`],
-    ["Used in the last check", isSet(e.usage) ? `${fixed(e.usage)} cores` : "–"],
-    ["Smoothed use", isSet(e.smoothed_cpu_usage) ? `${fixed(e.smoothed_cpu_usage)} cores` : "–"],
+    ["Used in the last check", isSet(e.usage) ? `${measured(e.usage)} cores` : "–"],
+    ["Smoothed use", isSet(e.smoothed_cpu_usage) ? `${measured(e.smoothed_cpu_usage)} cores` : "–"],
     ["Cap", `${showCores(b.cap)} cores: least of the order, the quota found (${found}), the least above (${above})`],
     ["Floor", `${showCores(b.floor)} cores: ${floorReason(e)}`],
     ["Mode", describeMode(e)],

@@ -3,8 +3,8 @@
 import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
-import { h } from "./dom.js";
-import { bytes, duration, number, time } from "./format.js";
+import { h, visible } from "./dom.js";
+import { amount, bytes, duration, number, time } from "./format.js";
 import { axis, column, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { showCores, showSpan } from "./job_words.js";
@@ -74,11 +74,11 @@ function jobFacts(j) {
     ["Started", `${time(j.start_time)} (${duration((j.finish_time ?? serverNow()) - j.start_time)}${ended ? " long" : " ago"})`],
     ended ? ["Ended", time(j.finish_time)] : null,
     j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
-    ["Ordered", `${showCores(j.cpu_limit)} cores`],
-    [ended ? "Last limit" : "Limit now", `${showCores(j.current_cpu_limit)} cores`],
-    isKnown(j.cpu_usage) ? ["Usage", `${showCores(j.cpu_usage)} cores`] : null,
-    isKnown(j.smoothed_cpu_usage) ? ["Smoothed usage", `${showCores(j.smoothed_cpu_usage)} cores`] : null,
-    isKnown(j.min_cpu_limit) ? ["Floor", `${showCores(j.min_cpu_limit)} cores`] : null,
+    ["Ordered", amount("cpu", j.cpu_limit)],
+    [ended ? "Last limit" : "Limit now", amount("cpu", j.current_cpu_limit)],
+    isKnown(j.cpu_usage) ? ["Usage", amount("cpu", j.cpu_usage)] : null,
+    isKnown(j.smoothed_cpu_usage) ? ["Smoothed usage", amount("cpu", j.smoothed_cpu_usage)] : null,
+    isKnown(j.min_cpu_limit) ? ["Floor", amount("cpu", j.min_cpu_limit)] : null,
     isKnown(j.votes_sum) ? ["Sum of the votes", String(j.votes_sum)] : null,
     j.cpu_monitor_mode ? ["Mode", j.cpu_monitor_mode] : null,
     j.preemptibility ? ["Preemptibility", j.preemptibility.replaceAll("_", " ")] : null,
@@ -123,12 +123,6 @@ async function readLog(where, stream) {
   const { text, headers } = await request("GET", address, undefined, { isText: true });
   const total = Number(headers.get("X-Cpumond-Total-Bytes"));
   return { text: visible(text), total: Number.isFinite(total) ? total : null };
-}
-
-// Control characters as text.
-function visible(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
-    (sign) => `\\x${sign.codePointAt(0).toString(16).padStart(2, "0")}`);
 }
 
 function logCard(j, logs) {

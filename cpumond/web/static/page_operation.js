@@ -5,7 +5,7 @@ import { get, path, query, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { amount, amounts, count, duration, number, percent, time } from "./format.js";
-import { axis, chosenTab, line, rangeButtons, readHistory, readLife, tabs } from "./history.js";
+import { axis, chosenTab, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { describePart, pager, stateBadge } from "./page_operations.js";
 import { currentQuery, setQuery, to } from "./route.js";
@@ -16,6 +16,10 @@ const JOB_STATES = ["starting", "running", "stopping", "completed", "failed", "a
 export const JOB_TONES = { running: "good", starting: "", stopping: "warn", completed: "", failed: "bad", aborted: "warn", lost: "bad" };
 const PAGE = 50;
 const PATIENCE_MS = 500;
+const WHY_MS = 4000;
+// What most of all keeps an operation from what it wants, in the answer of /why; the first that fits is told.
+const HINDRANCES = [/^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
+  /^no node has room/, / and starves/];
 
 export const operation = {
   title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
@@ -27,6 +31,7 @@ export const operation = {
       const what = { kind: "operation", name: found.id };
       data.history = found.finish_time === null ? await readHistory(what, undefined, PATIENCE_MS)
         : await readLife(what, found.start_time, found.finish_time, PATIENCE_MS);
+      if (isHindered(found)) data.hindered = (await remember(`${found.id}/why`, WHY_MS, () => get(path`/operations/${id}/why`), PATIENCE_MS)).value;
     }
     if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
     if (tab === "jobs") {
@@ -44,7 +49,7 @@ export const operation = {
     const now = chosenTab(TABS);
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono", o.id)),
-      h("div.heading", h("h1", o.title || `Operation ${o.id}`), stateBadge(o), h("div.actions", operationActions(o, app))),
+      h("div.heading", h("h1.title", { title: o.title || null }, o.title || `Operation ${o.id}`), stateBadge(o), h("div.actions", operationActions(o, app))),
       o.error ? h("p.error.told", o.error) : null,
       tabs("Parts of this page", TABS, app),
       now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : h("p.loading", { key: "loading" }, "Loading …"),
@@ -54,8 +59,19 @@ export const operation = {
 
 // ---- overview
 
-function overview({ operation: o, history }, app) {
+const isHindered = (o) => o.finish_time === null && (o.state === "pending" || o.suspended || o.jobs.pending > 0
+  || Object.values(o.trees).some((part) => part.starvation_status !== "non_starving"));
+
+function hindrance(o, why) {
+  const told = (why?.trees ?? []).flatMap((part) => part.lines).concat(why?.lines ?? []);
+  const found = HINDRANCES.map((form) => told.find((text) => form.test(text))).find(Boolean);
+  return h("p.note", { key: "hindrance" }, found ? `${found.trim()[0].toUpperCase()}${found.trim().slice(1)}. ` : "Not all that it wants runs. ",
+    h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?"));
+}
+
+function overview({ operation: o, history, hindered }, app) {
   return [
+    isHindered(o) ? hindrance(o, hindered) : null,
     h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
       ["Id", h("span.mono", o.id)],
       o.alias ? ["Alias", o.alias] : null,
@@ -96,12 +112,15 @@ function treeCard(o, tree, pool) {
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
       { title: "How much of its fair share it uses; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
     ["Status", state ? badge(state, part.queue_place === null ? "bad" : "warn") : starves ? badge(starves, "warn")
+      : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "asks for nothing here" : "has no share here")
       : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
     ["Jobs here", count(part.job_count, "job")],
     ["Weight", number(part.weight)],
     Object.keys(part.limits).length ? ["Limits", limits(part.limits)] : null,
   ]));
 }
+
+const asksForNothing = (part) => Object.values(part.demand).every((value) => value === 0);
 
 // As amounts, where 0 is a limit, too.
 const limits = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
@@ -205,7 +224,7 @@ function limitBar(job) {
 
 const SPECIFICATIONS = [["resulting", "Resulting specification"], ["provided", "Provided specification"]];
 
-function specification({ specification: found }, app) {
+function specification({ operation: o, specification: found }, app) {
   const now = chosenTab(SPECIFICATIONS, "specification");
   return [
     tabs("Specifications", SPECIFICATIONS, app, "specification"),
@@ -213,11 +232,11 @@ function specification({ specification: found }, app) {
       ? h("section.card", { key: now }, h("h2", "Provided specification"), h("p.muted.plain-text", "As its user gave it."),
         h("pre", { tabindex: "0" }, pretty(found.provided)))
       : h("section.card", { key: now }, h("h2", "Resulting specification"),
-        h("p.muted.plain-text", "What holds for it: the given options merged with the defaults."), resulting(found)),
+        h("p.muted.plain-text", "What holds for it: the given options merged with the defaults."), resulting(found, o)),
   ];
 }
 
-function resulting(found) {
+function resulting(found, operation) {
   const { job_cpu_monitor: monitor = {}, ...rest } = found.resulting;
   const sources = found.job_cpu_monitor_sources ?? found.resulting.job_cpu_monitor_sources ?? {};
   delete rest.job_cpu_monitor_sources;
@@ -226,10 +245,12 @@ function resulting(found) {
     h("h3", { id: "job-cpu-monitor" }, "job-cpu-monitor"),
     table({ caption: "job-cpu-monitor", rows: Object.entries(monitor), rowKey: ([name]) => name, empty: "It has no options.", columns: [
       { title: "Option", cell: ([name]) => h("code", name) },
-      { title: "Value", cell: ([name, value]) => h(isGiven(name) ? "strong" : "span", h("code", showOption(name, value))) },
-      { title: "From", cell: ([name]) => (isGiven(name) ? badge("specification", "good") : badge(sources[name] ?? "default")) },
-    ] }),
-    h("p.muted.plain-text", found.note || "A node's own configuration may hold more; a job's page shows what is in force there."),
+      { title: "Value", cell: ([name, value]) => (isGiven(name) ? h("strong", h("code", showOption(name, value)))
+        : h("span", "the node's", value === null ? null : [", else ", h("code", showOption(name, value))])) },
+      { title: "From", cell: ([name]) => (isGiven(name) ? badge("specification", "good") : badge("node")) },
+    ], stacked: true }),
+    h("p.muted.plain-text", "What the specification does not give is the node's: [monitor] in the configuration of its agent, else the default. ",
+      h("a", { href: to("operations", operation.id, { tab: "jobs" }) }, "The page of a job"), " shows what is in force for it."),
     h("h3", "Everything else"),
     h("pre", { tabindex: "0" }, pretty(rest)),
   ];

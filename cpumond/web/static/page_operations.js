@@ -141,7 +141,8 @@ export function stateBadge(operation) {
 function partState(operation) {
   return parts(operation).map((part) => {
     const text = describePart(part);
-    return text ? [" ", badge(text, part.queue_place === null ? "bad" : "warn")] : null;
+    return text ? [" ", h("a", { href: to("operations", operation.id, { tab: "why" }), title: "Why?" },
+      badge(text, part.queue_place === null ? "bad" : "warn"))] : null;
   });
 }
 

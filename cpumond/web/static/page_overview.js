@@ -26,7 +26,7 @@ export const overview = {
     return h("div.page",
       h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
       figures(answer),
-      alertCard(alerts, trees),
+      alertCard(alerts, trees, status.counts),
       trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index]))
         : h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."),
       aboutCard(status, answer.health, answer.history));
@@ -62,7 +62,10 @@ function figures({ trees, status }) {
 const most = (value, all) => h("span", number(value, 6), h("small", ` of ${number(all, 6)}`));
 const coresText = (value) => h("span", cores(value), h("small", value === 1 ? " core" : " cores"));
 
-function alertCard(alerts, trees) {
+function alertCard(alerts, trees, counts) {
+  if (!alerts.length && !counts.nodes) {
+    return h("p.note", { key: "alerts" }, "No node has registered yet, so nothing can run: start an agent with ", h("code", "[scheduler] url"), " in its configuration.");
+  }
   if (!alerts.length) return h("p.note", { key: "alerts" }, "No alerts: nothing needs to be looked at.");
   return h("section.card", { key: "alerts", "aria-labelledby": "alerts-title" },
     h("h2", { id: "alerts-title" }, count(alerts.length, "alert")),

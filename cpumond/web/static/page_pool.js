@@ -275,7 +275,7 @@ function attributesSection(data, orchid) {
     .filter(({ own, inForce }) => own !== undefined || isTold(inForce));
   return h("section.card", { key: "attributes", "aria-labelledby": "attributes-title" }, h("h2", { id: "attributes-title" }, "Attributes"),
     table({
-      caption: "Options of the pool: as set here, and what holds", rows, rowKey: ({ option }) => option, empty: "None.",
+      caption: "Options of the pool: as set here, and what holds", rows, rowKey: ({ option }) => option, empty: "None.", stacked: true,
       columns: [
         { title: "Option", cell: ({ option }) => h("code", option) },
         { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : showValue(own, unit)) },

@@ -50,8 +50,12 @@ const most = (value, limit) => `${number(value, 6)} / ${number(limit, 6)}`;
 
 function nameCell(row) {
   const link = h("a", { href: to("pools", row.tree, row.name), title: row.name }, row.name);
-  return row.is_ephemeral
-    ? h("span", h("span.muted", { title: EPHEMERAL, "aria-hidden": "true" }, "◌ "), link, h("span.hidden-text", ", ephemeral")) : link;
+  const isStarving = starvationBadge(row.starvation) !== null;
+  if (!row.is_ephemeral && !isStarving) return link;
+  return h("span",
+    isStarving ? h("span.starves", { title: row.starvation.replaceAll("_", " "), "aria-hidden": "true" }, "⚠ ") : null,
+    row.is_ephemeral ? h("span.muted", { title: EPHEMERAL, "aria-hidden": "true" }, "◌ ") : null, link,
+    row.is_ephemeral ? h("span.hidden-text", ", ephemeral") : null);
 }
 
 function guaranteeText(row) {
@@ -72,19 +76,20 @@ function volumeCell(row) {
 }
 
 export const POOL_COLUMNS = [
-  { key: "name", width: 248, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
-  { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
-    cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
-  { key: "weight", width: 78, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
-  { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
+  { key: "name", width: 248, narrow: 134, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
+  { key: "fair_share", width: 106, narrow: 76, title: "Fair share", help: "what it may have now, percent of the tree (of the resource that it has most of)", align: "right",
+    value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_ratio, { color: "--c2" }) },
+  { key: "usage", width: 106, narrow: 76, title: "Usage", help: "what it has now, percent of the tree; the line in the bar is its fair share", align: "right",
+    value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.usage_ratio, { mark: row.fair_share_ratio }) },
+  { key: "demand", width: 106, narrow: 76, title: "Demand", help: "what it would use if it could, percent of the tree", align: "right",
+    value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_ratio, { color: "--c3" }) },
   { key: "guarantee", width: 152, title: "Guarantee", help: "strong guarantee, and the resource flow of an integral one; percent of the tree", align: "right",
     value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: guaranteeText },
-  { key: "fair_share", width: 106, title: "Fair share", help: "what it may have now, percent of the tree (of the resource that it has most of)", align: "right",
-    value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_ratio, { color: "--c2" }) },
-  { key: "usage", width: 106, title: "Usage", help: "what it has now, percent of the tree; the line in the bar is its fair share", align: "right",
-    value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.usage_ratio, { mark: row.fair_share_ratio }) },
-  { key: "demand", width: 106, title: "Demand", help: "what it would use if it could, percent of the tree", align: "right",
-    value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_ratio, { color: "--c3" }) },
+  { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
+  { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
+    value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
+  { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
+    cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
   { key: "running", width: 130, title: "Running / max", help: "operations that run, and how many may", align: "right",
     value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
   { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
@@ -92,9 +97,8 @@ export const POOL_COLUMNS = [
   { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
   { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force", align: "right", value: (row) => row.limit_cores, cell: (row) => cores(row.limit_cores) },
   { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
-  { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
-  { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
-    value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
+  { key: "weight", width: 78, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
+  { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
 ];
 
 export const poolTable = (key, rows, more) => bigTable(key, {

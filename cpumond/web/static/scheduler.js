@@ -6,6 +6,7 @@ import { overview } from "./page_overview.js";
 import { pools } from "./page_pools.js";
 
 const SPARE_MS = 1500;
+const LOAD_ANEW_MS = 60000;
 const others = [];
 
 // A page whose module is not needed for the first one that is shown: it comes when it is asked for, or a little later.
@@ -15,10 +16,9 @@ function later(find) {
       let found;
       try {
         found = await find();
-      } catch (error) {
-        link.failingSince ??= Date.now();
-        link.problem = "a part of this page could not be loaded";
-        throw new Refusal(0, { error: `${link.problem}; load it again (${error.message})` });
+      } catch {
+        await loadAnew();
+        throw new Refusal(0, { error: `${link.problem || "a part of this page is missing"}; this page tries again by itself` });
       }
       Object.assign(page, found);
       return page.load(params, options);
@@ -27,6 +27,15 @@ function later(find) {
   };
   others.push(find);
   return page;
+}
+
+// A browser may remember that a file could not be had. Where the server answers again all is loaded anew, now and then.
+async function loadAnew() {
+  await request("GET", "/healthz").catch(() => null);
+  const last = Number(sessionStorage.getItem("cpumond-loaded-anew") ?? 0);
+  if (link.failingSince !== null || Date.now() - last < LOAD_ANEW_MS) return;
+  sessionStorage.setItem("cpumond-loaded-anew", String(Date.now()));
+  location.reload();
 }
 
 const job = later(async () => (await import("./page_job.js")).job);

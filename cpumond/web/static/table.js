@@ -7,12 +7,16 @@ import { currentQuery, setQuery } from "./route.js";
 const ROW_PX = 34;
 const SPARE_ROWS = 12;
 const STEP_ROWS = 6;
+const SHORT_TEXT = 26;
 
 const KIND = {
   create(node, props) {
     node.className = "table";
     node.closed = null;
-    node.observer = new ResizeObserver(() => scrollRows(node));
+    node.observer = new ResizeObserver(() => {
+      setWidths(node);
+      scrollRows(node);
+    });
     build(node, props);
     node.observer.observe(node.scroller);
   },
@@ -38,7 +42,7 @@ const KIND = {
 //   parentKey: row => string|null,                  // given: a tree that can be folded; parents before their children
 //   sort: "usage", descending: true,                // at first; null: the order of `rows`
 //   searchable: row => text, noun: "pool", tools: Node, empty: text, height: "60vh"})
-// `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
+// `narrow`: the width in a narrow window. `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
 export function bigTable(key, props) {
   return island(KIND, key, props);
 }
@@ -194,7 +198,8 @@ function makeOrder(value, descending) {
 }
 
 function setWidths(node) {
-  const widths = node.props.columns.map((column) => column.width);
+  const isNarrow = matchMedia("(max-width: 700px)").matches;
+  const widths = node.props.columns.map((column) => (isNarrow && column.narrow) || column.width);
   const isFixed = widths.every(Boolean);
   node.table.classList.toggle("fixed", isFixed);
   if (!isFixed) return;
@@ -296,20 +301,25 @@ function fold(node, key, isOpen) {
 
 // A short table, all rows in the page: {caption, columns as above, rows, rowKey, empty}. `sorted` of a column: the text of
 // its aria-sort, where the page sorts.
-export function table({ caption, columns, rows, rowKey, empty = "None." }) {
-  return h("div.table", h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
+// `stacked`: in a narrow window the cells of a row stand below each other.
+export function table({ caption, columns, rows, rowKey, empty = "None.", stacked = false }) {
+  return h("div.table", { class: stacked ? "stacked" : null }, h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
     h("table", h("caption.hidden-text", caption),
       h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", title: column.help, "aria-sort": column.sorted }, column.title)))),
       h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row) : index }, columns.map((column, position) =>
-        h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row" },
+        h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row",
+          "data-label": stacked && position ? column.title : null },
           column.cell ? column.cell(row) : String(column.value(row) ?? "–")))))
         : h("tr", h("td.muted", { colspan: columns.length }, empty))))));
 }
 
 // Name and value, one below the other: [[name, node], ...]
 export function facts(rows) {
-  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name }, h("dt", name), h("dd", value ?? "–"))));
+  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", name), h("dd", value ?? "–"))));
 }
+
+// More than has room in half of a narrow window.
+const isLong = (value) => [value].flat().some((part) => (part instanceof Node ? part.textContent : String(part ?? "")).length > SHORT_TEXT);
 
 // A number as text above a bar; `ratio` in [0, 1], more is cut; `mark` a second line in the bar.
 export function bar(ratio, text, { mark = null, color = "--c1" } = {}) {

@@ -8,6 +8,7 @@ import os
 import pwd
 import resource
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -647,6 +648,132 @@ def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -
     world.happen(Ended("j1", 300.0, exit_code=0))
     told = world.finished("j1")
     assert (told["ordered_cpu_seconds"], told["late_cpu_seconds"]) == (3.0, 0.5)
+
+
+def kill_agent(world: World, *job_ids: str) -> None:
+    """The agent ends without a word, and another one finds the jobs."""
+    old = world.jobs
+    old._note = lambda *_, **__: None  # type: ignore[method-assign]
+    old.close()
+    world.begin()
+    world.executor.living = {job_id: Started(job_id, f"cpumond-jobs/{job_id}", 150.0) for job_id in job_ids}
+    world.load()
+
+
+def told_sums(world: World) -> dict[str, float]:
+    """Ordered core-seconds, by job."""
+    return {report.job_id: report.ordered_cpu_seconds or 0.0 for report in world.jobs.reports()}
+
+
+def use(world: World, ordered: float) -> None:
+    """What the monitor has counted since this agent began, of one job."""
+    sums: dict[str, Any] = dict.fromkeys(SUMS, ordered)
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **sums)})
+
+
+def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: World) -> None:
+    world.run("j1")
+    for second in range(1, 100):
+        use(world, float(second))
+        assert not world.advance(1.0), "it is no news for the scheduler"
+        world.wait_for_workers()
+    kill_agent(world, "j1")
+    known = told_sums(world)["j1"]
+    assert 99.0 - module.SUMS_PERIOD_S <= known <= 99.0
+    use(world, 5.0)
+    world.advance(module.SUMS_PERIOD_S)
+    world.wait_for_workers()
+    assert told_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
+    kill_agent(world, "j1")
+    assert told_sums(world)["j1"] == known + 5.0
+    [report] = world.jobs.reports()
+    assert {getattr(report, name) for name in SUMS} == {known + 5.0}
+
+
+def test_the_newer_of_two_files_counts(world: World) -> None:
+    world.run("j1")
+    use(world, 3.0)
+    world.advance(module.SUMS_PERIOD_S)
+    world.wait_for_workers()
+    use(world, 4.0)
+    world.jobs.close()
+    world.begin()
+    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
+    world.load()
+    assert told_sums(world) == {"j1": 4.0}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b"\xff"])
+def test_a_damaged_file_of_sums_is_said_and_written_anew(
+    world: World, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.run("j1")
+    Path(world.jobs.config.executor.jobs_dir, job_files.SUMS_FILE).write_bytes(content)
+    kill_agent(world, "j1")
+    assert told_sums(world) == {"j1": 0.0}
+    assert "sums_damaged" in capsys.readouterr().out
+    use(world, 3.0)
+    world.advance()
+    world.wait_for_workers()
+    kill_agent(world, "j1")
+    assert told_sums(world) == {"j1": 3.0}
+
+
+def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) -> None:
+    world.run("j1")
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, ordered_cpu_seconds=3.0)})
+    world.obey(stop=[stop("j1")])
+    kill_agent(world, "j1")
+    assert told_sums(world) == {"j1": 3.0}
+
+
+def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+    writes: list[float] = []
+
+    def hang(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
+        writes.append(sums["j1"]["ordered_cpu_seconds"])
+        begun.release()
+        assert go_on.wait(30.0)
+        job_files.write_sums(jobs_dir, sums)
+
+    monkeypatch.setattr(module, "write_sums", hang)
+    world.run("j1")
+    for second in range(100):
+        use(world, float(second))
+        world.advance(1.0)
+    assert begun.acquire(timeout=30.0)
+    assert len(writes) == 1
+    go_on.set()
+    world.wait_for_workers()
+    world.advance()
+    world.wait_for_workers()
+    assert len(writes) == 2
+    assert writes[1] == 99.0, "the newest"
+    kill_agent(world, "j1")
+    assert told_sums(world) == {"j1": 99.0}
+
+
+def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    world.run("j1")
+    use(world, 7.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_sums", refuse)
+        for _ in range(5):
+            world.advance(module.SUMS_PERIOD_S)
+            world.wait_for_workers()
+    said = capsys.readouterr().out
+    assert said.count("sums_not_written") == 1
+    assert "No space left on device" in said
+    world.advance(module.SUMS_PERIOD_S)
+    world.wait_for_workers()
+    kill_agent(world, "j1")
+    assert told_sums(world) == {"j1": 7.0}
 
 
 def test_a_file_of_an_agent_that_knew_fewer_sums_is_read(world: World) -> None:

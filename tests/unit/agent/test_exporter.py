@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond import __version__
+from cpumond.agent.assigned import AssignedView
 from cpumond.agent.exporter import (
     JOB_COUNTERS,
     JOB_GAUGES,
@@ -29,13 +32,17 @@ from cpumond.agent.exporter import (
     write_series,
 )
 from cpumond.agent.jobs import JobView
-from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.agent.snapshot import LinkView, TickSnapshot, Totals
 from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import Metrics
 from cpumond.discovery import FoundJob
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings
 from cpumond.reporters import ReporterStats
+from cpumond.scheduler import exporter as scheduler_exporter
+from cpumond.scheduler.commands import Rules
+from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 BASE = CpuReading(total_cpu_s=120.5, at_s=5.0, throttled_s=2.25)
 STATE = JobState(
@@ -179,6 +186,48 @@ def test_what_a_job_is_stands_on_its_info_series_alone():
 def test_what_the_agent_counts(name, labels, expected):
     snapshot = make_snapshot(tick=5, problems=("a", "b"), paused=True, empty_rescans=4, stride=8)
     assert value(encode(snapshot, stats=ReporterStats(21, 22, 23)), name, **labels) == expected
+
+
+def make_assigned_snapshot() -> TickSnapshot:
+    """A tick of a node of a scheduler, with everything that only such a node has."""
+    link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43))
+    counters = {"completed": 1, "failed": 2, "aborted": 3, "lost": 4, "overdraft": 5}
+    return make_snapshot(
+        make_job(), link=link, assigned=AssignedView("none", {"running": 6}, counters, (1, 0), 0.5, "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("cpumond_scheduler_registered", {}, 1),
+        ("cpumond_scheduler_heartbeats_total", {}, 41),
+        ("cpumond_scheduler_heartbeats_failed_total", {}, 42),
+        ("cpumond_assigned_jobs", {"state": "running"}, 6),
+        ("cpumond_assigned_jobs_ended_total", {"state": "lost"}, 4),
+        ("cpumond_overdraft_aborts_total", {}, 5),
+        ("cpumond_job_start_seconds_count", {}, 1),
+        ("cpumond_executor_broken", {}, 0),
+    ],
+)
+def test_what_a_node_of_a_scheduler_counts(name, labels, expected):
+    assert value(encode(make_assigned_snapshot()), name, **labels) == expected
+
+
+def test_no_name_is_exported_by_the_scheduler_too(tmp_path: Path):
+    """A query by name alone would draw two things as one."""
+    store = open_sqlite_store(str(tmp_path / "scheduler.db"))
+
+    async def work() -> str:
+        scheduler = Scheduler(Rules(), store, Clock())
+        await scheduler.update_all()
+        return scheduler_exporter.MetricsText(scheduler, 100).encode().decode()
+
+    others = read_families(asyncio.run(work()))
+    store.close()
+    own = read_families(encode(make_assigned_snapshot()))
+    assert {"cpumond_scheduler_updates", "cpumond_pool_usage_ratio"} <= set(others)
+    assert set(own) & set(others) == set()
 
 
 def test_the_histogram_of_tick_durations():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -134,9 +134,10 @@ def test_a_node_without_an_executor_has_no_jobs_of_the_scheduler(tmp_path: Path)
 @pytest.mark.parametrize(
     ("cpu_limit", "ttl_s", "sentence"),
     [
-        (0.0, None, "a pinned limit must be in (0, 2] cores, got 0.0"),
-        (2.5, None, "a pinned limit must be in (0, 2] cores, got 2.5"),
+        (0.0, None, "a pinned limit must be in [0.001, 2] cores, got 0.0"),
+        (2.5, None, "a pinned limit must be in [0.001, 2] cores, got 2.5"),
         (-1.0, None, "a pinned limit must be"),
+        (1e-7, None, "a pinned limit must be in [0.001, 2] cores, got 1e-07"),
         (float("nan"), None, "a pinned limit must be"),
         (1.0, -5.0, "ttl_s must be a number of seconds > 0"),
         (1.0, float("inf"), "ttl_s must be a number of seconds > 0"),
@@ -160,10 +161,13 @@ def test_a_job_to_which_nothing_is_written_cannot_be_pinned(node: Asked) -> None
 
 def test_a_job_that_does_not_run_is_refused(node: Asked) -> None:
     node.order(start=[make_order("j2")])
-    assert node.ask("pin", "j2").error == "job j2 has not started yet"
+    reply = node.ask("pin", "j2")
+    assert (reply.error, reply.is_refused) == ("job j2 has not started yet; ask again in a moment", False)
     node.executor.events.append(Started("j2", "cpumond-jobs/cpumond-job-j2", 100.0))
     node.serve()
-    assert node.ask("explain", "j2").error == "job j2 runs, but its cgroup is not measured yet"
+    reply = node.ask("explain", "j2")
+    assert reply.error == "job j2 runs, but its cgroup is not measured yet; ask again in a moment"
+    assert not reply.is_refused, "asking again helps"
     node.executor.events.append(Ended("j2", 200.0, exit_code=0))
     node.serve()
     reply = node.ask("explain", "j2")
@@ -184,7 +188,7 @@ def test_the_id_of_somebody_elses_job_is_ambiguous(node: Asked) -> None:
     assert reply.error == "job j2: this node has another job of this id, cgroup jobs/other"
     node.agent.rescan_now()
     assert [job.found.path for job in node.agent.table if job.found.job_id == "j2"] == ["jobs/other"]
-    assert node.ask("explain", "j2").error == "job j2 runs, but its cgroup is not measured yet"
+    assert "runs, but its cgroup is not measured yet" in node.ask("explain", "j2").error
     assert node.pins() == {}
 
 
@@ -261,8 +265,45 @@ def test_the_pin_of_a_job_that_ended_is_forgotten(node: Asked, monkeypatch: pyte
     node.executor.events.append(Ended("j1", 200.0, exit_code=0))
     before = len(node.link.heartbeats)
     node.serve()
-    assert node.agent.totals.errors == errors + 1
     assert len(node.link.heartbeats) == before + 1, "a full disk does not keep its end from the scheduler"
+    for _ in range(50):
+        node.serve()
+    assert node.agent.totals.errors == errors + 1, "it is tried again in a while"
     monkeypatch.setattr(node.agent.registered, "pin", forget)
+    node.order(acknowledged=["j1"])
+    assert list(node.pins()) == ["j1"]
+    node.clock.advance(node.agent.config.discovery.rescan_period_s)
     node.serve()
     assert node.pins() == {}
+
+
+def test_the_pin_of_a_job_of_this_node_outlives_a_job_of_the_scheduler_with_its_id(node: Asked) -> None:
+    for job_id in ("a", "j2"):
+        node.make_cgroup(f"cpumond-jobs/cpumond-job-{job_id}")
+    node.make_cgroup("jobs/other")
+    control.add_job(node.agent, {"cgroup": "jobs/other", "job_id": "j2"})
+    for job_id in ("a", "j2"):
+        control.pin_job(node.agent, job_id, {"cpu_limit": 0.5})
+        node.order(start=[make_order(job_id)])
+        node.executor.events.append(Started(job_id, f"cpumond-jobs/cpumond-job-{job_id}", 100.0))
+        node.serve()
+        node.executor.events.append(Ended(job_id, 200.0, exit_code=0))
+        node.serve()
+    assert sorted(node.pins()) == ["a", "j2"]
+
+
+def test_those_who_ask_without_end_do_not_hold_up_the_tick(node: Asked) -> None:
+    def ask_again() -> None:
+        asked.append(node.agent.totals.ticks)
+        if len(asked) < 100:
+            again: Future[None] = Future()
+            node.agent._requests.append((ask_again, again))
+
+    asked: list[int] = []
+    first: Future[None] = Future()
+    node.agent._requests.append((ask_again, first))
+    node.agent.run_requests()
+    assert first.done()
+    assert len(asked) == 1
+    node.agent.run_requests()
+    assert len(asked) == 2, "it has its turn"

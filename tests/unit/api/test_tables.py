@@ -129,6 +129,22 @@ def test_operations_are_found_by_any_part_of_any_name_whatever_the_case(living):
     assert living.operations(search="night").total == 1
 
 
+def test_a_search_finds_what_holds_now_and_keeps_no_text_of_what_is_gone(living):
+    texts = views.SearchTexts()
+    one = living.start("a", title="First")
+    for _ in range(2):
+        assert ids(living, search="first", texts=texts) == [one]
+    living.run(operations.UpdateOperation(one, {"pool": "elsewhere"}))
+    assert ids(living, search="elsewhere", texts=texts) == [one]
+    record = living.state.find_record(one)
+    for number in range(200):
+        texts.of(msgspec.structs.replace(record, id=f"gone-{number}"))
+    assert len(texts) == 201
+    texts.forget_gone(living.state)
+    assert len(texts) == 1
+    assert texts.of(record) is texts.of(record)
+
+
 def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_where_equal(living):
     living.node(cpu=8.0)
     living.pool("a")

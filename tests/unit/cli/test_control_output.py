@@ -729,11 +729,23 @@ def test_a_duration_that_makes_no_sense_is_refused(text):
         (2.109923, "2.11"),
         (0.2054, "0.205"),
         (0.00412, "0.0041"),
+        (4.7e-7, "<0.001"),
         (0.0, "0"),
     ],
 )
 def test_cores_are_short(cores, text):
     assert tables.show_cores(cores) == text
+
+
+@pytest.mark.parametrize(("cores", "text"), [(None, "-"), (0.0481, "0.048"), (0.0, "0.000"), (1.8, "1.80")])
+def test_measured_cores_below_one_have_three_digits(cores, text):
+    assert tables.show_measured(cores) == text
+
+
+def test_a_long_title_is_cut():
+    assert tables.show_title("x" * 60) == "x" * 60
+    assert tables.show_title("x" * 61) == "x" * 59 + "…"
+    assert tables.show_title("a\u202eb") == "a\\u202eb"
 
 
 @pytest.mark.parametrize(

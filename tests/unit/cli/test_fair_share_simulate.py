@@ -180,6 +180,14 @@ def test_a_pipe_is_written_to_and_not_replaced(tree, tmp_path, capsys):
     assert texts[0].startswith("<!DOCTYPE html>")
 
 
+def test_a_pipe_that_nobody_reads_is_73(tree, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cpumond.cli.replacement.READER_WAIT_S", 0.0)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert simulate(tree, "--until", "1", "--html", str(path)) == 73
+    assert "nobody reads this pipe; give --html" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--html", "--csv"])
 def test_a_file_that_cannot_be_made_is_73_before_anything_is_computed(tree, tmp_path, monkeypatch, capsys, option):
     monkeypatch.setattr(module, "render_html", lambda *_, **__: pytest.fail("computed"))

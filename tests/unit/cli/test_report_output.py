@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import pytest
 
 from cpumond.cli.report import choose_output, guard_cell, render_csv, render_text
@@ -99,6 +100,17 @@ def test_text_says_that_the_history_is_shorter_than_asked():
     assert "less than" not in render_text(almost, DAY_S, None, False)
 
 
+def test_all_formats_say_how_many_operations_had_no_series():
+    pools = [make_row("a", parent="<Root>")]
+    report = make_report(pools, operations_without_series=12)
+    sentence = "Up to 12 operations at a time had no series of their own"
+    assert sentence in render_text(report, DAY_S, None, False)
+    assert sentence in render_report(report, {}, DAY_S)
+    assert {row["operations_without_series"] for row in read_csv(report)} == {"12"}
+    assert msgspec.json.decode(msgspec.json.encode(report))["operations_without_series"] == 12
+    assert "no series" not in render_text(make_report(pools), DAY_S, None, False)
+
+
 def test_what_was_not_ordered_has_no_percent():
     text = render_text(make_report([make_row("idle", 0.0, parent="<Root>")]), DAY_S, None, False)
     line = next(line for line in text.splitlines() if line.startswith("idle"))
@@ -148,6 +160,7 @@ def test_csv_has_a_row_for_each_tree_pool_and_operation(report):
         "used_of_ordered_percent": "50", "reclaimed_core_hours": "36", "reclaimed_of_ordered_percent": "40",
         "throttled_core_hours": "9", "late_core_hours": "1.8", "late_of_throttled_percent": "20",
         "peak_limit_cores": "22.5", "limit_core_hours": "54", "points": "100", "covered_s": "86400",
+        "operations_without_series": "0",
     }  # fmt: skip
     assert rows[0]["since"] == "2027-01-14T08:00:00Z"
     assert rows[0]["until"] == "2027-01-15T08:00:00Z"
@@ -321,7 +334,22 @@ def test_only_a_pool_and_what_is_below_it_is_kept(report):
     assert [row.name for row in kept.operations] == ["op-1"]
     none = keep_pool(report, "nightly", top=0).trees[0]
     assert none.operations == []
-    assert none.left_out_operations == 4
+    assert none.left_out_operations == 1
+
+
+def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(report):
+    forgotten = make_row("op-3", 1.0)
+    tree = msgspec.structs.replace(report.trees[0], operations=[*report.trees[0].operations, forgotten])
+    report = msgspec.structs.replace(report, trees=[tree])
+    lines = render_text(keep_pool(report, "nightly", top=20), DAY_S, None, False).splitlines()
+    (line,) = (line for line in lines if "more operations" in line)
+    assert line.startswith("at most 4 more operations, of all pools, may be of this one: ")
+    assert "--top" not in line
+    page = render_report(keep_pool(report, "nightly", top=0), {}, DAY_S)
+    assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in page
+    tree = msgspec.structs.replace(report.trees[0], operations=tree.operations[:2], left_out_operations=0)
+    certain = keep_pool(msgspec.structs.replace(report, trees=[tree]), "nightly", top=20)
+    assert "more operation" not in render_text(certain, DAY_S, None, False)
 
 
 def test_an_unknown_pool_gets_a_suggestion(report):
@@ -359,6 +387,8 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
         ((None, "x.csv", None, False), ("csv", "x.csv")),
         ((None, "x.HTML", None, False), ("html", "x.HTML")),
         ((None, "x", None, False), ("text", "x")),
+        ((None, "x.txt", None, False), ("text", "x.txt")),
+        (("text", "x.pdf", None, False), ("text", "x.pdf")),
         (("text", "x.csv", None, False), ("text", "x.csv")),
         ((None, "-", None, False), ("text", None)),
         ((None, None, "x", False), ("html", "x")),
@@ -375,6 +405,10 @@ def test_the_format_is_told_or_taken_from_the_name(given, expected):
         ((None, "x", "x.html", False), "--html FILE is"),
         ((None, None, "x.html", True), "--html FILE is"),
         (("csv", None, None, True), "--json and --format csv are two formats; give one"),
+        (
+            (None, "x.pdf", None, False),
+            "--output x.pdf: its end names no format that is known (.txt, .csv, .json, .html)",
+        ),
         ((None, "", None, False), "--output: expected the name of a file"),
         ((None, None, "", False), "--html: expected the name of a file"),
     ],

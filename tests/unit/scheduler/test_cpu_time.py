@@ -6,6 +6,7 @@ import pytest
 from scheduler_world import World, assert_consistent
 
 from cpumond.scheduler.config_commands import MovePool
+from cpumond.scheduler.elements import CPU_COUNTERS
 from cpumond.scheduler.model import ROOT_POOL
 
 
@@ -47,6 +48,24 @@ def test_the_first_report_of_a_job_that_was_started_here_counts_from_zero(world)
     assert (world.element(operation).cpu_seconds, world.element(operation).reclaimed_cpu_seconds) == (7.0, 2.5)
 
 
+def test_what_no_host_can_have_used_is_not_believed(world):
+    """One wrong number would stand out of the pool's graphs and sums for a day."""
+    operation, job = run_one(world)
+    say(world, job, 5.0, 1.0)
+    node = world.nodes["n1"]
+    node.jobs[job].ordered_cpu_seconds = node.jobs[job].late_cpu_seconds = 1e14
+    say(world, job, 1e15, 1e15)
+    assert used(world, "b", ROOT_POOL) == [5.0, 5.0]
+    pool = world.pool("b")
+    assert (pool.reclaimed_cpu_seconds, pool.ordered_cpu_seconds, pool.late_cpu_seconds) == (1.0, 0.0, 0.0)
+    say(world, job, 6.0, 1.5)
+    assert used(world, "b") == [6.0]
+    node.finish(job, cpu_seconds=1e15)
+    node.beat()
+    assert used(world, "b") == [6.0]
+    assert world.state.finished_jobs[operation][job].cpu_seconds == 6.0
+
+
 def test_a_value_grows_by_its_difference(world):
     _, job = run_one(world)
     for seconds in (1.0, 1.0, 4.5):
@@ -54,12 +73,42 @@ def test_a_value_grows_by_its_difference(world):
     assert used(world, "b", ROOT_POOL) == [4.5, 4.5]
 
 
-def test_what_goes_back_counts_again_when_it_is_above_what_it_was(world):
+def test_cpu_time_that_goes_back_counts_again_when_it_is_above_what_it_was(world):
+    """It is the cgroup's: what was counted was used."""
     _, job = run_one(world)
     for seconds, counted in ((10.0, 10.0), (3.0, 10.0), (9.0, 10.0), (11.0, 11.0)):
-        say(world, job, seconds, seconds / 10)
+        say(world, job, seconds)
         assert used(world, "b") == [counted]
-        assert world.pool("b").reclaimed_cpu_seconds == pytest.approx(counted / 10)
+
+
+@pytest.mark.parametrize("name", [name for name in CPU_COUNTERS if name != "cpu_seconds"])
+def test_a_sum_that_goes_back_is_counted_from_where_it_is(world, name):
+    """An agent was killed: it begins with what it had noted."""
+    operation, job = run_one(world)
+    node = world.nodes["n1"]
+    for told, counted in ((36_000.0, 36_000.0), (100.0, 36_000.0), (130.0, 36_030.0), (130.0, 36_030.0)):
+        setattr(node.jobs[job], name, told)
+        node.beat()
+        for element in (world.element(operation), world.pool("b"), world.pool(ROOT_POOL)):
+            assert getattr(element, name) == pytest.approx(counted)
+        assert getattr(world.state.jobs[job], name) == told
+    node.finish(job, **{name: 90.0})
+    world.settle_down()
+    assert getattr(world.pool("b"), name) == pytest.approx(36_030.0), "less at the end takes nothing away"
+
+
+def test_a_sum_that_went_back_while_the_job_was_lost_is_counted_from_where_it_is(world):
+    _, job = run_one(world)
+    node = world.nodes["n1"]
+    node.jobs[job].ordered_cpu_seconds = 500.0
+    node.beat()
+    world.now += 400
+    world.expire()
+    node.register()
+    for told, counted in ((20.0, 500.0), (25.0, 505.0)):
+        node.jobs[job].ordered_cpu_seconds = told
+        node.beat()
+        assert world.pool("b").ordered_cpu_seconds == counted
 
 
 def test_a_node_that_does_not_know_counts_nothing(world):

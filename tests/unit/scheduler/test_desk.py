@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from test_loop import PlayedNode, Watched, make_scheduler, start
 
-from cpumond.scheduler.desk import MAX_PER_ANSWER, MAX_WAITING, Desk
+from cpumond.scheduler.desk import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, Desk
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
@@ -29,7 +30,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 @pytest.fixture
 def desk():
-    numbers = iter(range(1, 1000))
+    numbers = itertools.count(1)
     return Desk(lambda: f"r{next(numbers)}", "log", timeout_s=20.0)
 
 
@@ -138,16 +139,30 @@ async def test_a_node_that_does_not_send_it_in_time_is_an_error(desk):
 
 
 @in_loop
-async def test_requests_are_bounded_in_all_and_per_answer(desk):
-    readings = [await begin(desk.ask("n1", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
+async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(desk):
+    readings = [await begin(desk.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
     assert [each.job_id for each in desk.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
-    with pytest.raises(CommandError, match="100 logs are being waited for") as caught:
+    with pytest.raises(CommandError, match=f"{MAX_PER_NODE} logs from node n1 are being waited for") as caught:
         await desk.ask("n1", wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
     again = await begin(desk.ask("n1", wanted("j0")))  # shares one that is there
-    for reading in (*readings, again):
+    other = await begin(desk.ask("n2", wanted("j0")))
+    assert len(desk.questions_for("n2")) == 1
+    for reading in (*readings, again, other):
         reading.cancel()
-    await asyncio.gather(*readings, again, return_exceptions=True)
+    await asyncio.gather(*readings, again, other, return_exceptions=True)
+    assert len(desk) == 0
+
+
+@in_loop
+async def test_requests_are_bounded_in_all(desk):
+    readings = [await begin(desk.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
+    with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are being waited for") as caught:
+        await desk.ask("another", wanted("one too many"))
+    assert caught.value.code == TOO_MANY_REQUESTS
+    for reading in readings:
+        reading.cancel()
+    await asyncio.gather(*readings, return_exceptions=True)
     assert len(desk) == 0
 
 
@@ -335,10 +350,10 @@ async def test_a_node_that_does_not_reply_leaves_open_what_became_of_a_change(st
 async def test_logs_and_requests_are_bounded_apart(store):
     scheduler, node, operation, job = await with_a_job(store)
     await node.beat()
-    pins = [await begin(scheduler.ask_job(operation, job, "pin")) for _ in range(MAX_WAITING)]
+    pins = [await begin(scheduler.ask_job(operation, job, "pin")) for _ in range(MAX_PER_NODE)]
     error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
     assert (str(error), error.code) == (
-        "100 answers are being waited for, which is the limit; ask again in a moment", TOO_MANY_REQUESTS
+        "16 answers from node n1 are being waited for, which is the limit; ask again in a moment", TOO_MANY_REQUESTS
     )  # fmt: skip
     reading = await begin(scheduler.read_log(operation, job, "stdout", 10))
     answer = await node.beat()

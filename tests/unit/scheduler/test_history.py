@@ -23,6 +23,7 @@ from cpumond.scheduler.history import (
     Collector,
     Key,
     Points,
+    Summary,
     Sums,
     Tick,
     combine,
@@ -289,6 +290,47 @@ def test_pools_come_first_when_there_is_no_room(watch):
     assert (watch.collector.series, watch.collector.left_out) == (4, 2)
 
 
+def test_a_tick_says_how_many_operations_found_no_room(watch):
+    for _ in range(3):
+        watch.run_one()
+    watch.begin(max_series=5)
+    tick = watch.tick()
+    assert (len(tick.ids[OPERATION]), tick.left_out, watch.collector.left_out) == (1, 2, 5)
+    watch.collector.max_series = 8
+    tick = watch.tick()
+    assert (len(tick.ids[OPERATION]), len(tick.ids[JOB]), tick.left_out, watch.collector.left_out) == (3, 1, 0, 2)
+
+
+def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
+    for _ in range(3):
+        watch.run_one()
+    operation, job = watch.run_one()
+    watch.begin(max_series=9)
+    assert len(watch.tick().ids[JOB]) == 1
+    watch.say(job, cpu_seconds=100.0)
+    watch.world.complete(operation)
+    tick = watch.tick()
+    assert watch.points(tick)[operation_key(operation)]["used_cores"] == 10.0
+    assert (len(tick.ids[JOB]), tick.left_out) == (1, 0)
+
+
+def test_names_that_a_failed_tick_would_have_told_are_told_by_the_next(watch, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    watch.tick()
+    operation, job = watch.run_one()
+    watch.world.create_pool("new")
+    watch.world.node("n2")
+    monkeypatch.setattr("cpumond.scheduler.history._job_values", fail)
+    with pytest.raises(ZeroDivisionError):
+        watch.tick()
+    monkeypatch.undo()
+    found = watch.look(20.0)
+    named = {Key(JOB, "", job), Key(NODE, "", "n1"), Key(NODE, "", "n2")}
+    assert found.keys() >= {pool("new"), operation_key(operation), *named}
+
+
 def test_what_was_left_out_comes_in_with_the_rate_of_its_interval(watch):
     operation, job = watch.run_one()
     watch.begin(max_series=4)
@@ -354,6 +396,16 @@ def test_a_view_has_no_more_points_than_wanted_and_the_same_sum():
     assert msgspec.json.decode(msgspec.json.encode(view))["columns"].keys() == set(COLUMNS["operation"])
 
 
+def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
+    points = Points(
+        array("d", (1e6 + 10.0 * number for number in range(1, 1001))),
+        array("d", [10.0] * 1000),
+        [array("f", [1.0] * 1000) for _ in COLUMNS["operation"]],
+    )
+    view = make_view(operation_key("o"), points, 0.0, 2e6, 100, 10.0)
+    assert (len(view.times), set(view.intervals), view.times[-1]) == (100, {100.0}, 1e6 + 10_000.0)
+
+
 def test_an_operation_of_two_trees_has_its_cores_added_and_its_largest_share():
     def points(ends: list[float], **columns: float) -> Points:
         values = row(OPERATION, **columns)
@@ -378,7 +430,7 @@ def test_a_report_names_what_the_state_knows(watch):
     hour = Sums(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, 2.0, 10)
     sums = {pool(name): hour for name in (ROOT_POOL, "gone", "c", "b", "a")}
     sums |= {operation_key(operation): hour, operation_key("forgotten"): hour}
-    report = make_report(watch.world.state, sums, {"default": 3}, 0.0, 3600.0, 3000.0, 10.0, None)
+    report = make_report(watch.world.state, Summary(sums, {"default": 3}, 3000.0, 5), 0.0, 3600.0, 10.0, None)
     (tree,) = report.trees
     assert (report.since, report.until, report.covered_s, report.period_s) == (0.0, 3600.0, 3000.0, 10.0)
     assert [(each.name, each.parent) for each in tree.pools] == [
@@ -390,24 +442,24 @@ def test_a_report_names_what_the_state_knows(watch):
     first, second = tree.operations
     assert (first.title, first.user, first.pool, first.state) == ("nightly", "ann", "b", "running")
     assert (second.name, second.title, second.state) == ("forgotten", "", "")
-    assert tree.left_out_operations == 3
+    assert (tree.left_out_operations, report.operations_without_series) == (3, 5)
 
 
 def test_a_finished_operation_keeps_its_title_in_a_report(watch):
     operation, _ = watch.run_one(title="t")
     watch.world.complete(operation)
     sums = {operation_key(operation): Sums(points=1)}
-    report = make_report(watch.world.state, sums, {}, 0.0, 1.0, 1.0, 10.0, "default")
+    report = make_report(watch.world.state, Summary(sums, {}, 1.0, 0), 0.0, 1.0, 10.0, "default")
     assert (report.trees[0].operations[0].title, report.trees[0].operations[0].state) == ("t", "completed")
 
 
 def test_a_report_of_a_tree_that_nobody_knows_is_empty(watch):
-    assert make_report(watch.world.state, {}, {}, 0.0, 1.0, 0.0, 10.0, "other").trees == []
+    assert make_report(watch.world.state, Summary({}, {}, 0.0, 0), 0.0, 1.0, 10.0, "other").trees == []
 
 
 def test_a_tree_that_was_removed_is_in_the_report(watch):
     sums = {Key(POOL, "old", ROOT_POOL): Sums(used=3600.0)}
-    report = make_report(watch.world.state, sums, {}, 0.0, 1.0, 0.0, 10.0, None)
+    report = make_report(watch.world.state, Summary(sums, {}, 0.0, 0), 0.0, 1.0, 10.0, None)
     assert [(each.tree, each.total.used) for each in report.trees] == [("default", 0.0), ("old", 1.0)]
 
 

@@ -13,6 +13,7 @@ from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import CreatePool
 from cpumond.scheduler.exporter import PREEMPTION_KINDS, MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 
 NAME = "cpumond_preemptions_total"
@@ -26,12 +27,14 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def read(store: SqliteStore, max_pools: int, counts: dict[tuple[str, str, str], int]) -> dict[tuple[str, str], float]:
-    """(pool, kind) -> preemptions, of a scheduler with the pools ``a`` and ``b``."""
+    """(pool, kind) -> preemptions, of a scheduler with the pools ``a``, which has an operation, and ``b``."""
 
     async def work() -> str:
         scheduler = Scheduler(Rules(), store, Clock())
         for name in ("a", "b"):
             await scheduler.execute(CreatePool("default", name, "<Root>", {}), "root")
+        task = {"job_count": 1, "command": "true"}
+        await scheduler.execute(StartOperation({"pool": "a", "tasks": {"t": task}}), "root")
         await scheduler.update_all()
         scheduler.state.preemption_counts.update(counts)
         return MetricsText(scheduler, max_pools).encode().decode()
@@ -48,9 +51,15 @@ def read(store: SqliteStore, max_pools: int, counts: dict[tuple[str, str, str], 
     return found
 
 
-def test_every_pool_has_each_kind_from_the_start(store: SqliteStore) -> None:
+def test_a_pool_with_operations_has_each_kind_from_the_start(store: SqliteStore) -> None:
     found = read(store, 100, {})
-    assert found == {(pool, kind): 0.0 for pool in ("<Root>", "a", "b", "") for kind in PREEMPTION_KINDS}
+    assert found == {(pool, kind): 0.0 for pool in ("a", "") for kind in PREEMPTION_KINDS}
+
+
+def test_what_was_taken_from_a_pool_stays_when_its_operations_are_gone(store: SqliteStore) -> None:
+    found = read(store, 100, {("default", "b", "preempted"): 2})
+    assert found["b", "preempted"] == 2.0
+    assert found["", "preempted"] == 0.0
 
 
 def test_preemptions_of_pools_without_series_are_summed(store: SqliteStore) -> None:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from cpumond.scheduler.history import JOB, NODE, OPERATION, POOL, HistoryView, Key, Sums
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.store import history
-from cpumond.scheduler.store.history import CHUNK_TICKS, HistoryStore
+from cpumond.scheduler.store.history import CHUNK_TICKS, MEMORY_TICKS, HistoryStore
 
 ROOT, P, OP, N, J = (
     Key(POOL, "t", ROOT_POOL), Key(POOL, "t", "p"), Key(OPERATION, "t", "o"), Key(NODE, "", "n"), Key(JOB, "", "j"),
@@ -102,7 +102,7 @@ def test_a_series_goes_on_after_a_restart_and_the_gap_stays(path):
     view = store.read(P, 0.0, later.at, 10_000)
     assert len(view.times) == 5 + 2 * CHUNK_TICKS
     assert view.times[5] - view.intervals[5] - view.times[4] == 300.0
-    _, _, covered_s = store.sum_up(0.0, later.at, None, 10)
+    _, _, covered_s, _ = store.sum_up(0.0, later.at, None, 10)
     assert covered_s == PERIOD_S * len(view.times)
     store.close()
 
@@ -150,7 +150,7 @@ def test_a_killed_process_in_the_middle_of_moving_counts_nothing_twice(path, tmp
 def check_sums(store: HistoryStore, until: float, ticks: int) -> None:
     """All of ``fill`` is there once."""
     used = PERIOD_S * sum(number % 17 for number in range(ticks))
-    sums, left_out, covered_s = store.sum_up(0.0, until, None, 10)
+    sums, left_out, covered_s, _ = store.sum_up(0.0, until, None, 10)
     assert covered_s == pytest.approx(PERIOD_S * ticks)
     assert left_out == {"t": 0}
     assert {key: each.used for key, each in sums.items()} == {
@@ -183,15 +183,17 @@ def test_reports_of_two_parts_make_up_that_of_the_whole(path, small):
     store, tape = open_store(path, length_s=100_000.0), Tape()
     store.keep_s = (240.0, 1440.0)
     fill(store, tape, 500)
-    whole, _, covered_s = store.sum_up(0.0, tape.at, None, 10)
+    whole, _, covered_s, _ = store.sum_up(0.0, tape.at, None, 10)
     for cut in range(1, 500, 7):
         middle = START + PERIOD_S * cut
-        (first, _, one_s), (second, _, two_s) = (
+        (first, _, one_s, _), (second, _, two_s, _) = (
             store.sum_up(0.0, middle, None, 10),
             store.sum_up(middle, tape.at, None, 10),
         )
         assert first.get(OP, Sums()).used + second[OP].used == pytest.approx(whole[OP].used)
         assert one_s + two_s == pytest.approx(covered_s)
+        # A point more or less where the cut goes through a coarse one.
+        assert first.get(OP, Sums()).points + second[OP].points == pytest.approx(500, abs=30)
     store.close()
 
 
@@ -206,7 +208,7 @@ def test_what_is_too_old_goes_and_so_do_the_names_of_what_ended(path, small):
     assert tape.at - 500.0 <= store.since <= tape.at - 400.0
     assert store.read(Key(OPERATION, "t", "o3"), 0.0, tape.at, 10).times == []
     assert len(store.read(Key(OPERATION, "t", "o199"), 0.0, tape.at, 10).times) == 1
-    sums, left_out, _ = store.sum_up(0.0, tape.at, "t", 5)
+    sums, left_out, _, _ = store.sum_up(0.0, tape.at, "t", 5)
     assert len(sums) == 1 + 5
     assert 35 <= left_out["t"] <= 43
     store.close()
@@ -306,7 +308,7 @@ def test_a_file_that_is_no_history_is_set_aside(path, damage):
         tape = Tape(START + 1000.0)
         fill(store, tape, 40)
     assert "history_set_aside" in {entry["event"] for entry in logs}
-    aside = path.with_name("history.db.aside-1")
+    aside = path.with_name("history.db.aside")
     assert damage == "truncated" or aside.read_bytes() == before
     assert len(store.read(P, 0.0, tape.at, 100).times) == 40
     store.close()
@@ -320,12 +322,142 @@ def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_st
     connection.close()
     with capture_logs() as logs:
         assert len(store.read(P, 0.0, tape.at, 100).times) == 10
-    assert [entry["event"] for entry in logs] == ["history_failed", "history_set_aside"]
+    assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped", "history_part_dropped"]
+    assert not path.with_name("history.db.aside").exists()
     fill(store, tape, 70)
     assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
     store.close()
     store = open_store(path, tape.at)
     assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
+    store.close()
+
+
+@pytest.mark.parametrize("asked", ["read", "sum_up"])
+def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5 * CHUNK_TICKS)
+    with sqlite3.connect(path) as connection:
+        (chunk,) = connection.execute("SELECT id FROM chunks ORDER BY first LIMIT 1 OFFSET 2").fetchone()
+        connection.execute("UPDATE points SET data = x'00' WHERE chunk = ?", (chunk,))
+    connection.close()
+    since = START + PERIOD_S * 2.5 * CHUNK_TICKS
+    with capture_logs() as logs:
+        if asked == "read":
+            assert len(store.read(P, since, tape.at, 1000).times) == 2 * CHUNK_TICKS
+        else:
+            assert store.sum_up(since, tape.at, None, 10).sums[P].points == 2 * CHUNK_TICKS
+    assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped"]
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 4 * CHUNK_TICKS
+    assert os.listdir(path.parent).count("history.db.aside") == 0
+    store.close()
+
+
+def test_only_the_last_damaged_file_is_kept(path):
+    for number in range(3):
+        path.write_text(f"{number}" * 1000)
+        path.with_name("history.db.aside-wal").write_text("of the one before")
+        store, tape = open_store(path), Tape()
+        fill(store, tape, 3)
+        store.close()
+    assert sorted(os.listdir(path.parent)) == ["history.db", "history.db.aside"]
+    assert path.with_name("history.db.aside").read_text() == "2" * 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE chunks SET times = x'0102030405060708090a'",
+        "UPDATE chunks SET times = 'text'",
+        "UPDATE chunks SET times = x'0102030405060708'",
+        "UPDATE series SET name = CAST(x'ff' AS TEXT)",
+        "DROP TABLE points",
+        "DROP TABLE journal",
+        "ALTER TABLE points RENAME COLUMN data TO other",
+        "UPDATE journal SET data = 5",
+    ],
+)
+def test_damage_of_any_kind_is_found_and_a_new_file_begun(path, change):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 2 * CHUNK_TICKS - 5)
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    connection.close()
+    with capture_logs() as logs:
+        store = open_store(path, tape.at)
+        again = Tape(tape.at, store.known_ids, store.next_id)
+        fill(store, again, 2 * CHUNK_TICKS)
+        store.sum_up(0.0, again.at, None, 10)
+        store.read(P, 0.0, again.at, 1000)
+        fill(store, again, 2 * CHUNK_TICKS)
+    assert [entry["event"] for entry in logs].count("history_set_aside") == 1
+    errors = store.write_errors
+    fill(store, again, CHUNK_TICKS)
+    assert store.write_errors == errors
+    store.close()
+    store = open_store(path, again.at)
+    assert len(store.read(P, tape.at, again.at, 1000).times) >= 3 * CHUNK_TICKS
+    store.close()
+
+
+def test_a_series_without_a_name_takes_nothing_else_away(path):
+    """As a tick leaves it whose names were never told."""
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5)
+    unknown = Key(POOL, "t", "unknown")
+    for number in range(2 * MEMORY_TICKS):
+        tick = tape.tick({**points(1.0), unknown: row(POOL, used_cores=1.0)})
+        tick.new.clear()
+        store.add(tick)
+        assert len(store._ticks) <= CHUNK_TICKS, number
+        if number == CHUNK_TICKS // 2:
+            store.close()
+            store = open_store(path, tape.at)
+            assert len(store.read(P, 0.0, tape.at, 1000).times) == 6 + number
+            assert unknown not in store.known_ids
+    assert store.write_errors == 0
+    assert integral(store.read(P, tape.at - 100 * PERIOD_S, tape.at, 1000), "used_cores") == 100 * PERIOD_S
+    store.close()
+    assert os.listdir(path.parent) == ["history.db"]
+
+
+def test_a_mistake_of_the_program_is_counted_and_memory_stays_bounded(path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("x")
+
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5)
+    monkeypatch.setattr(HistoryStore, "_flush", fail)
+    with capture_logs() as logs:
+        fill(store, tape, 2 * MEMORY_TICKS)
+    assert next((entry["event"], entry.get("error")) for entry in logs) == ("history_failed", "KeyError: 'x'")
+    assert store.write_errors > 0
+    assert len(store._ticks) == MEMORY_TICKS
+    monkeypatch.undo()
+    fill(store, tape, 2 * CHUNK_TICKS)
+    assert len(store.read(P, 0.0, tape.at, 10_000).times) >= MEMORY_TICKS
+    store.close()
+    assert os.listdir(path.parent) == ["history.db"]
+
+
+def test_the_most_operations_without_series_are_told_at_any_age(path, small):
+    store, tape = open_store(path, length_s=100_000.0), Tape()
+    store.keep_s = (240.0, 1440.0)
+    for number in range(300):
+        tick = tape.tick(points(1.0))
+        tick.left_out = 7 if number == 10 else 3 if number == 298 else 0
+        store.add(tick)
+
+    def told(since: float, until: float) -> int:
+        return store.sum_up(since, until, None, 10).without_series
+
+    for _ in range(2):
+        assert told(0.0, tape.at) == 7
+        assert told(tape.at - 2.5 * PERIOD_S, tape.at) == 3
+        assert told(START + 1700.0, tape.at - 20 * PERIOD_S) == 0
+        assert told(START, START + 1000.0) == 7
+        store.close()
+        store = open_store(path, tape.at, length_s=100_000.0)
     store.close()
 
 
@@ -412,6 +544,6 @@ def test_any_tree_is_all_trees(path):
         store.add(tape.tick(both))
     assert set(store.read(Key(OPERATION, "", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {2.0}
     assert set(store.read(Key(OPERATION, "u", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {1.0}
-    sums, _, _ = store.sum_up(0.0, tape.at, "u", 10)
+    sums, _, _, _ = store.sum_up(0.0, tape.at, "u", 10)
     assert list(sums) == [Key(OPERATION, "u", "o")]
     store.close()

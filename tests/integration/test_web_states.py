@@ -1,0 +1,307 @@
+"""The web pages for those who use a keyboard or a screen reader, and where nothing is as it mostly is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess
+from waiting import wait_until
+from web_site import await_page, open_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+
+pytestmark = pytest.mark.browser
+
+HOUR_MS = 3_600_000
+LISTEN = """() => {
+  window.said = [];
+  new MutationObserver((changes) => {
+    for (const { target } of changes) {
+      const element = target.nodeType === Node.TEXT_NODE ? target.parentElement : target;
+      const live = element?.closest('[role=status], [role=alert]');
+      if (live && !element.closest('[aria-hidden=true]')) window.said.push(live.textContent);
+    }
+  }).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+"""Collects what a screen reader says by itself, in ``said``."""
+
+KEEP_FOCUS = """async ([before, after]) => {
+  const { h, morph } = await import('/web/dom.js');
+  // "a.b#c": an element a of class b with the key c; "-x": a text.
+  const make = (names) => h('div', names.map((name) => {
+    if (name.startsWith('-')) return name;
+    const [tag, key] = name.split('#');
+    return h(tag, { key, 'aria-label': name.includes('here') ? 'here' : null }, 'x');
+  }));
+  const place = make(before);
+  document.body.append(place);
+  const focused = place.querySelector('[aria-label=here]');
+  focused.focus();
+  morph(place, make(after));
+  const isKept = document.activeElement === focused && place.contains(focused);
+  const count = place.childNodes.length;
+  place.remove();
+  return [isKept, count];
+}"""
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path_factory.mktemp("states"))
+    process.write_config('[history]\nperiod = "100ms"\n')
+    try:
+        process.start()
+        process.create_pool("p")
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def node(scheduler: SchedulerProcess) -> PlayedNode:
+    node = PlayedNode(scheduler, "n1")
+    node.register()
+    scheduler.wait_updates()
+    return node
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
+    open_page(page, f"{scheduler.url}/", where)
+
+
+def await_redraws(page: Page, count: int = 2) -> None:
+    """Wait until the page has asked again, and has drawn what it was told."""
+    for _ in range(count):
+        with page.expect_response("**/healthz"):  # asked for after each drawing
+            pass
+
+
+# ---- keyboard
+
+
+def test_a_page_that_is_opened_with_the_keyboard_has_the_focus_at_its_heading(page, scheduler):
+    show(page, scheduler, "#/")
+    assert page.evaluate("document.activeElement === document.body")  # the first one takes it from nobody
+    menu = page.get_by_role("navigation", name="Pages")
+    for name in ("Pools", "Operations", "Nodes", "Preemptions", "Overview"):
+        menu.get_by_role("link", name=name).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        expect(page.get_by_role("heading", level=1)).to_be_focused()
+        expect(page).to_have_title(f"{name} \N{EN DASH} cpumond")
+        expect(menu.locator("[aria-current=page]")).to_have_text(name)
+    await_redraws(page)
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Preemptions", level=1)).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Pool")).to_be_focused()
+    page.evaluate("location.hash = '#/nowhere/at/all'")
+    expect(page.get_by_role("heading", name="There is no such page", level=1)).to_be_focused()
+
+
+def test_what_has_the_focus_keeps_it_when_something_else_comes_or_goes(page, scheduler):
+    show(page, scheduler, "#/")
+    for before, after in (
+        (["a#1", "button#here", "a#3"], ["button#here", "a#3"]),  # a row before it ends
+        (["a#1", "a#2", "button#here"], ["button#here", "a#4", "a#1"]),  # sorted anew
+        (["button#here", "a#2", "a#3"], ["a#2", "a#3", "button#here"]),
+        (["span.badge", "span.badge", "button.here"], ["span.badge", "button.here"]),  # without keys
+        (["p.note", "button.other", "button.here"], ["button.here"]),
+        (["-text", "b", "button.here", "-more"], ["button.here", "-more"]),
+        (["button.here"], ["-text", "p.note", "button.here"]),
+    ):
+        assert page.evaluate(KEEP_FOCUS, [before, after]) == [True, len(after)], (before, after)
+
+
+def test_the_focus_stays_in_a_table_and_in_a_field_that_is_typed_in(page, scheduler):
+    first, second = (scheduler.start_operation("p", title=f"table {number}") for number in (1, 2))
+    show(page, scheduler, "#/pools/default/p")
+    link = page.get_by_role("link", name="Why: table 1")
+    link.focus()
+    third = scheduler.start_operation("p", title="table 3")
+    expect(page.get_by_role("link", name="table 3", exact=True)).to_be_visible()
+    for operation in (third, second):
+        scheduler.post(f"operations/{operation}/abort", {})
+    expect(page.get_by_role("link", name="table 2", exact=True)).to_have_count(0)
+    expect(link).to_be_focused()
+    show(page, scheduler, "#/operations")
+    field = page.get_by_label("Search")
+    field.focus()
+    for sign in "table 1":
+        page.keyboard.type(sign)
+        page.wait_for_timeout(150)
+    await_redraws(page)
+    expect(field).to_be_focused()
+    expect(field).to_have_value("table 1")
+    expect(page.get_by_role("status").filter(has_text="1 operation that fits")).to_have_count(1)
+    page.get_by_label("State").focus()
+    await_redraws(page)
+    expect(page.get_by_label("State")).to_be_focused()
+    scheduler.post(f"operations/{first}/abort", {})
+
+
+def test_a_dialog_gives_the_focus_back_or_to_the_heading(page, scheduler):
+    operation = scheduler.start_operation("p", title="in a dialog")
+    show(page, scheduler, f"#/operations/{operation}")
+    abort = page.locator("main").get_by_role("button", name="Abort")
+    abort.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Abort in a dialog")
+    expect(dialog.get_by_label("Why")).to_be_focused()
+    await_redraws(page)
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(abort).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    scheduler.post(f"operations/{operation}/complete", {})
+    expect(abort).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    show(page, scheduler, "#/pools/default/p")
+    page.get_by_role("button", name="New sub-pool").click()
+    page.get_by_role("button", name="Show what it changes").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Name")).to_be_focused()  # what is refused
+
+
+# ---- screen readers
+
+
+def test_what_changes_by_itself_is_said_once(page, scheduler, node):
+    show(page, scheduler, "#/operations")
+    page.evaluate(LISTEN)
+    scheduler.start_operation("p", title="unasked")
+    expect(page.get_by_text("unasked")).to_be_visible()
+    await_redraws(page)
+    assert page.evaluate("said") == []
+    page.allow("ERR_FAILED", "ERR_CONNECTION")
+    page.route(re.compile("/api/|/healthz"), lambda route: route.abort())
+    banner = page.get_by_role("status").filter(has_text="what you see is old")
+    expect(banner).to_be_visible(timeout=20_000)
+    for _ in range(2):
+        text = banner.inner_text()
+        expect(banner).not_to_have_text(text)  # the seconds
+    said = page.evaluate("said")
+    assert len(set(said)) == 1, said
+    assert "No answer since" in said[0]
+
+
+# ---- unusual states
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
+def test_a_browser_whose_clock_is_wrong_shows_the_times_of_the_server(page, scheduler, node, off_ms):
+    operation = scheduler.start_operation("p", title="clock")
+    page.add_init_script(f"{{ const now = Date.now; Date.now = () => now() + {off_ms}; }}")
+    show(page, scheduler, f"#/operations/{operation}")
+    expect(page.get_by_text(re.compile(r"\(\d+(\.\d+)? s ago\)"))).to_be_visible()
+    page.wait_for_selector(".chart canvas")
+    from_s, until_s = page.evaluate(
+        "(() => { const { x } = document.querySelector('.chart').plot.scales; return [x.min, x.max]; })()"
+    )
+    assert abs(until_s - time.time()) < 30
+    assert until_s - from_s < 120
+    scheduler.post(f"operations/{operation}/abort", {})
+
+
+def test_a_history_that_is_turned_off_is_said_and_not_asked_for_again(page, own):
+    own.write_config('[history]\nlength = "0s"\n')
+    own.start()
+    page.allow("status: 404 GET .*/history")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/api/v1/history" in request.url else None)
+    show(page, own, "#/")
+    expect(page.get_by_text("No node is online: nothing can run.")).to_be_visible()
+    expect(page.get_by_text("history is turned off: [history] length = 0")).to_be_visible()
+    expect(page.get_by_text("turned off", exact=True)).to_be_visible()
+    for where, sentence in (
+        ("#/pools/default/%3CRoot%3E", "history is turned off"),
+        ("#/operations", "No operation was started yet."),
+        ("#/nodes", "No node has registered yet"),
+        ("#/preemptions", "No job was preempted since the start of the scheduler."),
+    ):
+        page.evaluate("where => { location.hash = where; }", where)
+        await_page(page, where)
+        expect(page.get_by_text(sentence).first).to_be_visible()
+        expect(page.get_by_role("button", name="15 min")).to_have_count(0)
+    assert len(asked) == 1
+
+
+def test_a_window_that_is_shown_again_loads_at_once(page, scheduler):
+    show(page, scheduler, "#/operations")
+    hide = """isHidden => {
+      Object.defineProperty(document, 'hidden', { value: isHidden, configurable: true });
+      document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    page.evaluate(hide, True)
+    await_redraws(page, 1)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(3000)  # nothing is asked for meanwhile
+    assert asked == []
+    operation = scheduler.start_operation("p", title="while it was hidden")
+    with page.expect_response("**/api/v1/operations*", timeout=1000):
+        page.evaluate(hide, False)
+    expect(page.get_by_text("while it was hidden")).to_be_visible()
+    scheduler.post(f"operations/{operation}/abort", {})
+
+
+def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, node):
+    scheduler.post("trees", {"name": "empty", "attributes": {"nodes_filter": "nowhere"}})
+    scheduler.create_pool("p", tree="empty")
+    two = scheduler.start_operation("p", title="two trees", pool_trees=["default", "empty"])
+    huge = scheduler.start_operation("p", cpu=100.0, title="too large")
+    wait_until(lambda: "default" in scheduler.get(f"operations/{two}")["trees"], "its shares")
+    show(page, scheduler, f"#/operations/{two}")
+    expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("has no share here")
+    expect(page.get_by_role("region", name="Pool p of tree default")).to_contain_text("starves in")
+    show(page, scheduler, "#/pools/empty")
+    expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
+    show(page, scheduler, f"#/operations/{huge}?tab=jobs")
+    expect(page.get_by_text("No job yet; the tab “Why” has the reason")).to_be_visible()
+    for operation in (two, huge):
+        scheduler.post(f"operations/{operation}/abort", {})
+
+
+def test_what_is_not_there_has_a_heading_and_the_scheduler_says_so(page, scheduler):
+    page.allow("status: 404 GET ")
+    for where, heading in (
+        ("#/operations/1-2-3-4", "Operation 1-2-3-4"), ("#/nodes/none", "Node none"), ("#/pools/default/none", "none"),
+        ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/pools/none", "Pools"),
+    ):  # fmt: skip
+        show(page, scheduler, where)
+        expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+        expect(page.get_by_role("alert").first).not_to_be_empty()
+
+
+def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, scheduler):
+    page: Any = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    long = "W" * 100
+    scheduler.create_pool(long)
+    for where in (f"#/pools/default/{long}", "#/", "#/operations", "#/pools"):
+        show(page, scheduler, where)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
+        assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
+    show(page, scheduler, f"#/pools/default/{long}")
+    columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
+    assert len(set(page.evaluate(columns))) == 2

@@ -1,0 +1,159 @@
+"""A cluster for the tests of the web pages: pools and operations of every kind, and a job whose CPU moves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx2
+from closed_loop import WAIT_S, Loop
+
+from cpumond.cgroup.mounts import Hierarchies
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+QUICK = {"enable_cpu_reclaim": True, "min_cpu_limit": 0.2, "smoothing_factor": 0.5, "decrease_coefficient": 0.7}
+"""A job's limit goes down within a few seconds."""
+
+READY = """where => {
+  const main = document.querySelector('main');
+  return (where === null || location.hash === where) && main !== null && main.querySelector('h1') !== null
+    && main.querySelector('.loading') === null && !main.textContent.includes('Asking the agent');
+}"""
+
+
+class Site:
+    """What is there to be looked at; ids of operations and jobs by what they do."""
+
+    def __init__(self, cluster: Loop) -> None:
+        self.cluster = cluster
+        self.wake = cluster.place / "wake"
+        self.operations: dict[str, str] = {}
+        self.job: dict[str, Any] = {}
+        """Of the operation ``moving``: idle, and it uses all that it gets while the file ``wake`` is there."""
+        self.long: dict[str, str] = {}
+        """Pages with very long names, where there are some."""
+
+    def furnish(self) -> None:
+        """Make all pools and operations, and wait until each is in its state."""
+        c, ids = self.cluster, self.operations
+        c.create_pool("research", weight=2.0, strong_guarantee_resources={"cpu": 1.0})
+        c.create_pool("models", "research", weight=3.0)
+        c.create_pool("night", "models")
+        c.create_pool("queue", mode="fifo", max_running_operation_count=1)
+        burst = {"guarantee_type": "burst", "resource_flow": {"cpu": 0.5}, "burst_guarantee_resources": {"cpu": 1.0}}
+        c.create_pool("bursts", integral_guarantees=burst)
+        c.create_pool("saving", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 0.25}})
+        c.create_pool("narrow")
+        moving = f"while :; do [ -e {self.wake} ] || sleep 0.1; done"
+        ids["moving"] = c.start_operation("models", moving, monitor=QUICK, title="Moving usage", alias="*moving")
+        ids["burst"] = c.start_operation("bursts", "sleep 1000", cpu_limit=0.5, title="Burst of work")
+        ids["first"] = c.start_operation("queue", "echo out; echo err >&2; sleep 1000", cpu_limit=0.2, title="First")
+        ids["waiting"] = c.start_operation("queue", "sleep 1000", cpu_limit=0.2, title="Waits for the first")
+        ids["done"] = c.start_operation("night", "true", cpu_limit=0.2, title="Soon done")
+        ids["broken"] = c.start_operation("night", "exit 3", cpu_limit=0.2, title="Broken", max_failed_job_count=1)
+        kept = {"enable_cpu_reclaim": False}
+        ids["cut"] = c.start_operation("narrow", "sleep 1000", 2, cpu_limit=0.2, title="Cut short", monitor=kept)
+        c.await_state(ids["done"], "completed")
+        c.await_state(ids["broken"], "failed")
+        c.await_running(ids["cut"], 2)
+        limits = {"edits": [{"path": ["resource_limits"], "value": {"cpu": 0.3}}]}
+        self.ask("PATCH", "/api/v1/trees/default/pools/narrow", limits)
+        c.wait(lambda: c.get("/api/v1/preemptions")["preemptions"], "a job is preempted", WAIT_S)
+        [self.job] = c.await_running(ids["moving"])
+        c.await_running(ids["first"])
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Any:
+        """The JSON of a request to the scheduler, which must succeed."""
+        if self.cluster.token:
+            headers["Authorization"] = f"Bearer {self.cluster.token}"
+        url = f"{self.cluster.url}{path}"
+        answer = httpx2.request(method, url, json=body, headers=headers, trust_env=False, timeout=20.0)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def addresses(self) -> dict[str, str]:
+        """The scheduler's pages: what each is, and what stands after the #."""
+        moving, tab = f"#/operations/{self.operations['moving']}", "?tab="
+        return {
+            "overview": "#/",
+            "pools": "#/pools",
+            "pool": "#/pools/default/models",
+            "root pool": "#/pools/default/%3CRoot%3E",
+            "integral pool": "#/pools/default/bursts",
+            "operations": "#/operations",
+            "operation": moving,
+            "why": f"{moving}{tab}why",
+            "jobs": f"{moving}{tab}jobs",
+            "resulting specification": f"{moving}{tab}specification",
+            "provided specification": f"{moving}{tab}specification&specification=provided",
+            "failed operation": f"#/operations/{self.operations['broken']}",
+            "waiting operation": f"#/operations/{self.operations['waiting']}{tab}why",
+            "job": self.job_address(),
+            "ended job": self._job_of("broken"),
+            "nodes": "#/nodes",
+            "node": f"#/nodes/{encode(self.job['node_id'])}",
+            "preemptions": "#/preemptions",
+        }
+
+    def job_address(self) -> str:
+        """The page of the job ``moving``."""
+        return f"#/operations/{self.operations['moving']}/jobs/{self.job['id']}"
+
+    def agent_addresses(self) -> dict[str, str]:
+        """The same of the agent that has the job ``moving``."""
+        return {"agent's jobs": "#/", "agent's job": f"#/jobs/{encode(self.job['id'])}"}
+
+    def _job_of(self, name: str) -> str:
+        operation = self.operations[name]
+        return f"#/operations/{operation}/jobs/{self.cluster.jobs(operation)[0]['id']}"
+
+    @property
+    def node(self) -> Any:
+        """The agent that has the job ``moving``."""
+        return next(node for node in self.cluster.nodes if node.node_id == self.job["node_id"])
+
+    def open(self, page: Page, where: str) -> None:
+        """A page of the scheduler, loaded anew, with its data."""
+        open_page(page, f"{self.cluster.url}/", where)
+
+    def open_agent(self, page: Page, where: str) -> None:
+        """The same of the agent."""
+        open_page(page, self.node.web_url, where)
+
+
+def encode(name: str) -> str:
+    """A name as it stands in an address; what JavaScript's encodeURIComponent makes of it."""
+    return quote(name, safe="!*'()-_.~")
+
+
+def open_page(page: Page, url: str, where: str) -> None:
+    """Load a page anew and wait for its data."""
+    page.goto("about:blank")
+    page.goto(f"{url}{where}")
+    await_page(page, where)
+
+
+def await_page(page: Page, where: str | None = None) -> None:
+    """Wait until the page shows what belongs to its address, or to this one."""
+    page.wait_for_function(READY, arg=where)
+
+
+@contextlib.contextmanager
+def run_site(
+    directory: Path, hierarchies: Hierarchies, nodes: int = 2, last_node_id: str = "", **options: Any
+) -> Iterator[Site]:
+    """A scheduler and agents of 2 cores, all with pages, and a history with a point each 200 ms."""
+    config = options.pop("scheduler_config", "") + '[history]\nperiod = "200ms"\n'
+    cluster = Loop(
+        directory, hierarchies, nodes, cpu=2.0, memory=4 * 2**30, web=True, scheduler_config=config, **options
+    )
+    if last_node_id:
+        cluster.nodes[-1].node_id = last_node_id
+    with cluster:
+        yield Site(cluster)
+    assert cluster.leftovers() == []
