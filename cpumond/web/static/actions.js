@@ -285,7 +285,7 @@ function openStart(app, pool) {
     ["cpu_limit", "Cores of each job", "what it orders", "number", 1],
     ["memory_limit", "Memory of each job, bytes", "empty: 0", "number", ""],
     ["enable_cpu_reclaim", "Give away what it does not use", "enable_cpu_reclaim of job-cpu-monitor; back at once when it wakes up", "flag", true],
-    ["min_cpu_limit", "Never below, cores", "min_cpu_limit of job-cpu-monitor; empty: 1", "number", ""],
+    ["min_cpu_limit", "Never below, cores", "min_cpu_limit of job-cpu-monitor; empty: the node's, else 1", "number", ""],
     ["others", "More of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],
   ], () => {});
   const go = h("button.primary", { type: "submit", form: FORM }, "Start");

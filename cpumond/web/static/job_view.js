@@ -7,6 +7,7 @@ import { badge, facts, table } from "./table.js";
 import { describeNext, describeReason, describeWhy, listFacts, measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
+const MAX_OPTION = 200;
 
 // The whole of an explain answer `e`; `key` names the job among others, `above` stands after the sentence.
 export function jobView(e, key, app) {
@@ -136,5 +137,5 @@ const isSame = (a, b) => a === b || (isKnown(a) && isKnown(b) && Math.abs(a - b)
 function optionsCard(e) {
   return h("section.card", { key: "options", "aria-labelledby": "options" },
     h("h2", { id: "options" }, h("code", "job-cpu-monitor"), " in force on this node"),
-    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", showOption(name, value))])));
+    facts(Object.entries(e.job_cpu_monitor).map(([name, value]) => [name, h("code", showOption(name, value).slice(0, MAX_OPTION))])));
 }

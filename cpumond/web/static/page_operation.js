@@ -232,7 +232,7 @@ function specification({ operation: o, specification: found }, app) {
       ? h("section.card", { key: now }, h("h2", "Provided specification"), h("p.muted.plain-text", "As its user gave it."),
         h("pre", { tabindex: "0" }, pretty(found.provided)))
       : h("section.card", { key: now }, h("h2", "Resulting specification"),
-        h("p.muted.plain-text", "What holds for it: the given options merged with the defaults."), resulting(found, o)),
+        h("p.muted.plain-text", "What its user gave, merged with the defaults. A node may have its own ones of job-cpu-monitor."), resulting(found, o)),
   ];
 }
 
