@@ -39,6 +39,12 @@ RUN_PREFIX = "cpumond-run-"
 MAX_RUNTIME_DIR = 80
 """Bytes of a path; the address of a unix socket below it may have 107."""
 
+MAX_SOCKET_DIR = 94
+"""The same without anything to spare."""
+
+SHORT_DIR = "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
+"""Where there is room for a socket's address when there is none in TMPDIR."""
+
 Tree = Mapping[str, Any]
 T = TypeVar("T")
 _PAUSE = threading.Event()
@@ -504,7 +510,7 @@ class ClusterNode(ClusterProcess):
         self.runtime_dir = os.path.join(self.directory, "run")
         self._short_dir = ""
         if len(os.fsencode(self.runtime_dir)) > MAX_RUNTIME_DIR:
-            self.runtime_dir = self._short_dir = tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-")
+            self.runtime_dir = self._short_dir = _make_short_directory(f"{RUN_PREFIX}{os.getpid()}-")
         self.state_dir = os.path.join(self.directory, "state")
         self.jobs_dir = os.path.join(self.directory, "jobs")
         self._cluster = cluster
@@ -731,6 +737,15 @@ class Cluster:
                         for line in each.log().splitlines()[-5:]]  # fmt: skip
                 raise TimeoutError(f"not within {timeout_s:g} s: {what}\n" + "\n".join(logs))
             _PAUSE.wait(0.05)
+
+
+def _make_short_directory(prefix: str) -> str:
+    """A directory for a socket, where that can be: TMPDIR may be too long for it."""
+    path = tempfile.mkdtemp(prefix=prefix)
+    if len(os.fsencode(path)) > MAX_SOCKET_DIR and os.path.isdir(SHORT_DIR):
+        os.rmdir(path)
+        path = tempfile.mkdtemp(prefix=prefix, dir=SHORT_DIR)
+    return path
 
 
 def _write_extra(folder: str, text: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from cpumond.cgroup import mounts
 from cpumond.errors import ConfigError, UnavailableError
-from cpumond.testing import RUN_PREFIX, remove_cgroups
+from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
@@ -136,8 +136,8 @@ def make_directory(name: str) -> str:
 
 def remove_directories(name: str) -> None:
     """Remove directories of ``make_directory`` whose process is dead, those of our own user."""
-    top = tempfile.gettempdir()
-    for entry in os.listdir(top):
-        path = os.path.join(top, entry)
-        if is_left(entry, name) and os.path.isdir(path) and os.lstat(path).st_uid == os.geteuid():
-            shutil.rmtree(path, ignore_errors=True)
+    for top in {tempfile.gettempdir(), SHORT_DIR}:
+        for entry in os.listdir(top) if os.path.isdir(top) else ():
+            path = os.path.join(top, entry)
+            if is_left(entry, name) and os.path.isdir(path) and os.lstat(path).st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)

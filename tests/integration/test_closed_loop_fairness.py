@@ -62,6 +62,8 @@ while time.process_time() < end:
 
 NAP_AND_BURN = """
 import sys, time
+
+pytestmark = pytest.mark.alone
 end, cores = map(float, sys.argv[1:])
 used = time.process_time()
 while used < end:

@@ -118,6 +118,7 @@ def test_record_refuses_a_place_it_cannot_write(hierarchies: Hierarchies, tmp_pa
 
 @pytest.mark.cgroup
 @pytest.mark.timeout(200)
+@pytest.mark.alone
 def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies, tmp_path: Path) -> None:
     process = start_demo(tmp_path, arguments=("--duration", "25", "--json"))
     prefer(hierarchies, process)
