@@ -22,6 +22,8 @@ from cpumond.fairshare import FairShareUpdater, Operation, Pool, Snapshot
 from cpumond.fairshare.resources import CPU
 from cpumond.testing import Cluster
 
+pytestmark = pytest.mark.alone
+
 SEED = 20
 NODES = 3
 NODE_CORES = 0.4
@@ -62,8 +64,6 @@ while time.process_time() < end:
 
 NAP_AND_BURN = """
 import sys, time
-
-pytestmark = pytest.mark.alone
 end, cores = map(float, sys.argv[1:])
 used = time.process_time()
 while used < end:
