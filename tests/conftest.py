@@ -7,6 +7,11 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a busy machine makes up examples says nothing about what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 
