@@ -30,6 +30,9 @@ SPELLINGS = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_mon
 MAX_NAME = 4096
 """Characters of a name, as in the heartbeat (wire.py)."""
 
+MAX_LABELS = 8
+"""Properties of units that one source may ask for."""
+
 Layer = dict[str, Any]
 """Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
 
@@ -43,10 +46,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``pattern`` a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
     may hold ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, its groups ``id`` and
     ``operation`` name the job. ``cpu_limit`` cores, or "from-cgroup": the quota found before the first change.
+
+    With ``kind = "systemd"`` the jobs are services and scopes of ``slices``; there ``pattern`` (default "*") and
+    ``id_regex`` are about the unit's name, and ``labels`` are properties of the unit to be shown.
     """
 
-    kind: Literal["static", "glob"]
-    pattern: Annotated[str, msgspec.Meta(min_length=1)]
+    kind: Literal["static", "glob", "systemd"]
+    pattern: Annotated[str, msgspec.Meta(min_length=1)] = ""
+    slices: list[str] = []
+    labels: list[str] = []
     cpu_limit: Positive | Literal["from-cgroup"] = "from-cgroup"
     operation: str = ""
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
@@ -310,7 +318,7 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
     config = _finish_executor(config, where)
     _check_scheduler(config.scheduler, where)
     for number, source in enumerate(config.source, 1):
-        _check_source(source, f"{where}: source {number} ({source.pattern!r})")
+        _check_source(source, f"{where}: source {number}")
         for operation_id in ["", *config.operation]:
             config.resolve_settings(source, operation_id, {})
     for operation_id in ["", *config.operation]:
@@ -400,6 +408,14 @@ def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
 
 
 def _check_source(source: Source, where: str) -> None:
+    if source.kind == "systemd":
+        _check_units(source, where)
+    elif source.slices or source.labels:
+        key = "slices" if source.slices else "labels"
+        raise ConfigError(f'{where}: {key}: is for kind = "systemd" only, this source is of kind "{source.kind}"')
+    elif not source.pattern:
+        raise ConfigError(f"{where}: 'pattern' is missing; it has no default")
+    where = f"{where} ({source.pattern or source.slices[0]!r})"
     if ".." in source.pattern.split("/"):
         raise ConfigError(f"{where}: pattern must not contain '..'")
     if source.id_regex is not None:
@@ -409,6 +425,23 @@ def _check_source(source: Source, where: str) -> None:
             raise ConfigError(f"{where}: id_regex is not a regular expression: {error}") from None
     if source.kind == "static" and any(sign in source.pattern for sign in "*?["):
         raise ConfigError(f'{where}: a static pattern is one path; use kind = "glob" for {source.pattern!r}')
+
+
+def _check_units(source: Source, where: str) -> None:
+    if not source.slices:
+        raise ConfigError(f'{where}: slices: name at least one, for example slices = ["batch.slice"]')
+    for name in source.slices:
+        if not re.fullmatch(r"(-|[A-Za-z0-9:_.\\@]+(-[A-Za-z0-9:_.\\@]+)*)\.slice", name):
+            raise ConfigError(f'{where}: slices: {name!r} is no name of a slice, such as "batch.slice"')
+    if "/" in source.pattern:
+        raise ConfigError(f'{where}: pattern: with kind = "systemd" it is about names of units, got {source.pattern!r}')
+    if source.id is not None:
+        raise ConfigError(f'{where}: id: is for kind = "static" only; use id_regex')
+    if len(source.labels) > MAX_LABELS:
+        raise ConfigError(f"{where}: labels: at most {MAX_LABELS} are possible, got {len(source.labels)}")
+    for label in source.labels:
+        if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,63}", label):
+            raise ConfigError(f'{where}: labels: {label!r} is no property of a unit, such as "User" (systemctl show)')
 
 
 def normalise_table(

@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,10 @@ from cpumond.errors import CreateError, from_os_error
 
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What the kernel answers about an address, or a family of addresses, that this machine does not have."""
+
+MAX_STATUS = 800
+"""Characters: systemd drops a message of more than 4096 bytes, however it is made."""
+EXTEND_S = 30
 
 
 def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
@@ -101,6 +106,50 @@ def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object
     from cysystemd import daemon
 
     return daemon.sd_notify  # type: ignore[attr-defined, no-any-return]
+
+
+class ServiceManager:
+    """The service manager (sd_notify), when ``environment`` says that it started us; else nobody listens.
+
+    ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._send = connect_to_manager(environment)
+        self.watchdog_s = math.inf if self._send is None else read_watchdog_s(environment)
+        self._extended_at_s = -math.inf
+
+    @property
+    def listens(self) -> bool:
+        """Whether anybody hears what is told."""
+        return self._send is not None
+
+    def tell(self, *lines: str, status: str = "") -> None:
+        """Send one message. A manager that does not listen must not stop us, so this never raises.
+
+        ``status``: what ``systemctl status`` shows of us from now on, of any length and on any number of lines.
+        """
+        if self._send is None:
+            return
+        if status:
+            # A path in a sentence may be no valid Unicode, and the message must go out all the same.
+            text = " ".join(status.split())[:MAX_STATUS].encode(errors="replace").decode()
+            lines = (*lines, f"STATUS={text}")
+        try:
+            self._send("\n".join(lines))
+        except (OSError, RuntimeError, ValueError):
+            # Nothing to tell and nobody to tell it to: the watchdog decides.
+            return
+
+    def extend(self, status: str = "") -> None:
+        """A start or an end takes long and goes on: EXTEND_S from now, whatever the manager's own patience is.
+
+        For a loop that gets somewhere, after each step: without a ``status`` at most one message a second goes out.
+        """
+        now_s = time.monotonic()
+        if status or now_s - self._extended_at_s >= 1.0:
+            self._extended_at_s = now_s
+            self.tell(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}", status=status)
 
 
 def read_watchdog_s(environment: Mapping[str, str]) -> float:

@@ -176,8 +176,22 @@ class SimulatedKernel:
             file.write(text)
 
 
+V1_FILES = {
+    "quota_us": "cpu.cfs_quota_us",
+    "period_us": "cpu.cfs_period_us",
+    "burst_us": "cpu.cfs_burst_us",
+    "shares": "cpu.shares",
+}
+V2_FILES = {"quota_us": "cpu.max", "period_us": "cpu.max", "burst_us": "cpu.max.burst", "shares": "cpu.weight"}
+
+
 class CgroupTree:
-    """Real cgroups below one top cgroup of our own, in every hierarchy the agent reads; ``close`` removes them all."""
+    """Real cgroups below one top cgroup of our own, in every hierarchy the agent reads; ``close`` removes them all.
+
+    Files are named as the kernel names them, or, in every layout, by what they set: ``quota_us`` (-1 for none),
+    ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 where nobody changed them; on v2 they are written as the
+    nearest ``cpu.weight``, and read back from it.
+    """
 
     def __init__(self, hierarchies: Hierarchies, top: str) -> None:
         self.hierarchies = hierarchies
@@ -188,13 +202,23 @@ class CgroupTree:
             place = Node(root)
             for part in top.split("/"):
                 place = place.create_cgroup(part)
-        if hierarchies.cpu_version == 2:
-            self.write("", "cgroup.subtree_control", "+cpu")
+        self._enable(self.path(""))
+
+    def _enable(self, directory: str) -> None:
+        """On v2 a cgroup has the files of a controller only where the one above it says so."""
+        if self.hierarchies.cpu_version == 2:
+            with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
+                file.write("+cpu")
 
     def make(self, name: str) -> str:
         """Make the cgroup ``top``/``name``; its path relative to the hierarchy."""
         for root in self.roots:
-            os.makedirs(os.path.join(root, self.top, name), exist_ok=True)
+            place = os.path.join(root, self.top)
+            for part in name.split("/"):
+                if root == self.hierarchies.cpu_root:
+                    self._enable(place)
+                place = os.path.join(place, part)
+                os.makedirs(place, exist_ok=True)
         return f"{self.top}/{name}"
 
     def remove(self, name: str) -> None:
@@ -210,13 +234,32 @@ class CgroupTree:
 
     def write(self, name: str, file: str, value: object) -> None:
         """Write a file of a cgroup, as somebody other than the agent would."""
-        with open(self.path(name, file), "w", encoding="ascii") as target:
+        if self.hierarchies.cpu_version == 2:
+            if file == "quota_us":
+                value = "max" if str(value) == "-1" else value
+            elif file == "period_us":
+                value = f"{self.read(name, 'cpu.max').split()[0]} {value}"
+            elif file == "shares":
+                value = min(max(round(int(str(value)) * 100 / 1024), 1), 10_000)
+        with open(self.path(name, self.file(file)), "w", encoding="ascii") as target:
             target.write(str(value))
 
     def read(self, name: str, file: str) -> str:
         """The text of a file of a cgroup."""
-        with open(self.path(name, file), encoding="ascii") as source:
-            return source.read().strip()
+        with open(self.path(name, self.file(file)), encoding="ascii") as source:
+            text = source.read().strip()
+        if self.hierarchies.cpu_version == 2:
+            if file == "quota_us":
+                return "-1" if text.startswith("max") else text.split()[0]
+            if file == "period_us":
+                return text.split()[1]
+            if file == "shares":
+                return str(round(int(text) * 1024 / 100))
+        return text
+
+    def file(self, setting: str) -> str:
+        """The kernel's name of the file that has this setting here; of any other name, that name."""
+        return (V2_FILES if self.hierarchies.cpu_version == 2 else V1_FILES).get(setting, setting)
 
     def read_all(self, name: str) -> dict[str, str]:
         """All CPU settings of a cgroup, file -> text, for a comparison byte for byte."""
@@ -229,11 +272,13 @@ class CgroupTree:
 
     def quota_cores(self, name: str) -> float:
         """The quota of a cgroup in cores; infinity when there is none."""
-        if self.hierarchies.cpu_version == 2:
-            quota, period = self.read(name, "cpu.max").split()
-        else:
-            quota, period = self.read(name, "cpu.cfs_quota_us"), self.read(name, "cpu.cfs_period_us")
-        return float("inf") if quota in ("max", "-1") else int(quota) / int(period)
+        quota_us, period_us = int(self.read(name, "quota_us")), int(self.read(name, "period_us"))
+        return float("inf") if quota_us < 0 else quota_us / period_us
+
+    def throttled_s(self, name: str) -> float:
+        """For how long the quota of a cgroup has kept its threads waiting."""
+        stat = dict(line.split() for line in self.read(name, "cpu.stat").splitlines())
+        return int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat["throttled_time"]) / 1e9
 
     def start_load(self, name: str, threads: int = 1) -> LoadProcess:
         """A process in the cgroup ``top``/``name`` that burns what it is told to."""

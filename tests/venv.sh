@@ -13,4 +13,4 @@ if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c '' 2>/dev/null; then
     python3 -m venv .venv
   fi
 fi
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[scheduler,systemd,test]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[scheduler,test]'

@@ -336,6 +336,7 @@ def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socke
         agent.read_snapshot,
         lambda: agent.config.metrics,
         lambda: agent.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
+        agent.hierarchies.unified_root,
     )
     unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
     tcp = [sock for sock in sockets if sock.family != socket.AF_UNIX]

@@ -16,7 +16,7 @@ from cpumond.agent.state_file import Pin, RegisteredJob
 from cpumond.cgroup.files import read_pressure
 from cpumond.cgroup.mounts import relative_path
 from cpumond.config import parse_layer
-from cpumond.discovery import FoundJob
+from cpumond.discovery import FoundJob, describe_source
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
 from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
@@ -44,6 +44,9 @@ def describe_job(job: JobView) -> dict[str, Any]:
         "last_result": job.result,
         "last_error": job.last_error,
         "override_left_s": job.override_left_s,
+        "override_by": job.override_by,
+        "unit": job.unit,
+        "labels": job.labels,
         "pinned_cpu_limit": job.pinned_cores,
         "fast_restores": job.restores,
         "write_errors": job.write_errors,
@@ -151,7 +154,7 @@ def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
 def _describe_source(agent: Agent, job: Tracked) -> str:
     """Where the agent has the job from: a source's pattern, the scheduler's order, "" for one added by hand."""
     if job.found.source is not None:
-        return job.found.source.pattern
+        return describe_source(job.found.source)
     order = None if agent.assigned is None else agent.assigned.find_by_cgroup(job.found.path)
     return "" if order is None else f"ordered by the scheduler: pool {order.pool}, task {order.task}"
 

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from cpumond import __version__
 from cpumond.agent.assigned import START_BUCKETS_S
 from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
+from cpumond.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.config import Metrics
 from cpumond.reporters import ReporterStats
 
@@ -99,7 +101,7 @@ SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
 TICK_COUNTERS = {
     "late_ticks": ("cpumond_late_ticks", "Ticks that began more than one period late."),
     "rebaselines": ("cpumond_rebaselines", "Intervals thrown away after a late tick or a suspend."),
-    "restores": ("cpumond_fast_restores", "Limits given back at once because of throttling."),
+    "restores": ("cpumond_fast_restores", "Limits given back at once because of throttling or pressure."),
     "failed_restores": ("cpumond_fast_restores_failed", "Attempts at that which the kernel or the disk refused."),
     "writes": ("cpumond_cgroup_writes", "Writes to cgroup files."),
     "write_errors": ("cpumond_write_errors", "Limits that could not be written."),
@@ -167,6 +169,25 @@ class AgentCollector:
             ("late", "The part of it while cpumond held the limit down.", self.snapshot.late_cpu_s),
         ):
             yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
+
+
+def write_pressure(jobs: Sequence[JobView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
+    """The kernel's pressure (PSI) of the host, and of ``jobs`` where it tells that, in Prometheus' text format.
+
+    Read now: it grows whether the agent looks or not. What the kernel does not tell is left out.
+    """
+    pieces = []
+    seconds = read_pressure_s(host)
+    if seconds is not None:
+        text = "Time in which tasks of the host waited for CPU."
+        pieces.append(_family("cpumond_node_cpu_pressure_seconds_total", "counter", text, ['kind="some"'], [seconds]))
+    if unified_root is not None and jobs:
+        values = [read_pressure_s(os.path.join(unified_root, job.found.path, "cpu.pressure")) for job in jobs]
+        if any(value is not None for value in values):
+            labels = [_label("job_id", job.found.job_id) for job in jobs]
+            text = "Time in which some task of the job waited for CPU."
+            pieces.append(_family("cpumond_job_cpu_pressure_seconds_total", "counter", text, labels, values))
+    return "".join(pieces)
 
 
 def _own_cost(process: psutil.Process) -> Iterator[Metric]:
@@ -292,6 +313,7 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
                 _label("cgroup", job.found.path),
                 _label("mode", job.mode),
                 _label("status", job.status),
+                *(_label(f"unit_{name.lower()}", value) for name, value in job.labels.items()),
             )
         )
         for label, job in zip(labels, jobs, strict=True)
@@ -325,10 +347,12 @@ class MetricsText:
         read_snapshot: Callable[[], TickSnapshot | None],
         read_settings: Callable[[], Metrics],
         read_reporter: Callable[[], ReporterStats],
+        unified_root: str | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._read_settings = read_settings
         self._read_reporter = read_reporter
+        self._unified_root = unified_root
         self._process = psutil.Process()
         self._lock = threading.Lock()
         self._tick = -1
@@ -350,4 +374,6 @@ class MetricsText:
         if snapshot is None:
             return text
         # A name that is no valid Unicode is shown with "?" rather than taking all metrics away.
-        return text + write_series(snapshot.jobs, self._read_settings()).encode("utf-8", "replace")
+        settings = self._read_settings()
+        pressure = write_pressure(choose_jobs(snapshot.jobs, settings), self._unified_root)
+        return text + (write_series(snapshot.jobs, settings) + pressure).encode("utf-8", "replace")

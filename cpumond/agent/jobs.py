@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,6 +20,9 @@ from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettin
 from cpumond.monitor.policy import compute_floor
 from cpumond.wire import MAX_NAME, JobReport
 
+NO_LABELS: Mapping[str, str] = {}
+"""Of all jobs that have none: thousands share it."""
+
 
 class Tracked:
     """One job while the agent follows it. The tick owns it; nothing else writes here.
@@ -26,15 +30,17 @@ class Tracked:
     ``original`` are the settings found before the first change, ``in_force`` the ones believed to be in the cgroup;
     ``touched``: the agent changed this cgroup, so ``original`` is on disk. ``refused`` says why it is never written.
     ``kept_late_s``: the core-seconds of ``late_cpu_s`` up to when the agent ceased to write. ``samples`` None: nobody
-    could read them.
+    could read them. ``unit``: the unit of systemd whose cgroup it is, "" by file alone; ``labels`` properties of it;
+    ``override_by`` who ordered the limit that is respected; ``before_asking`` what was in force before a foreign write
+    of which systemd is asked whether it is its own.
     Times ``_s`` are of the monotonic clock.
     """
 
     __slots__ = (
-        "ancestor", "asked_mode", "cgroup", "config", "contested", "decision", "found", "in_force", "kept_late_s",
-        "last_error", "losses", "lost_at_s", "mode", "next_check_s", "notes", "original", "override_until_s",
-        "pinned_cores", "reapply_at_s", "refused", "restores", "result", "ring", "samples", "settings", "state",
-        "touched", "watches", "write_after_s", "write_errors",
+        "ancestor", "asked_mode", "before_asking", "cgroup", "config", "contested", "decision", "found", "in_force",
+        "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode", "next_check_s", "notes", "original",
+        "override_by", "override_until_s", "pinned_cores", "reapply_at_s", "refused", "restores", "result", "ring",
+        "samples", "settings", "state", "touched", "unit", "watches", "write_after_s", "write_errors",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +62,10 @@ class Tracked:
         self.last_error = ""
         self.next_check_s = -math.inf
         self.override_until_s: float | None = None
+        self.override_by = ""
+        self.unit = ""
+        self.labels: Mapping[str, str] = NO_LABELS
+        self.before_asking: CpuSettings | None = None
         self.losses = 0
         self.reapply_at_s: float | None = None
         self.contested = False
@@ -198,11 +208,18 @@ class Tracked:
             self.restores,
             self.write_errors,
             self.late_cpu_s,
+            self.unit,
+            self.labels,
+            self.override_by if self.override_until_s is not None else "",
         )
 
 
 class JobView(msgspec.Struct, frozen=True, gc=False):
-    """One job as metrics, status and reports see it; cores, seconds. ``override_left_s`` None when not overridden."""
+    """One job as metrics, status and reports see it; cores, seconds. ``override_left_s`` None when not overridden.
+
+    ``unit`` and ``labels``: the unit of systemd it is, and properties of that; ``override_by``: who ordered what is in
+    force, "" where that is not known.
+    """
 
     found: FoundJob
     mode: Mode
@@ -221,6 +238,9 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     restores: int
     write_errors: int
     late_cpu_s: float = 0.0
+    unit: str = ""
+    labels: Mapping[str, str] = NO_LABELS
+    override_by: str = ""
 
     @property
     def status(self) -> str:
@@ -298,6 +318,7 @@ def record(
             decision.throttled_ratio if decision else 0.0,
             decision.votes_sum if decision else None,
             result,
+            decision.pressure_ratio if decision else 0.0,
         )
     )
 

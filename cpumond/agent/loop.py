@@ -26,18 +26,21 @@ from cpumond.agent.clock import Clock
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
+from cpumond.agent.restore import restore_all
 from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
 from cpumond.agent.state_file import read_service_ends
 from cpumond.agent.table import JobTable
+from cpumond.agent.unit_limits import QUOTA, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
-from cpumond.agent.writer import LimitWriter, read_limit_cores, read_settings_or_none, restore_all
+from cpumond.agent.writer import ASK_AGAIN_S, LimitWriter, read_limit_cores, read_settings_or_none
 from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
+from cpumond.cgroup.systemd import UnitEvent
 from cpumond.config import AgentConfig
-from cpumond.discovery import list_jobs, may_match
-from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.discovery import concerns, describe_source, list_jobs
+from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
 from cpumond.reporters import REPORTERS, Reporter
@@ -53,6 +56,11 @@ LATE_PERIODS = 3
 MAX_STRIDE = 16
 LEAF_TURNS = 10
 EARLY_BEAT = 0.05
+SET_PROPERTY = "systemctl set-property"
+RELOAD_S = 10.0
+"""So long after systemd has read its units again, what it gives back is its own doing."""
+UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
+"""At the end, for systemd to take all limits back: it must take some in each part of that time."""
 CALM_S = 600.0
 """Foreign writes at least this far apart do not add up to a contest."""
 
@@ -73,6 +81,7 @@ class Agent:
         notifier: Notifier | None = None,
         clock: type[Clock] = Clock,
         assigned: AssignedJobs | None = None,
+        units: UnitLimits | None = None,
     ) -> None:
         self.config = config
         self.hierarchies = hierarchies
@@ -83,7 +92,8 @@ class Agent:
         self.notifier = notifier or Notifier({})
         self.clock = clock
         self.watcher = Watcher()
-        self.writer = LimitWriter(config)
+        self.units = units or UnitLimits(hierarchies.cpu_version, clock.monotonic_s)
+        self.writer = LimitWriter(config, self.units)
         self.table = JobTable(config, hierarchies, self.writer, self.watcher)
         self.registered = RegisteredJobs(config.state_dir)
         self.totals = Totals()
@@ -113,6 +123,7 @@ class Agent:
         """Something that only the scheduler has to know at once."""
         self._sample_at_s = -math.inf
         self._rescan_at_s = 0.0
+        self._reloaded_at_s = -math.inf
         self._rescan_due = True
         self._read_all_limits = False
         self._empty_rescans = 0
@@ -132,7 +143,9 @@ class Agent:
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
         started_s = self.clock.monotonic_s()
+        removed = self._take_unit_news(now_s)
         self._discover(now_s)  # 1. which jobs are there
+        self._mind_units(now_s, removed)
         self._take_foreign_changes(now_s)
         if self._lost_time(late_s):
             self._rebaseline()
@@ -183,7 +196,7 @@ class Agent:
     def _concerns_a_source(self, path: str) -> bool:
         """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
         relative = os.path.relpath(path, self.hierarchies.cpu_root)
-        return any(may_match(source.pattern, relative) for source in self.config.source)
+        return any(concerns(source, relative) for source in self.config.source)
 
     # ---- foreign writes (operator_pains 3, 4, 5)
 
@@ -207,8 +220,25 @@ class Agent:
                 job.original = found
                 self.table.follow_hard(job, now_s)
             return
+        if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
+            # One that is lowered together with the quota had to be: the kernel takes no quota below it.
+            self.writer.follow_burst(job, found)
         if change == "same" or job.contested:
             return
+        if job.unit and self._is_for_systemd_to_say(job, found, before, now_s):
+            return
+        self._take_foreign_write(job, change, found, now_s)
+
+    def _take_foreign_write(
+        self,
+        job: Tracked,
+        change: Literal["raise", "lower"],
+        found: CpuSettings,
+        now_s: float,
+        by_systemd: bool = False,
+    ) -> None:
+        """``by_systemd``: it wrote what it believes in, which is nobody's wish."""
+        actuator = job.settings.actuator
         self.totals.foreign_writes[change] += 1
         self._report_due = True
         writes, old_cores = self.config.writes, job.state.limit_cores
@@ -219,9 +249,9 @@ class Agent:
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
-        if writes.override_ttl_s > 0 and (change == "raise" or job.override_until_s is not None):
+        if writes.override_ttl_s > 0 and not by_systemd and (change == "raise" or job.override_until_s is not None):
             # A raise is meant, and so is whatever is written after it within its time.
-            job.override_until_s = now_s + writes.override_ttl_s
+            job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
             job.reapply_at_s = None
             job.state = restart_at(job.state, found_cores, now_s)
             return
@@ -238,6 +268,129 @@ class Agent:
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
         else:
             job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
+
+    # ---- units of systemd
+
+    def _take_unit_news(self, now_s: float) -> set[str]:
+        """What systemd said since the last tick; the units that it unloaded."""
+        events = self.units.poll() if self.units.has_news() else []
+        for event in events:
+            job = self.table.by_unit.get(event.unit)
+            if event.kind == "reloaded":
+                # It wrote its own belief to all units, and their properties may be others now.
+                self._read_all_limits = True
+                self._reloaded_at_s = now_s
+                for each in self.table.by_unit.values():
+                    self.table.ask_labels(each)
+            elif event.kind == "connected":
+                self.writer.ask_again(now_s, at_once=True)
+            elif event.kind in ("away", "denied"):
+                # It is so for all of them.
+                for each in self.table.by_unit.values():
+                    if event.kind == "away":
+                        self._judge_unit(each, {}, now_s)
+                    self._take_back(each, event.text, now_s)
+            elif job is not None:
+                self._take_news_of(job, event, now_s)
+        return {event.unit for event in events if event.kind == "removed"}
+
+    def _take_news_of(self, job: Tracked, event: UnitEvent, now_s: float) -> None:
+        if event.kind == "answer" and QUOTA in event.values:
+            self._judge_unit(job, event.values, now_s)
+        elif event.kind == "answer":
+            job.labels = read_labels(event.values)
+        elif event.kind == "refused":
+            self._take_back(job, event.text, now_s)
+        elif event.kind == "done" and not job.watches:
+            self.table.watch_again(job)
+            self._changed_limits.add(job.found.path)
+
+    def _mind_units(self, now_s: float, removed: set[str]) -> None:
+        """Units whose time to come again is over, and those that systemd is to have back."""
+        if self.writer.gone:
+            root = self.hierarchies.cpu_root
+            self.writer.mind_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), removed)
+        if self.writer.returning:
+            self.writer.mind_returning()
+        self.writer.ask_again(now_s)
+
+    def _take_back(self, job: Tracked, why: str, now_s: float) -> None:
+        """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
+        paths = job.cgroup.watch_paths(job.settings.actuator)
+        if not job.touched or job.watches or any(os.path.exists(path) for path in paths):
+            return
+        found = read_settings_or_none(job)
+        if found is not None and found != job.in_force:
+            self.units.forget(job.unit)
+            job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
+            job.state = restart_at(job.state, read_limit_cores(job, found), now_s)
+            job.write_after_s = now_s + ASK_AGAIN_S
+            self._report_due = True
+
+    def _is_for_systemd_to_say(self, job: Tracked, found: CpuSettings, before: CpuSettings, now_s: float) -> bool:
+        """Whether a foreign write to a unit's limit needs no judgement now: systemd came late with an order of ours,
+        or is asked whether it is its own."""
+        actuator = job.settings.actuator
+        if self.units.is_late(job.unit, found, actuator):
+            job.reapply_at_s = now_s
+            self.units.want_again(job.unit)
+            return True
+        if job.before_asking is None:
+            job.before_asking = before
+        if self.units.can_ask:
+            self.units.ask(job.unit)
+        else:
+            self._judge_unit(job, {}, now_s)
+        return True
+
+    def _judge_unit(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
+        """A foreign write to a unit's limit, now that systemd has told its own belief; empty: it cannot be asked.
+
+        What it believes in and we did not tell it, is somebody's order. What we told it, or what was found before any
+        order of ours, it wrote by itself (daemon-reload). Anything else was written to the file alone.
+        """
+        before, job.before_asking = job.before_asking, None
+        if before is None:
+            return
+        found, actuator = job.in_force, job.settings.actuator
+        change = classify_change(before, found, actuator)
+        if change == "same" or job.contested:
+            return
+        known = any(value is not None for value in values.values())
+        believed = not known or self.units.is_answer(values, found, actuator)
+        told = known and self.units.was_told(job.unit)
+        if not known and change == "lower":
+            # Nobody knows whose it is: the original, which is for good, is not changed for that.
+            self._take_foreign_write(job, change, found, now_s)
+            return
+        as_found = believed and classify_change(job.original, found, actuator) == "same"
+        if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
+            # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
+            job.reapply_at_s = now_s
+            self.units.want_again(job.unit)
+        elif as_found and not told:
+            self._take_foreign_write(job, change, found, now_s, by_systemd=True)
+        elif believed and not self.units.is_wanted(job.unit, found, actuator):
+            self._respect_order(job, change, found, now_s)
+        else:
+            self._take_foreign_write(job, change, found, now_s)
+
+    def _respect_order(self, job: Tracked, change: Literal["raise", "lower"], found: CpuSettings, now_s: float) -> None:
+        """Somebody used ``systemctl set-property``, or edited the unit: that is what it orders from now on."""
+        self.totals.foreign_writes[change] += 1
+        self._report_due = True
+        old_cores = job.state.limit_cores
+        self.units.forget(job.unit)
+        job.original = raise_original(job.original, found, job.settings.actuator)
+        self.writer.keep(job)
+        self.table.follow_hard(job, now_s)
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, old_cores=old_cores, new_cores=found.cores)
+        if self.config.writes.override_ttl_s > 0:
+            job.override_until_s, job.override_by = now_s + self.config.writes.override_ttl_s, SET_PROPERTY
+        job.reapply_at_s = None
+        job.state = restart_at(job.state, found_cores, now_s)
 
     # ---- 2. + 3. sample, smooth, vote, decide
 
@@ -347,9 +500,11 @@ class Agent:
             job.write_after_s = now_s + self.config.writes.drift_backoff_s
             if kind == "reapply":
                 job.reapply_at_s = job.write_after_s
-            job.state, job.result, job.last_error = reject(job.state, decision), "failed", str(error)
+            said, job.last_error = job.last_error, str(error)
+            job.state, job.result = reject(job.state, decision), "failed"
             record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
-            log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
+            if job.last_error != said or not isinstance(error, RefusedError):
+                log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
             return
         if applied.cores is None:
             job.result = "gone"
@@ -382,6 +537,7 @@ class Agent:
             smoothed_cores=job.state.smoothed_cores,
             votes_sum=decision.votes_sum,
             throttled_ratio=decision.throttled_ratio,
+            pressure_ratio=decision.pressure_ratio,
         )
 
     def is_paused(self) -> bool:
@@ -403,7 +559,7 @@ class Agent:
         for job in self.table:
             if job.reapply_at_s is not None and now_s >= job.reapply_at_s:
                 job.reapply_at_s = None
-                if job.writes and not job.contested and job.override_until_s is None:
+                if job.writes and not job.contested and job.override_until_s is None and job.before_asking is None:
                     limit = job.state.limit_cores
                     due.append((job, "reapply", Decision("hold", limit, limit)))
         return due
@@ -581,14 +737,14 @@ class Agent:
         last, totals = self.last, self.totals
         assert last is not None
         problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
-        problems += [text for text in (self.writer.damaged, self._last_complaint) if text]
+        problems += [text for text in (self.writer.damaged, self._last_complaint, self.units.problem) if text]
         if self.assigned is not None and self.assigned.problem:
             problems.append(self.assigned.problem)
         link = self._view_link()
         if link is not None and (link.stats.last_error or link.warning):
             problems.append(f"scheduler {link.url}: {link.stats.last_error or link.warning}")
         if self._empty_rescans >= self.config.discovery.empty_rescans:
-            patterns = ", ".join(source.pattern for source in self.config.source)
+            patterns = ", ".join(describe_source(source) for source in self.config.source)
             problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
         self._snapshot = TickSnapshot(
             last.tick,
@@ -677,7 +833,9 @@ class Agent:
         self._service_ends = read_service_ends(self.config.state_dir)
         if self.assigned is not None:
             self.assigned.load(self.clock.monotonic_s())
+        self.notifier.busy()
         self.tick(self.clock.monotonic_s())
+        self.notifier.busy()
         self._restore_leftovers()
 
     def _restore_leftovers(self) -> None:
@@ -687,7 +845,7 @@ class Agent:
             return
         report = restore_all(self.hierarchies, left)
         for path in [*report.restored, *report.gone]:
-            self.writer.forget(path)
+            self.writer.give_back(path, report.settings.get(path))
         for error in report.errors:
             log.error("restore_failed", error=error)
         log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
@@ -814,6 +972,7 @@ class Agent:
         except Exception as error:
             # Whatever is wrong with the files: the configuration that works goes on.
             log.error("reload_refused", error=str(error))
+            self.notifier.reload_refused(str(error))
         else:
             log.info("reloaded", config=config.path)
         self.notifier.ready(self)
@@ -867,7 +1026,9 @@ class Agent:
             else:
                 job.end_writes()
                 job.mode = "shadow"
+            self.notifier.busy()
         self._restore_leftovers()
+        failed += self._leave_units()
         try:
             self.writer.flush(tidy=True)
         except CpumondError as error:
@@ -877,14 +1038,35 @@ class Agent:
             self._report_due = True
             self._report(self.clock.monotonic_s())
             log.info("stopped", restore_failures=failed)
+        self.notifier.busy()
         self.reporter.close(2.0)
         if self.link is not None:
             self.link.close(2.0)
         if self.assigned is not None:
             self.assigned.close()
+        self.units.close()
         self.table.close()
         self.watcher.close()
         return failed
+
+    def _leave_units(self) -> int:
+        """Wait until systemd believes in the limits that are in force again; how many units it did not take.
+
+        Those stay on disk for ``cpumond restore``.
+        """
+        left = self.writer.returning
+        for _ in range(UNITS_FLUSHES if left else 0):
+            before = len(left)
+            done = self.units.flush(UNITS_FLUSH_S)
+            self.units.poll()
+            self.writer.mind_returning(final=True)
+            self.notifier.busy()
+            if done or not left or len(left) == before:
+                break
+        if left:
+            log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
+                      error=f"systemd was not told: {self.units.problem or 'no answer'}")  # fmt: skip
+        return len(left)
 
 
 def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
@@ -901,7 +1083,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, now_s: float)
     waiting = shrinks and (job.reapply_at_s is not None or now_s < job.write_after_s)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (job.contested, "contested"),
-        (job.override_until_s is not None, "overridden"),
+        (job.override_until_s is not None or job.before_asking is not None, "overridden"),
         (job.pinned_cores is not None, "pinned"),
         (paused, "paused"),
         (job.mode == "up-only" and shrinks, "up-only"),

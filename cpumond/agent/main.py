@@ -1,14 +1,10 @@
-"""The life of the agent's process: lock, configuration, signals, servers, loop, and ``restore`` when it is dead."""
+"""The life of the agent's process: lock, configuration, signals, servers, loop."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
 import signal
-import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,21 +17,13 @@ from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.launch import check_own_account
 from cpumond.agent.listen import AgentSockets, open_sockets
 from cpumond.agent.loop import Agent
-from cpumond.agent.notify import Notifier
-from cpumond.agent.state_file import (
-    STATE_FILE,
-    Originals,
-    count_service_end,
-    load_first,
-    make_directory,
-    read_boot_id,
-    save,
-)
-from cpumond.agent.writer import RestoreReport, restore_all
+from cpumond.agent.notify import Notifier, describe_status
+from cpumond.agent.restore import hold_lock
+from cpumond.agent.state_file import make_directory
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.config import AgentConfig, finish_config, load_config
-from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, StateFileError, UnavailableError, from_os_error
+from cpumond.config import AgentConfig, load_config
+from cpumond.errors import EXIT_UNAVAILABLE
 from cpumond.executor import EXECUTORS
 from cpumond.log import configure_logging
 from cpumond.process import raise_descriptor_limit
@@ -47,49 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cpumond.agent")
 
-LOCK_FILE = "agent.lock"
 DEFAULT_USER_SLOTS = 1000
-
-
-class LockHolder(msgspec.Struct):
-    """Who holds the lock: written into the lock file for the message of the second agent."""
-
-    pid: int
-    since: float
-    config: str
-
-
-@contextlib.contextmanager
-def hold_lock(runtime_dir: str, config_path: str) -> Iterator[None]:
-    """The one agent of a runtime directory. Raises UnavailableError that names the first agent."""
-    make_directory(runtime_dir, 0o755, "runtime_dir")
-    path = os.path.join(runtime_dir, LOCK_FILE)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise from_os_error(error, f"open the lock {path}", "fix runtime_dir or run as root") from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UnavailableError(f"{path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
-        try:
-            os.ftruncate(fd, 0)
-            os.write(fd, msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path)))
-        except OSError as error:
-            raise from_os_error(error, f"write the lock {path}", "free space in runtime_dir") from error
-        yield
-    finally:
-        os.close(fd)
-
-
-def _describe_holder(content: bytes) -> str:
-    try:
-        holder = msgspec.json.decode(content, type=LockHolder)
-    except msgspec.DecodeError:
-        return "another agent is running (it did not say its pid)"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
 
 
 def run_agent(config_path: str | None) -> int:
@@ -122,6 +68,7 @@ def run_agent(config_path: str | None) -> int:
                 web=sockets.web_address or None,
                 state=agent.writer.path,
                 jobs=len(agent.table),
+                status=describe_status(agent),
             )
             server = _serve(agent, sockets)
             notifier.ready(agent)
@@ -220,77 +167,3 @@ def _handle_signals(agent: Agent) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, reload)
-
-
-DIRECTORY_KEYS = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY", "mountinfo": ""}
-"""What ``restore`` needs of a configuration, and the environment in which systemd says the same."""
-
-
-def _load_config_for_restore(config_path: str | None) -> tuple[AgentConfig, CpumondError | None]:
-    """The configuration; where that is wrong just now, what can still be read of it, and its error.
-
-    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count though another
-    line of it is wrong, then those that systemd names, then the built-in ones.
-    """
-    try:
-        return load_config(config_path), None
-    except CpumondError as error:
-        places = {key: os.environ[name] for key, name in DIRECTORY_KEYS.items() if os.environ.get(name)}
-        return finish_config({**places, **_salvage_directories(config_path)}, ""), error
-
-
-def _salvage_directories(config_path: str | None) -> dict[str, str]:
-    """The directories that a file names which is no valid configuration."""
-    try:
-        with open(config_path or "", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except (OSError, ValueError):
-        # Not even readable: what systemd or the built-in defaults say has to do.
-        return {}
-    lines = re.findall(r"""(?m)^[ \t]*([a-z_-]+)[ \t]*=[ \t]*["']([^"'\x00-\x1f]+)["']""", text)
-    return {key.replace("-", "_"): value for key, value in lines if key.replace("-", "_") in DIRECTORY_KEYS}
-
-
-class Restored(msgspec.Struct, frozen=True):
-    """What ``cpumond restore`` did: the report, the file it read, and sentences about the configuration or the file."""
-
-    report: RestoreReport
-    path: str
-    config_error: CpumondError | None = None
-    complaint: str = ""
-
-
-def run_restore(config_path: str | None) -> Restored:
-    """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
-
-    Where systemd says how the service ended, that is counted. Raises UnavailableError while an agent runs,
-    StateFileError when no copy of the file is intact.
-    """
-    config, config_error = _load_config_for_restore(config_path)
-    try:
-        return _restore(config, config_error)
-    finally:
-        result = os.environ.get("SERVICE_RESULT")
-        if result:
-            with contextlib.suppress(CpumondError):  # a number less; the limits are what matters here
-                count_service_end(config.state_dir, result)
-
-
-def _restore(config: AgentConfig, config_error: CpumondError | None) -> Restored:
-    paths = [os.path.join(directory, STATE_FILE) for directory in (config.state_dir, config.runtime_dir)]
-    with hold_lock(config.runtime_dir, f"{config.path} (restore)"):
-        content, complaint = load_first(paths, Originals, keep_damaged=True)
-        if content is None and complaint:
-            raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
-        report = RestoreReport(restored=[], gone=[], errors=[])
-        if content is not None and content.boot_id != read_boot_id():
-            report.gone = sorted(content.cgroups)
-        elif content is not None and content.cgroups:
-            report = restore_all(open_hierarchies(config.mountinfo), content.cgroups)
-        if content is not None:
-            done = {*report.restored, *report.gone}
-            left = {name: original for name, original in content.cgroups.items() if name not in done}
-            for path in paths:
-                if path == paths[0] or os.path.exists(path):
-                    save(path, Originals(content.boot_id, left))
-        return Restored(report, paths[0], config_error, complaint)

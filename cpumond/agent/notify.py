@@ -7,12 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cpumond.process import connect_to_manager, read_watchdog_s
+from cpumond.monitor.model import compute_mode
+from cpumond.process import ServiceManager
 
 if TYPE_CHECKING:
     from cpumond.agent.loop import Agent
+    from cpumond.agent.snapshot import LinkView, TickSnapshot
 
 STATUS_PERIOD_S = 10.0
+WRITING_MODES = ("reclaim", "up-only")
 
 
 class Notifier:
@@ -22,49 +25,53 @@ class Notifier:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._send = connect_to_manager(environment)
-        self.ping_period_s = math.inf if self._send is None else read_watchdog_s(environment) / 3
+        self._manager = ServiceManager(environment)
+        self.ping_period_s = self._manager.watchdog_s / 3
         self._good: bool | None = None
         self._status_at_s = -math.inf
         self._pinged_at_s = -math.inf
+        self._refused = ""
 
-    def notify(self, text: str) -> None:
-        """Send one message; a manager that does not listen must not stop the agent."""
-        if self._send is not None:
-            try:
-                self._send(text)
-            except (OSError, RuntimeError, ValueError):
-                # Nothing to tell and nobody to tell it to: the watchdog decides.
-                return
+    def busy(self) -> None:
+        """A start or an end goes on, which takes long with many jobs; to be called after each part, however short."""
+        self._manager.extend()
 
     def ready(self, agent: Agent) -> None:
         """The first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
             # The manager counts from READY, and the next tick may be further away than its patience.
             self._good, self._pinged_at_s = True, time.monotonic()
-        self.notify(f"READY=1\nSTATUS={describe_status(agent)}")
+        # What changed with a reload shows after the next tick.
+        self._status_at_s = -math.inf
+        self._manager.tell("READY=1", status=self._describe(agent))
 
     def reloading(self) -> None:
         """A reload begins."""
-        self.notify(f"RELOADING=1\nMONOTONIC_USEC={int(time.monotonic() * 1e6)}")
+        self._refused = ""
+        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def reload_refused(self, error: str) -> None:
+        """The files are wrong, for the reason ``error``; the status says so until a reload that is not."""
+        self._refused = error
 
     def stopping(self) -> None:
-        """The end begins."""
+        """The end begins. Until ``busy`` is heard no more the watchdog, which goes on in the end, stays away, too."""
         self._good = False
-        self.notify("STOPPING=1\nSTATUS=restoring limits")
+        self._manager.tell("STOPPING=1")
+        self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Agent) -> None:
         """A good tick: feed the watchdog, now and then say the state."""
         self._good = True
-        if self._send is None:
+        if not self._manager.listens:
             return
         now_s = time.monotonic()
         self._pinged_at_s = now_s
         if now_s - self._status_at_s >= STATUS_PERIOD_S:
             self._status_at_s = now_s
-            self.notify(f"WATCHDOG=1\nSTATUS={describe_status(agent)}")
+            self._manager.tell("WATCHDOG=1", status=self._describe(agent))
         else:
-            self.notify("WATCHDOG=1")
+            self._manager.tell("WATCHDOG=1")
 
     def tick_failed(self) -> None:
         """A bad tick: the watchdog goes hungry until a good one."""
@@ -74,16 +81,60 @@ class Notifier:
         """Feed the watchdog while a long period lasts."""
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
-            self.notify("WATCHDOG=1")
+            self._manager.tell("WATCHDOG=1")
+
+    def _describe(self, agent: Agent) -> str:
+        if not self._manager.listens:
+            return ""
+        text = describe_status(agent)
+        return f"{text}; the last reload was refused: {self._refused}" if self._refused else text
 
 
 def describe_status(agent: Agent) -> str:
-    """One line for ``systemctl status``."""
+    """One line for ``systemctl status``: what is reclaimed, what keeps it from more, and the scheduler."""
     snapshot = agent.read_snapshot()
     if snapshot is None:
         return "starting"
-    ordered = sum(job.ordered_cores for job in snapshot.jobs)
-    current = sum(job.current_cores for job in snapshot.jobs)
-    modes = sorted({job.status for job in snapshot.jobs})
-    text = f"{len(snapshot.jobs)} jobs ({', '.join(modes) or 'none'}), {ordered:.1f} cores ordered, {current:.1f} limit"
-    return text + (", writes paused" if snapshot.paused else "")
+    parts = [*_describe_limits(agent, snapshot), *_describe_link(snapshot.link)]
+    if snapshot.assigned is not None:
+        running = snapshot.assigned.states.get("running", 0)
+        parts.append(f"{running} {'job' if running == 1 else 'jobs'} of the scheduler running")
+    told = 0 if snapshot.link is None or not _describe_trouble(snapshot.link) else 1
+    if len(snapshot.problems) > told:
+        parts.append(f"problems: {len(snapshot.problems)}, see `cpumond status`")
+    return "; ".join(parts)
+
+
+def _describe_limits(agent: Agent, snapshot: TickSnapshot) -> list[str]:
+    jobs = snapshot.jobs
+    if not jobs:
+        mode = compute_mode(agent.config.node_settings())
+        no_jobs = "no jobs yet" if agent.config.source or snapshot.link else "no jobs: no [[source]] is configured"
+        return [f"{mode} mode{'' if mode in WRITING_MODES else ': nothing is written'}", no_jobs]
+    count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+    whole = sum(job.state.hard_cores for job in jobs)
+    writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused]
+    if not writing:
+        found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs)
+        why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job may be changed"
+        return [f"{why}: nothing is written", f"{count}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
+    reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)
+    modes: dict[str, int] = {}
+    for job in jobs:
+        modes[job.status] = modes.get(job.status, 0) + 1
+    shown = ", ".join(f"{number} {mode}" if len(modes) > 1 else mode for mode, number in sorted(modes.items()))
+    paused = ["writes are paused"] if snapshot.paused else []
+    return [f"{count} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
+
+
+def _describe_link(link: LinkView | None) -> list[str]:
+    if link is None:
+        return []
+    trouble = _describe_trouble(link)
+    if trouble or not link.registered:
+        return [f"scheduler {link.url}: {trouble or 'not registered yet'}"]
+    return [f"scheduler {link.url}: tree {link.tree}"]
+
+
+def _describe_trouble(link: LinkView) -> str:
+    return link.stats.last_error or link.warning

@@ -1,6 +1,6 @@
 """The last decisions and samples of one job, packed, so that thousands of jobs keep theirs in little memory.
 
-A decision is 60 bytes, a sample 28.
+A decision is 62 bytes, a sample 28.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Result = Literal[
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
 KINDS: Final = ("grow", "shrink", "restore", "foreign-raise", "foreign-lower", "reapply", "adopt", "pin", "mode")
 
-_RECORD = struct.Struct("<dddddddhBB")
+_RECORD = struct.Struct("<dddddddhBBH")
+_RATIO_STEPS = 65_535
 _NO_VOTES = -32768
 
 
@@ -37,7 +38,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """One change, or one attempt at it. ``at`` seconds since 1970, cores as in JobState; ``result`` what became of it.
 
     ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: somebody else wrote; reapply: written
-    again after that; adopt: found at the start; pin; mode: the job's mode changed.
+    again after that; adopt: found at the start; pin; mode: the job's mode changed. ``pressure_ratio`` as in Decision.
     """
 
     at: float
@@ -50,6 +51,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     throttled_ratio: float
     votes_sum: int | None
     result: str
+    pressure_ratio: float = 0.0
 
 
 class DecisionRing:
@@ -75,6 +77,7 @@ class DecisionRing:
             _NO_VOTES if record.votes_sum is None else max(min(record.votes_sum, 32767), -32767),
             KINDS.index(record.kind),
             RESULTS.index(record.result),
+            int(record.pressure_ratio * _RATIO_STEPS + 0.5),
         )
         if len(self._data) < self.size * _RECORD.size:
             self._data += packed
@@ -90,7 +93,7 @@ class DecisionRing:
         return [
             DecisionRecord(
                 row[0], KINDS[row[8]], row[1], row[2], row[3], row[4], row[5], row[6],
-                None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]],
+                None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS,
             )
             for row in rows
         ]  # fmt: skip
@@ -114,7 +117,6 @@ class SampleRecord(msgspec.Struct, frozen=True):
 
 _SAMPLE = struct.Struct("<dffffhH")
 _PACK_SAMPLE = _SAMPLE.pack
-_RATIO_STEPS = 65_535
 _MAX_F32 = 3.4e38
 _NAN = math.nan
 

@@ -28,12 +28,14 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 class Original(msgspec.Struct, frozen=True):
     """What a cgroup was set to before the agent's first change; ``inode`` tells it from one made later.
 
-    ``actuators`` names the settings the agent moved: only those are put back.
+    ``actuators`` names the settings the agent moved: only those are put back. ``unit`` is the unit of systemd whose
+    cgroup it is: systemd was told of the limits, too, and lives longer than the cgroup. "" for those by file alone.
     """
 
     inode: int
     settings: CpuSettings
     actuators: tuple[str, ...] = ("quota",)
+    unit: str = ""
 
 
 class Originals(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from cpumond.agent.jobs import SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
+from cpumond.agent.jobs import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
 from cpumond.agent.state_file import Original
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
@@ -19,7 +19,7 @@ from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
 from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
-from cpumond.errors import CpumondError
+from cpumond.errors import CgroupReadError, CpumondError
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.policy import move_hard, restart_at
 from cpumond.units import cores_to_quota_us
@@ -52,6 +52,8 @@ class JobTable:
         self._many = False
         self._looked = False
         self._half_made: dict[str, int] = {}
+        self.by_unit: dict[str, Tracked] = {}
+        self._said_no_pressure = False
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.jobs.values())
@@ -140,13 +142,16 @@ class JobTable:
                 self.watcher.unwatch(watches)
                 cgroup.close()
                 return False
+            unit = self.writer.units.name_unit(found.path)
             known = self.writer.find_original(cgroup)
+            if known is None and unit:
+                known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
             original = known.settings if known is not None else self._guess_original(found, in_force)
             ancestor = _cached_cap(cgroup, caps)
             hard = compute_hard(self.hierarchies, found, original, ancestor)
             job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
             job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.directory), watches
-            job.ancestor, job.in_force = ancestor, in_force
+            job.ancestor, job.in_force, job.unit = ancestor, in_force, unit
             job.refused = find_refusal(self.config, found.path, cgroup.directory)
             job.mode = mode
             if known is not None:
@@ -158,6 +163,10 @@ class JobTable:
             cgroup.close()
             raise
         self.jobs[found.path] = job
+        self._follow_pressure(job)
+        if unit:
+            self.by_unit[unit] = job
+            self.ask_labels(job)
         say = log.debug if self._many else log.info
         say("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
             cpu_limit_cores=job.ordered_cores)  # fmt: skip
@@ -183,6 +192,7 @@ class JobTable:
         lowered now, another setting of it was moved, or somebody gave it more than was found while no agent ran."""
         job.touched = True
         actuator = job.settings.actuator
+        self.writer.claim_unit(job)
         if not job.writes or known.actuators != (actuator,) or is_raised_above(job.in_force, known.settings, actuator):
             self.writer.restore(job)
             job.state = start_state(compute_hard(self.hierarchies, job.found, job.original, job.ancestor), now_s)
@@ -192,6 +202,9 @@ class JobTable:
             # What the copy says is trusted to give back, not to go on taking.
             job.reapply_at_s = now_s
             return
+        if job.unit:
+            # The run before may have had no time, or no right, to tell systemd.
+            self.writer.units.want(job.unit, job.in_force, (actuator,))
         job.state = start_state(job.state.hard_cores, now_s, limit)
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
@@ -203,7 +216,11 @@ class JobTable:
         if found != job.found or job.config is not self.config or asked != job.asked_mode:
             settings, mode = resolve_job(self.config, found, job.cgroup.directory, self._settings)
             self._use_settings(job, settings, mode)
+            shown = job.found.source.labels if job.found.source is not None else []
             job.found, job.config, job.asked_mode = found, self.config, asked
+            if found.source is not None and found.source.labels != shown:
+                job.labels = NO_LABELS
+                self.ask_labels(job)
         job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.directory)
         self._put_back(job, wrote, now_s)
         job.ancestor = _cached_cap(job.cgroup, caps)
@@ -217,7 +234,21 @@ class JobTable:
             job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
+        asked = bool(job.settings.pressure_restore_ratio) != bool(settings.pressure_restore_ratio)
         job.settings, job.mode = settings, mode
+        if asked:
+            self._follow_pressure(job)
+
+    def _follow_pressure(self, job: Tracked) -> None:
+        """Have a job's pressure read where ``pressure_restore_ratio`` asks for it; looked for once, missed in one
+        line of the log (pain 28)."""
+        try:
+            job.cgroup.follow_pressure(job.settings.pressure_restore_ratio > 0.0)
+        except CgroupReadError as error:
+            if not self._said_no_pressure:
+                log.warning("pressure_unknown", job_id=job.found.job_id, error=str(error),
+                            advice="pressure_restore_ratio does not act, throttle_restore_ratio does")  # fmt: skip
+            self._said_no_pressure = True
 
     def _put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
         """A job that is not written any more, or through another actuator, gets its original settings back.
@@ -259,7 +290,7 @@ class JobTable:
             self.release(job)
             return
         self.gone_total += 1
-        self.writer.forget(job.found.path, now=False)
+        self.writer.lose(job)
         self._close(job)
         log.info("job_gone", job_id=job.found.job_id, cgroup=job.found.path)
 
@@ -267,6 +298,17 @@ class JobTable:
         self.watcher.unwatch(job.watches)
         job.cgroup.close()
         del self.jobs[job.found.path]
+        self.by_unit.pop(job.unit, None)
+
+    def ask_labels(self, job: Tracked) -> None:
+        """Ask systemd for what its source wants to be shown of a unit; it comes when it comes."""
+        if job.unit and job.found.source is not None and job.found.source.labels:
+            self.writer.units.ask(job.unit, job.found.source.labels)
+
+    def watch_again(self, job: Tracked) -> None:
+        """Watch a limit file that was not there before: systemd makes one when a unit gets its first CPU setting."""
+        if not job.watches:
+            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
 
     def _complain(self, path: str, problem: str) -> None:
         self.problems[path] = problem

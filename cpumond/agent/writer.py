@@ -7,16 +7,20 @@ them back, here or in ``cpumond restore``.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from collections.abc import Callable, Container
 
 import msgspec
 
 from cpumond.agent.jobs import Tracked, find_refusal
+from cpumond.agent.restore import restore_cgroup
 from cpumond.agent.state_file import STATE_FILE, Original, Originals, load_first, read_boot_id, save
-from cpumond.cgroup import Cgroup, open_cgroup
+from cpumond.agent.unit_limits import UnitLimits
+from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import count_threads
-from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import (
+    V1_SHARES,
     CpuSettings,
     Target,
     choose_restore,
@@ -24,15 +28,20 @@ from cpumond.cgroup.settings import (
     compute_weight_target,
     plan_steps,
 )
+from cpumond.cgroup.systemd import align_weight, round_up
 from cpumond.config import AgentConfig
 from cpumond.errors import (
     AccessError,
     CgroupReadError,
     CgroupWriteError,
-    CpumondError,
     CreateError,
     RefusedError,
 )
+
+GONE_S = 5.0
+"""So long a unit whose cgroup is gone may take to be started again."""
+ASK_AGAIN_S = 60.0
+"""systemd is told anew of an original that it did not take: it, or polkit, may have changed its mind."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -46,11 +55,17 @@ class LimitWriter:
     """Writes limits of tracked jobs and keeps their originals on disk.
 
     ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown`` that no copy of it
-    could; ``writes_total`` counts writes.
+    could; ``writes_total`` counts writes. ``gone`` are units whose cgroup is gone, and until when it may come again;
+    ``returning`` originals that systemd was told of and did not yet take.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
         self.config = config
+        self.units = units
+        self.gone: dict[str, float | None] = {}
+        self.returning: dict[str, Original] = {}
+        self._again_at_s = -math.inf
+        self._inherited: set[str] = set()
         self.path = os.path.join(config.state_dir, STATE_FILE)
         self.boot_id = read_boot_id()
         self.originals: dict[str, Original] = {}
@@ -70,6 +85,7 @@ class LimitWriter:
             self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
         if content is not None and content.boot_id == self.boot_id:
             self.originals = dict(content.cgroups)
+            self._inherited = set(content.cgroups)
 
     def find_original(self, cgroup: Cgroup) -> Original | None:
         """The original of this very cgroup, when an agent changed it before."""
@@ -88,7 +104,8 @@ class LimitWriter:
             known = self.find_original(job.cgroup)
             actuators = known.actuators if known else ()
             if job.settings.actuator not in actuators:
-                added[job.cgroup.path] = Original(job.cgroup.inode, job.original, (*actuators, job.settings.actuator))
+                moved = (*actuators, job.settings.actuator)
+                added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
         if added:
             self._save({**self.originals, **added})
         for job in jobs:
@@ -98,7 +115,7 @@ class LimitWriter:
         """Store a changed ``job.original`` with the next ``flush``."""
         known = self.find_original(job.cgroup)
         if known is not None and known.settings != job.original:
-            self.originals[job.cgroup.path] = Original(known.inode, job.original, known.actuators)
+            self.originals[job.cgroup.path] = msgspec.structs.replace(known, settings=job.original)
             self._stale = True
 
     def forget(self, path: str, now: bool = True) -> None:
@@ -113,16 +130,107 @@ class LimitWriter:
         """Give a cgroup up to the one who writes its limit: theirs stays, what else was moved goes back to what was
         found, and nothing of it is put back later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
-        self.forget(job.cgroup.path)
         if known is None or current is None:
+            self.forget(job.cgroup.path)
             return
         others = tuple(name for name in known.actuators if name != job.settings.actuator)
         target = choose_restore(current, known.settings, others)
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
+        self.give_back(job.cgroup.path, target)
         job.cgroup.write_settings(current, target)
         job.in_force = target
+
+    # ---- units: systemd remembers their limits longer than their cgroups live
+
+    def lose(self, job: Tracked) -> None:
+        """A cgroup is gone. Of a unit that was changed the original is kept: its next cgroup comes with our limit."""
+        known = self.find_original(job.cgroup)
+        if known is not None and known.unit:
+            self.gone[job.cgroup.path] = None
+        else:
+            self.forget(job.cgroup.path, now=False)
+
+    def take_over(self, cgroup: Cgroup, in_force: CpuSettings, trusted: bool) -> Original | None:
+        """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
+
+        Another limit is an order of somebody else, and the original itself. ``trusted``: nobody knows what systemd was
+        told, as an agent before this one did it.
+        """
+        path = cgroup.path
+        returning = self.returning.pop(path, None)
+        original = self.originals.get(path) or returning
+        self.gone.pop(path, None)
+        if original is None or not original.unit:
+            return None
+        ours = all(self.units.is_ours(original.unit, in_force, actuator) for actuator in original.actuators)
+        unknown = trusted or (path in self._inherited and not self.units.was_told(original.unit))
+        self._stale = True
+        if not (ours or unknown):
+            self.forget(path)
+            self.units.forget(original.unit)
+            return None
+        self.originals[path] = msgspec.structs.replace(original, inode=cgroup.inode)
+        return self.originals[path]
+
+    def claim_unit(self, job: Tracked) -> None:
+        """Have on disk that a job is a unit, which versions before this one did not note: systemd may be told of its
+        limit after that. Raises CreateError or AccessError."""
+        known = self.find_original(job.cgroup)
+        if known is not None and job.unit and not known.unit:
+            self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
+
+    def mind_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
+        """Put back what systemd believes of units that did not come again in time, or were ``removed``.
+
+        Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
+        """
+        for path, until_s in list(self.gone.items()):
+            if until_s is None:
+                self.gone[path] = now_s + GONE_S
+            if path not in self.originals:
+                del self.gone[path]
+            elif is_there(path):
+                continue
+            elif (until_s is not None and now_s >= until_s) or self.originals[path].unit in removed:
+                del self.gone[path]
+                self.give_back(path)
+
+    def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
+        """Forget a cgroup whose file is as it was found, or gone; a unit only when systemd has taken it, too.
+
+        ``settings``: what is in force there; None for what was found.
+        """
+        original = self.originals.get(path)
+        self.forget(path)
+        if original is not None and original.unit:
+            settings = settings or original.settings
+            self.units.want(original.unit, settings, original.actuators, urgent=True)
+            if not self.units.is_settled(original.unit):
+                self.returning[path] = msgspec.structs.replace(original, settings=settings)
+            else:
+                self.units.forget(original.unit)
+
+    def ask_again(self, now_s: float, at_once: bool = False) -> None:
+        """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""
+        if not self.returning:
+            self._again_at_s = now_s + ASK_AGAIN_S
+        elif at_once or now_s >= self._again_at_s:
+            self._again_at_s = now_s + ASK_AGAIN_S
+            for original in self.returning.values():
+                if not self.units.is_settled(original.unit):
+                    self.units.want_again(original.unit)
+
+    def mind_returning(self, final: bool = False) -> None:
+        """Forget the units that systemd has taken, and those of which it never took a lower limit."""
+        for path, original in list(self.returning.items()):
+            never = not (self.units.can_set or self.units.was_told(original.unit) or path in self._inherited)
+            if path in self.originals or self.units.is_settled(original.unit) or never:
+                del self.returning[path]
+                self._stale, self._untidy = self._stale or final, True
+                if path not in self.originals:
+                    self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
         """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm. Raises CreateError or
@@ -131,7 +239,7 @@ class LimitWriter:
             self._save(self.originals)
 
     def _save(self, originals: dict[str, Original]) -> None:
-        content = Originals(self.boot_id, originals)
+        content = Originals(self.boot_id, {**self.returning, **originals})
         save(self.path, content)
         with contextlib.suppress(CreateError, AccessError):
             # A second copy for the day when the first is lost; without it the first is still there.
@@ -149,6 +257,8 @@ class LimitWriter:
             self.restore(job)
             raise RefusedError(f"{job.cgroup.path}: {refusal}, so it is not changed")
         target = self._compute_target(job, cores)
+        if target.settings.burst_us != job.in_force.burst_us and self._look_at_burst(job):
+            target = self._compute_target(job, cores)
         try:
             written = self._write(job, target)
         except CgroupWriteError:
@@ -158,19 +268,49 @@ class LimitWriter:
             if current is None:
                 return Applied(None)
             believed, job.in_force = job.in_force, current
+            if current.burst_us not in (believed.burst_us, target.settings.burst_us):
+                self.follow_burst(job, current)
             again = self._compute_target(job, cores)
             if current == believed and again.settings == target.settings:
                 raise
             target = again
-            written = self._write(job, target)
+            try:
+                written = self._write(job, target)
+            except CgroupWriteError:
+                # Some of its steps may be done: what is in force must not pass for somebody else's doing.
+                job.in_force = job.cgroup.read_settings() or job.in_force
+                raise
+        if not written and job.unit and os.path.isdir(job.cgroup.directory):
+            raise RefusedError(
+                f"{job.cgroup.path}: it has no limit file, and systemd cannot be told to make one "
+                f"({self.units.problem or 'it refused the limit'}), so it is not changed"
+            )
         return Applied(target.cores if written else None, target.notes)
+
+    def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
+        """Take over a burst that somebody else wrote: it is kept as far as it fits under the quota, and put back in
+        the end; stored with the next ``flush``."""
+        job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
+        job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
+        self.keep(job)
+
+    def _look_at_burst(self, job: Tracked) -> bool:
+        """Whether somebody else wrote the burst since the last look: no event tells. Raises CgroupReadError."""
+        found = job.cgroup.read_settings()
+        if found is None or found.burst_us == job.in_force.burst_us:
+            return False
+        self.follow_burst(job, found)
+        return True
 
     def _compute_target(self, job: Tracked, cores: float) -> Target:
         """What to write: the setting that the actuator moves; the others stay as somebody else may have set them."""
         s, found = job.settings, job.in_force
         if s.actuator == "weight":
             target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
-            settings = msgspec.structs.replace(found, weight=target.settings.weight)
+            weight = target.settings.weight
+            if job.unit and weight is not None and job.cgroup.WEIGHT_BOUNDS == V1_SHARES:
+                weight = align_weight(weight)
+            settings = msgspec.structs.replace(found, weight=weight)
             return msgspec.structs.replace(target, settings=settings)
         notes: tuple[str, ...] = ()
         if s.min_cores_per_thread and cores < found.cores:
@@ -178,7 +318,13 @@ class LimitWriter:
             floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
                 cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
+        wanted = cores
+        if job.unit:
+            cores = min(round_up(cores), job.original.cores)
         target = compute_quota_target(cores, job.original, job.ancestor, s.burst_ratio)
+        if job.unit and target.cores == cores:
+            # The monitor goes on from its own value: rounded up each time, a small limit would never go down.
+            target = msgspec.structs.replace(target, cores=wanted)
         settings = msgspec.structs.replace(target.settings, weight=found.weight)
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
@@ -186,73 +332,36 @@ class LimitWriter:
         steps = plan_steps(job.in_force, target.settings)
         if steps:
             self.writes_total += len(steps)
-            if not job.cgroup.write_settings(job.in_force, target.settings):
+            if not job.cgroup.write_settings(job.in_force, target.settings) and not self._has_no_file(job):
                 return False
+            raised = target.settings.cores > job.in_force.cores
             job.in_force = target.settings
+            if job.unit:
+                self.units.want(job.unit, target.settings, (job.settings.actuator,), urgent=raised)
         return True
+
+    def _has_no_file(self, job: Tracked) -> bool:
+        """Whether this is a unit without any CPU setting on v2: it has no limit file until systemd makes one."""
+        return bool(job.unit) and self.units.can_set and self.units.can_ask and os.path.isdir(job.cgroup.directory)
 
     def restore(self, job: Tracked) -> None:
         """Put a touched job's original settings back, unless the cgroup is gone.
 
         Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``.
         """
+        if "quota" in self.list_moved(job.cgroup):
+            self._look_at_burst(job)
         known = self.find_original(job.cgroup)
         if known is not None:
-            current = restore_cgroup(job.cgroup, known)
+            try:
+                current = restore_cgroup(job.cgroup, known)
+            except CgroupWriteError:
+                job.in_force = job.cgroup.read_settings() or job.in_force
+                raise
             if current is not None:
                 job.in_force = job.original = current
-            self.forget(job.cgroup.path)
+            self.give_back(job.cgroup.path, current)
         job.touched = False
-
-
-def restore_cgroup(cgroup: Cgroup, original: Original) -> CpuSettings | None:
-    """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
-
-    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise.
-    """
-    current = cgroup.read_settings()
-    if current is None:
-        return None
-    target = choose_restore(current, original.settings, original.actuators)
-    try:
-        return target if cgroup.write_settings(current, target) else None
-    except CgroupWriteError:
-        _give_what_is_allowed(cgroup, target)
-        raise
-
-
-def _give_what_is_allowed(cgroup: Cgroup, target: CpuSettings) -> None:
-    current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
-    if current is not None and current.cores < cap.cores < target.cores:
-        allowed = compute_quota_target(cap.cores, target, cap).settings
-        cgroup.write_settings(current, msgspec.structs.replace(allowed, weight=current.weight))
-
-
-class RestoreReport(msgspec.Struct):
-    """What ``restore_all`` did: paths put back, gone since, and errors in sentences."""
-
-    restored: list[str] = []
-    gone: list[str] = []
-    errors: list[str] = []
-
-
-def restore_all(hierarchies: Hierarchies, originals: dict[str, Original]) -> RestoreReport:
-    """Put every cgroup of ``originals`` back that still is the same one; errors are collected, none stops the rest."""
-    report = RestoreReport(restored=[], gone=[], errors=[])
-    for path, original in sorted(originals.items(), key=lambda item: item[0].count("/")):
-        cgroup = None
-        try:
-            cgroup = open_cgroup(hierarchies, path)
-            if cgroup is None or cgroup.inode != original.inode or restore_cgroup(cgroup, original) is None:
-                report.gone.append(path)
-            else:
-                report.restored.append(path)
-        except CpumondError as error:
-            report.errors.append(str(error))
-        finally:
-            if cgroup is not None:
-                cgroup.close()
-    return report
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:

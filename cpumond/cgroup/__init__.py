@@ -30,6 +30,12 @@ class Cgroup(Protocol):
     def read(self, at_s: float) -> CpuReading | None:
         """The counters; None when the cgroup is gone. Raises CgroupReadError."""
 
+    def follow_pressure(self, wanted: bool) -> None:
+        """Whether ``read`` also tells ``pressure_s``; costs one more descriptor and one more pread.
+
+        Raises CgroupReadError with the reason where the kernel does not tell it; ``read`` goes on without.
+        """
+
     def read_settings(self) -> CpuSettings | None:
         """The CPU settings in force; None when the cgroup is gone. Raises CgroupReadError."""
 

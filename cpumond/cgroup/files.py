@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator
 
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure
-from cpumond.errors import GONE_ERRNOS, CgroupReadError
+from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure, parse_pressure_total
+from cpumond.errors import GONE_ERRNOS, CgroupReadError, describe
 
 MODE_XATTR = "user.cpumond.mode"
+PRESSURE_BYTES = 256
+HOST_PRESSURE = "/proc/pressure/cpu"
 
 
 def read_text(path: str) -> str | None:
@@ -90,6 +92,59 @@ def count_threads(directory: str) -> int:
             # Absent in this version, or a threaded cgroup that refuses cgroup.procs: the next name, else unknown.
             continue
     return 0
+
+
+def open_pressure(unified_root: str | None, path: str) -> int:
+    """A held descriptor of the cgroup's ``cpu.pressure``, read once to see that it works.
+
+    Raises CgroupReadError with the reason where there is none (no PSI, turned off, no such cgroup in cgroup2).
+    """
+    if unified_root is None:
+        raise CgroupReadError(path, "no pressure (PSI) of it is known: cgroup2 is not mounted")
+    file = os.path.join(unified_root, path, "cpu.pressure")
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
+    try:
+        parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
+    except OSError as error:
+        os.close(fd)
+        raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
+    except ValueError as error:
+        os.close(fd)
+        raise CgroupReadError(file, f"is no pressure file: {error}") from error
+    return fd
+
+
+def _explain_no_pressure(error: OSError, directory: str) -> str:
+    if error.errno == errno.EOPNOTSUPP:
+        return "the kernel has PSI, but it is turned off; boot with psi=1"
+    if error.errno not in GONE_ERRNOS:
+        return describe(error)
+    if not os.path.isdir(directory):
+        return "there is no such cgroup in cgroup2"
+    return "there is no such file: the kernel has no PSI (CONFIG_PSI), or cgroup.pressure is 0 there"
+
+
+def read_pressure_total_s(fd: int) -> float | None:
+    """Seconds in which some task of the cgroup waited for CPU, of a descriptor of ``open_pressure``.
+
+    None where it cannot be read any more: the cgroup is gone, or somebody turned it off (``cgroup.pressure``).
+    """
+    try:
+        return parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
+    except (OSError, ValueError):
+        return None
+
+
+def read_pressure_s(path: str) -> float | None:
+    """Seconds in which some task waited for CPU, of the pressure file at ``path``; None where there is none."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return parse_pressure_total(file.read(PRESSURE_BYTES))
+    except (OSError, ValueError):
+        return None
 
 
 def read_pressure(hierarchies: Hierarchies, path: str) -> Pressure | None:

@@ -35,6 +35,14 @@ class Pressure(msgspec.Struct, frozen=True):
     some_total_s: float
 
 
+def parse_pressure_total(raw: bytes) -> float:
+    """Seconds in which some task waited, of a pressure file. Raises ValueError."""
+    if not raw.startswith(b"some "):
+        raise ValueError("no line `some`")
+    start = raw.index(b"total=") + 6
+    return int(raw[start : raw.index(b"\n", start)]) * 1e-6
+
+
 def parse_pressure(text: str) -> Pressure | None:
     """The ``some`` line of a pressure file, or None when there is none."""
     for line in text.splitlines():

@@ -10,7 +10,7 @@ from cgroupspy.controllers import CpuController
 from cgroupspy.interfaces import IntegerFile
 from cgroupspy.nodes import Node
 
-from cpumond.cgroup.files import ancestors, open_counter, read_text
+from cpumond.cgroup.files import ancestors, open_counter, open_pressure, read_pressure_total_s, read_text
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.parse import parse_flat_keyed
 from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
@@ -39,12 +39,14 @@ class V1Cgroup:
         "_nr_periods",
         "_nr_throttled",
         "_period_s",
+        "_pressure_fd",
         "_raw_periods",
         "_seen_at_s",
         "_seen_usage_us",
         "_stat_fd",
         "_throttled_s",
         "_unified",
+        "_unified_root",
         "_usage_fd",
         "directory",
         "inode",
@@ -57,6 +59,8 @@ class V1Cgroup:
         self.inode = os.stat(self.directory).st_ino
         self._cpu_root = hierarchies.cpu_root
         self._usage_fd, self._stat_fd = usage_fd, stat_fd
+        self._pressure_fd: int | None = None
+        self._unified_root = hierarchies.unified_root
         self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
         self._seen_usage_us = -math.inf
         self._seen_at_s = -math.inf
@@ -113,7 +117,15 @@ class V1Cgroup:
         except (ValueError, IndexError) as error:
             raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
         self._seen_at_s = at_s
-        return CpuReading(usage_us * 1e-6, at_s, self.inode, self._nr_periods, self._nr_throttled, self._throttled_s)
+        return CpuReading(
+            usage_us * 1e-6,
+            at_s,
+            self.inode,
+            self._nr_periods,
+            self._nr_throttled,
+            self._throttled_s,
+            None if self._pressure_fd is None else read_pressure_total_s(self._pressure_fd),
+        )
 
     def _read_stat(self, at_s: float) -> None:
         """Read cpu.stat. The periods of looks that were left out are not counted to this interval: it cannot hold
@@ -125,6 +137,14 @@ class V1Cgroup:
         self._raw_periods = periods
         self._nr_throttled = stat.get("nr_throttled", 0)
         self._throttled_s = stat.get("throttled_time", 0) * 1e-9
+
+    def follow_pressure(self, wanted: bool) -> None:
+        """See ``Cgroup.follow_pressure``."""
+        if not wanted and self._pressure_fd is not None:
+            os.close(self._pressure_fd)
+            self._pressure_fd = None
+        elif wanted and self._pressure_fd is None:
+            self._pressure_fd = open_pressure(self._unified_root, self.path)
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -187,5 +207,6 @@ class V1Cgroup:
 
     def close(self) -> None:
         """See ``Cgroup.close``."""
+        self.follow_pressure(False)
         os.close(self._usage_fd)
         os.close(self._stat_fd)

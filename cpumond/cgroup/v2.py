@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import ClassVar, Self
 
@@ -9,13 +10,14 @@ from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import BaseFileInterface, IntegerFile
 from cgroupspy.nodes import Node
 
-from cpumond.cgroup.files import ancestors, open_counter, read_text
+from cpumond.cgroup.files import ancestors, open_counter, open_pressure, read_pressure_total_s, read_text
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.parse import parse_cpu_max, parse_flat_keyed
 from cpumond.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, least_cap, plan_steps
+from cpumond.cgroup.systemd import unit_of
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
 from cpumond.monitor.model import CpuReading
-from cpumond.units import quota_to_cores
+from cpumond.units import DEFAULT_PERIOD_US, quota_to_cores
 
 
 class V2CpuController(Controller):  # type: ignore[misc]
@@ -31,7 +33,7 @@ class V2Cgroup:
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V2_WEIGHT
 
-    __slots__ = ("_cpu_root", "_raw_stat", "_reading", "_stat_fd", "directory", "inode", "path")
+    __slots__ = ("_cpu_root", "_pressure_fd", "_raw_stat", "_reading", "_stat_fd", "directory", "inode", "path")
 
     def __init__(self, hierarchies: Hierarchies, path: str, stat_fd: int) -> None:
         self.path = path
@@ -39,6 +41,7 @@ class V2Cgroup:
         self.inode = os.stat(self.directory).st_ino
         self._cpu_root = hierarchies.cpu_root
         self._stat_fd = stat_fd
+        self._pressure_fd: int | None = None
         self._raw_stat = b""
         self._reading = CpuReading(0.0, 0.0, self.inode)
 
@@ -71,8 +74,11 @@ class V2Cgroup:
                 return None
             raise CgroupReadError(self.directory, error) from error
         last = self._reading
+        pressure_s = None if self._pressure_fd is None else read_pressure_total_s(self._pressure_fd)
         if raw_stat == self._raw_stat:
-            return CpuReading(last.total_cpu_s, at_s, self.inode, last.nr_periods, last.nr_throttled, last.throttled_s)
+            return CpuReading(
+                last.total_cpu_s, at_s, self.inode, last.nr_periods, last.nr_throttled, last.throttled_s, pressure_s
+            )
         try:
             stat = parse_flat_keyed(raw_stat.decode("ascii"))
         except ValueError as error:
@@ -85,8 +91,17 @@ class V2Cgroup:
             stat.get("nr_periods", 0),
             stat.get("nr_throttled", 0),
             stat.get("throttled_usec", 0) * 1e-6,
+            pressure_s,
         )
         return self._reading
+
+    def follow_pressure(self, wanted: bool) -> None:
+        """See ``Cgroup.follow_pressure``."""
+        if not wanted and self._pressure_fd is not None:
+            os.close(self._pressure_fd)
+            self._pressure_fd = None
+        elif wanted and self._pressure_fd is None:
+            self._pressure_fd = open_pressure(self._cpu_root, self.path)
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -100,6 +115,9 @@ class V2Cgroup:
                 raise CgroupReadError(self.directory, error) from error
             if not os.path.isdir(self.directory):
                 return None
+            if unit_of(self.path):
+                # systemd gives a unit its limit files with its first CPU setting.
+                return CpuSettings(None, DEFAULT_PERIOD_US)
             raise CgroupReadError(
                 os.path.join(self.directory, "cpu.max"),
                 "there is no such file: the cpu controller is not in its parent's cgroup.subtree_control",
@@ -125,9 +143,10 @@ class V2Cgroup:
             try:
                 setattr(self._controller, name, value)
             except OSError as error:
-                if error.errno in GONE_ERRNOS:
-                    return False
                 path = os.path.join(self.directory, f"cpu.{name.replace('_', '.')}")
+                # cgroupspy opens with O_CREAT, which cgroupfs refuses for a file that is not there.
+                if error.errno in GONE_ERRNOS or (error.errno == errno.EACCES and not os.path.exists(path)):
+                    return False
                 hint = "a burst may not exceed the quota" if name == "max_burst" else ""
                 raise CgroupWriteError(path, str(value), error, hint) from error
         return True
@@ -152,4 +171,5 @@ class V2Cgroup:
 
     def close(self) -> None:
         """See ``Cgroup.close``."""
+        self.follow_pressure(False)
         os.close(self._stat_fd)

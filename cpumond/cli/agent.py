@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 import msgspec
 
@@ -23,24 +25,19 @@ def agent_command(config_path: str) -> int:
 
 @click.command("restore", epilog="Example: cpumond restore --config /etc/cpumond/cpumond.toml")
 @config_option
-def restore_command(config_path: str) -> int:
+@click.option(
+    "--quick", is_flag=True, help="Only raise lowered quotas, at once; for ExecStopPost=+ before the full one."
+)
+def restore_command(config_path: str, quick: bool) -> int:
     """Put the original limits back that a dead agent left lowered (ExecStopPost=)."""
-    from cpumond.agent.main import run_restore
+    if quick:
+        from cpumond.agent.first_aid import raise_quotas
 
-    done = run_restore(config_path)
-    report, path = done.report, done.path
-    for name in report.restored:
-        click.echo(f"restored {name}")
-    if not (report.restored or report.gone or report.errors):
-        click.echo(f"nothing to restore in {path}")
-    elif report.gone:
-        click.echo(f"{len(report.gone)} cgroups of {path} are gone")
-    for error in [*report.errors, done.complaint]:
-        if error:
-            click.echo(f"cpumond: {error}", err=True)
-    if done.config_error is not None:
-        raise done.config_error
-    return 69 if report.errors else 0
+        raise_quotas(os.environ)
+        return 0
+    from cpumond.agent.restore import print_restored, run_restore
+
+    return print_restored(run_restore(config_path))
 
 
 @click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")

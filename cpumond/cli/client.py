@@ -64,6 +64,9 @@ class JobAnswer(msgspec.Struct, frozen=True):
     last_result: str = ""
     last_error: str = ""
     override_left_s: float | None = None
+    override_by: str = ""
+    unit: str = ""
+    labels: dict[str, str] = {}
     pinned_cpu_limit: float | None = None
     fast_restores: int = 0
     write_errors: int = 0
@@ -181,7 +184,7 @@ class Aggregated(msgspec.Struct, frozen=True):
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True):
-    """One line of the ring of decisions; ``at`` seconds since 1970, cores, ``throttled_ratio`` in [0, 1]."""
+    """One line of the ring of decisions; ``at`` seconds since 1970, cores, ratios in [0, 1]."""
 
     at: float
     kind: str
@@ -193,6 +196,7 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
     throttled_ratio: float | None
     votes_sum: int | None
     result: str
+    pressure_ratio: float | None = None
 
 
 class SamplesAnswer(msgspec.Struct, frozen=True):

@@ -17,7 +17,6 @@ import msgspec
 
 from cpumond.cli.client import AgentClient, is_given
 from cpumond.cli.doctor_cgroups import (
-    check_delegation,
     check_leftovers,
     check_limit_files,
     check_mounts,
@@ -29,6 +28,7 @@ from cpumond.cli.doctor_cgroups import (
     measure_read,
 )
 from cpumond.cli.doctor_checks import (
+    DESCRIPTORS_PER_JOB,
     Finding,
     check_agent,
     check_answer,
@@ -59,10 +59,18 @@ from cpumond.cli.doctor_host import (
     read_metrics,
     read_registered,
     read_systemd_version,
+    see_bus,
     show_user,
     suggest_root,
     try_connect,
     try_read,
+)
+from cpumond.cli.doctor_units import (
+    check_caps,
+    check_foreign_managers,
+    check_job_pressure,
+    check_owners,
+    check_unit_rights,
 )
 from cpumond.cli.options import config_option, print_json, terminal_width
 from cpumond.cli.tables import count
@@ -148,14 +156,18 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     jobs: list[FoundJob] = []
     if hierarchies is not None:
         jobs = _examine_jobs(config, hierarchies, look)
-    look("descriptors", lambda: check_descriptors(*read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs))
+    per_job = DESCRIPTORS_PER_JOB + _wants_pressure(config, jobs)
+    look(
+        "descriptors",
+        lambda: check_descriptors(*read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job),
+    )
     version = 1 if hierarchies is None else hierarchies.cpu_version
     look("inotify", lambda: check_inotify(read_inotify(), len(jobs) * (2 if version == 1 else 1)))
     look("agent", lambda: check_agent(seen, config))
     if seen.running:
         look("agent", lambda: check_answer(AgentClient(config.control_socket, CONNECT_S)))
     look("other writers", lambda: check_writers(list_process_names()))
-    look("systemd", lambda: _examine_systemd(config, hierarchies, jobs))
+    look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
     look("clock", lambda: check_clock("/sys/devices/system/clocksource/clocksource0"))
     look("state_dir", lambda: [check_directory("state_dir", config.state_dir)])
     look("runtime_dir", lambda: [check_directory("runtime_dir", config.runtime_dir)])
@@ -189,6 +201,7 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
 
 
 def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> list[FoundJob]:
+    from cpumond.cgroup.systemd import unit_of
     from cpumond.discovery import list_jobs
 
     registered: list[FoundJob] = []
@@ -202,15 +215,28 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
         look(f"source {number}", functools.partial(check_source, number, source, config, hierarchies))
     if not config.source and not registered and config.executor.kind == "none":
         look("sources", lambda: [check_no_sources()])
-    directories = [os.path.join(hierarchies.cpu_root, job.path) for job in jobs]
-    directories += [os.path.join(hierarchies.cpu_root, root) for root in config.managed_roots if root]
+    look("foreign cgroups", lambda: check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
+    # A root is written only where it is a job itself.
+    paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
+    directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
+    units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}
     look(
         "limit files",
-        lambda: check_limit_files(hierarchies.cpu_version, directories, list_children(hierarchies.cpu_root)),
+        lambda: check_limit_files(hierarchies.cpu_version, directories, list_children(hierarchies.cpu_root), units),
     )
+    look("limits above", lambda: check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
+    wanted = _wants_pressure(config, jobs)
+    look("pressure of jobs", lambda: check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanted))
     look("rights", lambda: [check_rights(hierarchies.cpu_version, directories)])
     look("counter read", lambda: [measure_read(hierarchies, jobs[0].path if jobs else "")])
     return jobs
+
+
+def _wants_pressure(config: AgentConfig, jobs: list[FoundJob]) -> bool:
+    """Whether some job's pressure is to be read."""
+    settings = [config.node_settings()]
+    settings += [config.resolve_settings(job.source, job.operation_id, job.layer) for job in jobs]
+    return any(each.pressure_restore_ratio for each in settings)
 
 
 def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding]:
@@ -218,12 +244,19 @@ def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding
     return [Finding("added jobs", "ok", f"{count(len(registered), 'job')} added by `cpumond job add`")]
 
 
-def _examine_systemd(config: AgentConfig, hierarchies: Hierarchies | None, jobs: list[FoundJob]) -> list[Finding]:
+def _examine_systemd(
+    config: AgentConfig, hierarchies: Hierarchies | None, jobs: list[FoundJob], seen: AgentSeen
+) -> list[Finding]:
     booted = os.path.isdir("/run/systemd/system")
     findings = [check_systemd(booted, read_systemd_version())]
     if hierarchies is not None and booted:
         paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
-        findings += check_delegation(paths, hierarchies.cpu_root, is_delegated)
+        root = hierarchies.cpu_root
+        own = config.executor.cgroup_root if config.executor.kind != "none" else ""
+        findings.append(check_unit_rights(paths, see_bus(seen)))
+        findings += check_owners(
+            paths, hierarchies.cpu_version, lambda path: is_delegated(os.path.join(root, path)), own
+        )
     return findings
 
 

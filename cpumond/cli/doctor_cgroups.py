@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import errno
 import os
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from cpumond.cli.doctor_checks import Finding
-from cpumond.cli.doctor_host import may, show_user
+from cpumond.cli.doctor_host import may, read_line, show_user
 from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, Source
 from cpumond.errors import UnavailableError, describe
@@ -56,7 +55,11 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
     unified = next((mount for mount in mounts if mount.version == 2), None)
     if unified is not None:
         offered = " ".join(sorted(unified.controllers)) or "none"
-        findings.append(Finding("cgroup2", "ok", f"{unified.mount_point}, controllers: {offered}"))
+        text = f"{unified.mount_point}, controllers: {offered}"
+        passed = read_line(os.path.join(unified.mount_point, "cgroup.subtree_control"))
+        if passed is not None and hierarchies.cpu_version == 2:
+            text += f"; given on to the cgroups in it: {passed or 'none'}"
+        findings.append(Finding("cgroup2", "ok", text))
     return findings
 
 
@@ -126,17 +129,21 @@ def check_no_sources() -> Finding:
 def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
     """What a source finds now: how many cgroups, a sample of the jobs they become, and what is wrong with them."""
     from cpumond.agent.jobs import find_refusal
-    from cpumond.discovery import SOURCES, name_job
+    from cpumond.discovery import describe_source, find_cgroups, name_job
 
     check = f"source {number}"
     root = hierarchies.cpu_root
-    paths, _ = SOURCES[source.kind](root, source.pattern)
+    paths, _ = find_cgroups(root, source)
+    shown = f"{source.kind} {describe_source(source)!r}"
     if not paths:
-        text = f"{source.kind} {source.pattern!r} matches no cgroup in {root}"
+        text = f"{shown} matches no cgroup in {root}"
         return [Finding(check, "warn", text, "start a job, or correct the pattern; `find` shows the cgroups there")]
     named = {path: job for path in paths if (job := name_job(source, path)) is not None}
     if not named:
-        text = f"{count(len(paths), 'cgroup')} match {source.pattern!r}, but id_regex {source.id_regex!r} none of them"
+        text = (
+            f"{count(len(paths), 'cgroup')} match {describe_source(source)!r}, "
+            f"but id_regex {source.id_regex!r} none of them"
+        )
         return [Finding(check, "warn", text, f"correct id_regex; it is searched in paths such as {paths[0]!r}")]
     findings = []
     sample = [
@@ -144,7 +151,7 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         for path, job in list(named.items())[:SAMPLE]
     ]
     more = f", and {len(named) - SAMPLE} more" if len(named) > SAMPLE else ""
-    text = f"{source.kind} {source.pattern!r} matches {count(len(paths), 'cgroup')}: {'; '.join(sample)}{more}"
+    text = f"{shown} matches {count(len(paths), 'cgroup')}: {'; '.join(sample)}{more}"
     findings.append(Finding(check, "ok", text))
     if len(named) < len(paths):
         missed = next(path for path in paths if path not in named)
@@ -174,10 +181,13 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
 # ---- limits
 
 
-def check_limit_files(version: int, directories: list[str], others: list[str]) -> list[Finding]:
+def check_limit_files(
+    version: int, directories: list[str], others: list[str], units: Collection[str] = ()
+) -> list[Finding]:
     """Whether jobs and managed roots (``directories``) have the files of a CPU limit, and the kernel that of a burst.
 
-    Without any of them ``others`` may show what the kernel offers.
+    Without any of them ``others`` may show what the kernel offers. Those of ``units`` belong to systemd, which makes
+    the files as soon as a CPU property is set.
     """
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
@@ -192,6 +202,19 @@ def check_limit_files(version: int, directories: list[str], others: list[str]) -
         text = f"neither a job nor a managed root is there, and no other cgroup shows whether there is {needed[0]}"
         return [Finding("limit files", "warn", text, "look again when a job runs")]
     without = [directory for directory in existing if not has(directory)]
+    findings = []
+    if version == 2 and any(directory in units for directory in without):
+        plain = [directory for directory in without if directory in units]
+        text = f"{count(len(plain), 'unit')} without {needed[0]} so far, such as {plain[0]}: its first limit makes it"
+        name = os.path.basename(plain[0])
+        advice = (
+            f"where the agent may not set properties of units: systemctl set-property --runtime {name} CPUWeight=100"
+        )
+        findings.append(Finding("limit files", "warn", text, advice))
+        existing = [directory for directory in existing if directory not in plain]
+        without = [directory for directory in without if directory not in plain]
+        if not existing:
+            return findings
     if without:
         advice = (
             "the cpu controller is off there: `echo +cpu > cgroup.subtree_control` in its parent; for a systemd unit, "
@@ -201,8 +224,9 @@ def check_limit_files(version: int, directories: list[str], others: list[str]) -
         )
         shown = ", ".join(without[:SAMPLE])
         text = f"{len(without)} of {count(len(existing), 'cgroup')} without {needed[0]}: {shown}"
-        return [Finding("limit files", "fail", text, advice)]
-    findings = [Finding("limit files", "ok", f"{' and '.join(needed)} in all of {count(len(existing), 'cgroup')}")]
+        return [*findings, Finding("limit files", "fail", text, advice)]
+    text = f"{' and '.join(needed)} in {'the other' if findings else 'all of'} {count(len(existing), 'cgroup')}"
+    findings.append(Finding("limit files", "ok", text))
     if any(os.path.exists(os.path.join(directory, burst)) for directory in existing):
         findings.append(Finding("burst", "ok", f"the kernel has {burst}"))
     else:
@@ -226,29 +250,6 @@ def check_rights(version: int, directories: list[str]) -> Finding:
         return Finding("rights", "fail", text, advice)
     advice = "run doctor as the agent's user or as root; the shipped cpumond.service has the right (CAP_DAC_OVERRIDE)"
     return Finding("rights", "warn", text, advice)
-
-
-def check_delegation(paths: list[str], cpu_root: str, is_delegated: Callable[[str], bool]) -> list[Finding]:
-    """Cgroups that systemd manages itself: it writes their limits, too, unless they lie in a delegated unit."""
-    units = [path for path in paths if re.search(r"\.(slice|scope|service)(/|$)", path)]
-    owned = [path for path in units if not any(is_delegated(os.path.join(cpu_root, up)) for up in _upwards(path))]
-    if owned:
-        text = f"{count(len(owned), 'path')} of systemd's own tree without delegation, such as {owned[0]!r}"
-        advice = (
-            "at daemon-reload systemd may write its own CPUQuota= again (counted as a foreign write); run the jobs "
-            "in a unit with Delegate=yes, or set their limits with CPUQuota="
-        )
-        return [Finding("delegation", "warn", text, advice)]
-    outside = [path for path in paths if path not in units]
-    if outside and os.path.exists(os.path.join(cpu_root, "cgroup.subtree_control")):
-        text = f"{outside[0]!r} is outside of systemd's units: it may take the cpu controller away there"
-        return [Finding("delegation", "warn", text, "run the jobs below a unit with Delegate=yes")]
-    return [Finding("delegation", "ok", "managed cgroups are not systemd's, or delegated")] if paths else []
-
-
-def _upwards(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def check_leftovers(path: str, content: Originals | None, running: bool, boot_id: str, cpu_root: str | None) -> Finding:

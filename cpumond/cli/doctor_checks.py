@@ -63,15 +63,17 @@ def describe_host() -> Finding:
     return Finding("host", "ok", text)
 
 
-def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int) -> list[Finding]:
-    """RLIMIT_NOFILE against two descriptors for each job; the agent takes all that the hard limit allows."""
-    room = math.inf if hard == resource.RLIM_INFINITY else (hard - OTHER_DESCRIPTORS) // DESCRIPTORS_PER_JOB
+def check_descriptors(
+    soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int = DESCRIPTORS_PER_JOB
+) -> list[Finding]:
+    """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
+    room = math.inf if hard == resource.RLIM_INFINITY else (hard - OTHER_DESCRIPTORS) // per_job
     shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
     text = (
         f"hard limit {shown} (soft {soft}) of {whose}: enough for {room:g} jobs; now {jobs}, "
         f"discovery.max_jobs {max_jobs}"
     )
-    advice = f"set LimitNOFILE={DESCRIPTORS_PER_JOB * max_jobs + OTHER_DESCRIPTORS} in the agent's unit, or ulimit -Hn"
+    advice = f"set LimitNOFILE={per_job * max_jobs + OTHER_DESCRIPTORS} in the agent's unit, or ulimit -Hn"
     if jobs > room:
         return [Finding("descriptors", "fail", text, advice)]
     return [Finding("descriptors", "warn" if max_jobs > room else "ok", text, advice if max_jobs > room else "")]
@@ -251,7 +253,7 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         advice = 'set [executor] kind = "cgroup" on a host without it'
         findings.append(Finding("executor", "fail", "systemd does not run this machine", advice))
     if options.kind == "systemd" and not has_bus_library:
-        findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install 'cpumond[systemd]'"))
+        findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install dbus-fast"))
     if options.kind == "cgroup" and is_booted:
         advice = (
             'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'

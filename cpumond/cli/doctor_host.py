@@ -6,12 +6,14 @@ Nothing is written and no lock is taken. What this user may not see is left out 
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import os
 import resource
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
     from cpumond.discovery import FoundJob
 
 CONNECT_S = 2.0
+RULE_PLACES: Final = (
+    "/etc/polkit-1/rules.d",
+    "/run/polkit-1/rules.d",
+    "/usr/local/share/polkit-1/rules.d",
+    "/usr/share/polkit-1/rules.d",
+)
+POLKIT_ACTION: Final = "org.freedesktop.systemd1.manage-units"
+POLKIT_SERVICE: Final = "/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"
+BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_socket")
 
 
 class AgentSeen(msgspec.Struct, frozen=True):
@@ -32,12 +43,28 @@ class AgentSeen(msgspec.Struct, frozen=True):
     config: str = ""
 
 
+class BusSeen(msgspec.Struct, frozen=True):
+    """What decides whether the agent may set properties of units.
+
+    ``account`` the agent's user; ``rules`` the polkit rules about units that name it; ``hidden_rules`` directories or
+    files of rules that may not be looked at.
+    """
+
+    account: str
+    is_root: bool
+    has_library: bool
+    has_bus: bool
+    has_polkit: bool
+    rules: tuple[str, ...] = ()
+    hidden_rules: tuple[str, ...] = ()
+
+
 # ---- the agent
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
     """Who holds the lock of ``runtime_dir``, without trying to take it: that could turn an agent away that starts."""
-    from cpumond.agent.main import LOCK_FILE, LockHolder
+    from cpumond.agent.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
     try:
@@ -132,6 +159,76 @@ def read_systemd_version() -> str:
     return done.stdout.partition("\n")[0]
 
 
+def read_account(seen: AgentSeen) -> tuple[str, bool]:
+    """The user of the agent, and whether that is root: the one of a running agent, else of its service, else ours."""
+    import psutil
+
+    if seen.pid is not None:
+        try:
+            process = psutil.Process(seen.pid)
+            account, uid = process.username(), process.uids().effective
+        except psutil.Error:
+            # It ended meanwhile.
+            pass
+        else:
+            return account, uid == 0
+    name = _show_property("cpumond.service", "User")
+    return (name, name == "root") if name else (show_user(), os.geteuid() == 0)
+
+
+def _show_property(unit: str, name: str) -> str:
+    """A property of a unit as ``systemctl show`` says it; "" where systemd or the unit is not there."""
+    program = shutil.which("systemctl")
+    if program is None or not os.path.isdir("/run/systemd/system"):
+        return ""
+    command = [program, "show", "--value", "--property", name, unit]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - as below
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The polkit rules about units that name ``account``, and what of these places may not be looked at."""
+    found: list[str] = []
+    hidden: list[str] = []
+    for place in places:
+        try:
+            names = sorted(name for name in os.listdir(place) if name.endswith(".rules"))
+        except PermissionError:
+            hidden.append(place)
+            continue
+        except OSError:
+            # Not there: no rules.
+            continue
+        for path in (os.path.join(place, name) for name in names):
+            try:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    text = file.read()
+            except OSError:
+                hidden.append(path)
+                continue
+            if POLKIT_ACTION in text and (f'"{account}"' in text or f"'{account}'" in text):
+                found.append(path)
+    return tuple(found), tuple(hidden)
+
+
+def see_bus(seen: AgentSeen) -> BusSeen:
+    """What decides whether the agent may set properties of units; nothing is sent to the bus."""
+    account, is_root = read_account(seen)
+    rules, hidden = find_rules(account)
+    return BusSeen(
+        account,
+        is_root,
+        importlib.util.find_spec("dbus_fast") is not None,
+        any(map(os.path.exists, BUS_SOCKETS)),
+        os.path.exists(POLKIT_SERVICE),
+        rules,
+        hidden,
+    )
+
+
 def try_connect(host: str, port: int) -> str:
     """Make a TCP connection and end it; "" or the reason why there is none."""
     try:
@@ -169,6 +266,15 @@ def try_read(path: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def read_line(path: str) -> str | None:
+    """The first line of a file without its end; None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return None
 
 
 def is_delegated(directory: str) -> bool:

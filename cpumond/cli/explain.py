@@ -96,8 +96,9 @@ def describe_why(e: ExplainAnswer, unpin: str = "cpumond unpin") -> str:
             f"agent writes no more. End the other program's writes, then `{unpin} {name}`."
         )
     if e.override_left_s is not None:
+        who = f"{e.override_by} ordered it" if e.override_by else "somebody else raised it"
         return (
-            f"{stands}: somebody else raised it, which is respected for {show_left(e.override_left_s)} more. "
+            f"{stands}: {who}, which is respected for {show_left(e.override_left_s)} more. "
             f"`{unpin} {name}` gives it back to the monitor now."
         )
     if e.pinned_cpu_limit is not None:
@@ -399,5 +400,10 @@ def describe_reason(decision: DecisionAnswer) -> str:
         usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
         return f"votes {votes}, use {usage}, smoothed {smoothed}"
     if decision.kind == "restore":
-        return f"{decision.throttled_ratio or 0.0:.0%} of the periods throttled, so all was given back at once"
+        signs = []
+        if decision.throttled_ratio or not decision.pressure_ratio:
+            signs.append(f"{decision.throttled_ratio or 0.0:.0%} of the periods throttled")
+        if decision.pressure_ratio:
+            signs.append(f"some task waited for CPU {decision.pressure_ratio:.0%} of the time")
+        return f"{', '.join(signs)}, so all was given back at once"
     return KIND_REASONS.get(decision.kind, decision.kind)

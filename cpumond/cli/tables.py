@@ -234,6 +234,10 @@ def describe_totals(answer: StatusAnswer) -> str:
     return text + (f" ({show_cores(watched)} more in shadow)" if watched > 0.005 else "")
 
 
+MAX_ORDERED = 5
+"""Jobs whose limit somebody ordered that are named one by one."""
+
+
 def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     """What an operator should see, as (style, sentence)."""
     notices: list[tuple[str, str]] = []
@@ -243,6 +247,12 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         )
     if answer.paused:
         notices.append(("yellow", "paused: no limit is written while the pause file lies in the agent's runtime_dir"))
+    ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
+    for job in ordered[:MAX_ORDERED]:
+        text = f"{job.job_id}: {job.override_by} ordered {show_cores(job.current_cpu_limit)} cores"
+        notices.append(("yellow", f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more"))
+    if len(ordered) > MAX_ORDERED:
+        notices.append(("yellow", f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
         notices.append(

@@ -46,7 +46,8 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
 
     FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the row before) or
     time_s,total_cpu_s (CPU seconds used so far). A column throttled_ratio (share of throttled periods since the row
-    before, 0 to 1) lets throttle_restore_ratio act. Lines starting with # are skipped. Each row is one check, so
+    before, 0 to 1) lets throttle_restore_ratio act, a column pressure_ratio (share of the time since then in which some
+    task waited for CPU) pressure_restore_ratio. Lines starting with # are skipped. Each row is one check, so
     check_period plays no part; the first row is only the base of the next.
 
     Printed are the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window is

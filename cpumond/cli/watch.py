@@ -19,10 +19,10 @@ from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
 from cpumond.cli.options import DurationType, check_assignments, check_cores
 from cpumond.cli.trace import read_settings
-from cpumond.errors import CpumondError, UnavailableError, UsageError, from_os_error
+from cpumond.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
 from cpumond.monitor.model import CpuReading, Decision, JobState, start_state
 from cpumond.monitor.policy import check
-from cpumond.monitor.protect import compute_throttled_ratio
+from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ratio
 from cpumond.units import format_duration
 
 cgroup_option = click.option(
@@ -73,6 +73,8 @@ def dry_run_command(
     cgroup = _open(hierarchies, path)
     try:
         hard_cores = cpu_limit_cores or _limit_of(hierarchies, cgroup)
+        if settings.pressure_restore_ratio and (why := _find_no_pressure(cgroup)):
+            click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
         show = _show_json if as_json else _show_line
         if not as_json:
             click.echo(
@@ -100,14 +102,18 @@ def dry_run_command(
     "--period", "period_s", type=DurationType(), default=1.0, show_default="1s", help="Time between two rows."
 )
 def record_command(path: str, output: str, duration_s: float | None, period_s: float) -> None:
-    """Write a trace of a live cgroup (time_s, total_cpu_s, throttled_ratio) for `cpumond replay`."""
+    """Write a trace of a live cgroup for `cpumond replay`.
+
+    Its columns are time_s, total_cpu_s, throttled_ratio, and pressure_ratio where the kernel tells the pressure (PSI).
+    """
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
     cgroup = _open(open_hierarchies(), path)
     try:
         target = sys.stdout if output == "-" else _create(output)
         try:
-            rows = _write_trace(target, _readings(cgroup, period_s, duration_s))
+            pressure = not _find_no_pressure(cgroup)
+            rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
         finally:
             if target is not sys.stdout:
                 target.close()
@@ -126,19 +132,31 @@ def _create(path: str) -> TextIO:
         raise from_os_error(error, f"create {path}", "give --output another place") from error
 
 
-def _write_trace(target: TextIO, readings: Iterator[CpuReading]) -> int:
-    target.write("time_s,total_cpu_s,throttled_ratio\n")
+def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool) -> int:
+    target.write("time_s,total_cpu_s,throttled_ratio" + (",pressure_ratio\n" if pressure else "\n"))
     first: CpuReading | None = None
     last: CpuReading | None = None
     rows = 0
     for reading in readings:
         first = first or reading
         ratio = compute_throttled_ratio(last, reading) if last is not None else 0.0
-        target.write(f"{reading.at_s - first.at_s!r},{reading.total_cpu_s!r},{ratio!r}\n")
+        values = [reading.at_s - first.at_s, reading.total_cpu_s, ratio]
+        if pressure:
+            values.append(compute_pressure_ratio(last, reading) if last is not None else 0.0)
+        target.write(",".join(map(repr, values)) + "\n")
         target.flush()
         last = reading
         rows += 1
     return rows
+
+
+def _find_no_pressure(cgroup: Cgroup) -> str:
+    """Have the pressure read from now on; "" or why it cannot be."""
+    try:
+        cgroup.follow_pressure(True)
+    except CgroupReadError as error:
+        return str(error)
+    return ""
 
 
 def _open(hierarchies: Hierarchies, path: str) -> Cgroup:
@@ -242,9 +260,10 @@ def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
     votes = "" if decision.votes_sum is None else f"{decision.votes_sum:+d}"
     what = decision.kind if decision.changes else ""
     throttled = f"  throttled {decision.throttled_ratio:.0%}" if decision.throttled_ratio else ""
+    waited = f"  waited {decision.pressure_ratio:.0%}" if decision.pressure_ratio else ""
     click.echo(
         f"{at_s:8.1f} {decision.usage_cores:8.3f} {state.smoothed_cores:8.3f} {votes:>5} "
-        f"{state.limit_cores:8.3f}  {what}{throttled}"
+        f"{state.limit_cores:8.3f}  {what}{throttled}{waited}"
     )
 
 
@@ -259,6 +278,7 @@ def _show_json(at_s: float, state: JobState, decision: Decision) -> None:
                 "decision": decision.kind,
                 "cpu_limit_cores": state.limit_cores,
                 "throttled_ratio": decision.throttled_ratio,
+                "pressure_ratio": decision.pressure_ratio,
             }
         )
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from cpumond.config import Source
 from cpumond.discovery.glob import list_glob, list_static, may_match
+from cpumond.discovery.units import list_units, may_hold_units
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -35,13 +36,44 @@ class Scan(msgspec.Struct):
     problems: list[str] = []
 
 
-__all__ = ["SOURCES", "FoundJob", "Scan", "list_jobs", "may_match", "name_job"]
+__all__ = [
+    "SOURCES",
+    "FoundJob",
+    "Scan",
+    "concerns",
+    "describe_source",
+    "find_cgroups",
+    "list_jobs",
+    "may_match",
+    "name_job",
+]
 
 SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
     "static": list_static,
     "glob": list_glob,
 }
 """``kind`` -> function (hierarchy root, pattern) -> (cgroup paths, directories to watch), both relative, sorted."""
+
+
+def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:
+    """The cgroups that a source names and the directories in which others would appear, relative, sorted."""
+    if source.kind == "systemd":
+        return list_units(root, source.slices, source.pattern or "*")
+    return SOURCES[source.kind](root, source.pattern)
+
+
+def concerns(source: Source, path: str) -> bool:
+    """Whether a change at ``path`` (relative) can change what a source finds."""
+    if source.kind == "systemd":
+        return may_hold_units(source.slices, path)
+    return may_match(source.pattern, path)
+
+
+def describe_source(source: Source) -> str:
+    """A source in a few words, for people."""
+    if source.kind != "systemd":
+        return source.pattern
+    return f"{source.pattern or 'units'} in {', '.join(source.slices)}"
 
 
 def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> Scan:
@@ -52,7 +84,7 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> S
     for job in registered:
         _take(scan, taken, ids, job)
     for source in sources:
-        paths, watched = SOURCES[source.kind](root, source.pattern)
+        paths, watched = find_cgroups(root, source)
         scan.watched.update(watched)
         for path in paths:
             if not path.isprintable():
@@ -85,14 +117,14 @@ def name_job(source: Source, path: str) -> FoundJob | None:
 
     Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the
     job, else its first and second group, else the whole match. Without ``id_regex`` the last component is the id,
-    or the whole path where a wildcard stands before the last component.
+    or the whole path where a wildcard stands before the last component. Of a unit it is the name that counts.
     """
     operation_id = source.operation
     if source.id_regex is None:
         unique = source.kind == "static" or not any(sign in source.pattern.rpartition("/")[0] for sign in "*?[")
         job_id = source.id or (path.rpartition("/")[2] if unique else path)
     else:
-        match = re.search(source.id_regex, path)
+        match = re.search(source.id_regex, path if source.kind != "systemd" else path.rpartition("/")[2])
         if match is None:
             return None
         named = match.groupdict()

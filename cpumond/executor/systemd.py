@@ -462,7 +462,7 @@ class SystemdExecutor:
         """See ``Executor.recover``. Raises ExecutorError: no bus, no right to start units, no library for the bus."""
         if _MISSING:
             raise ExecutorError(
-                f"executor.kind systemd needs the package dbus-fast ({_MISSING}); pip install 'cpumond[systemd]'"
+                f"executor.kind systemd needs the package dbus-fast ({_MISSING}); pip install dbus-fast"
             )
         self._start_thread()
         assert self._loop is not None

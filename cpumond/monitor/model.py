@@ -58,6 +58,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     actuator: Actuator = "quota"
     burst_ratio: Ratio | None = None
     throttle_restore_ratio: Ratio = 0.25
+    pressure_restore_ratio: Ratio = 0.0
     throttle_vote: bool = False
     restore_hold_s: Duration = msgspec.field(name="restore_hold", default=0.0)
     startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
@@ -116,7 +117,8 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
     """Counters of one cgroup at one moment; all only grow while ``identity`` stays.
 
     ``total_cpu_s`` CPU seconds used, ``at_s`` seconds of the monotonic clock, ``identity`` the inode of the cgroup,
-    ``nr_periods`` and ``nr_throttled`` enforcement periods, ``throttled_s`` seconds (summed over CPUs).
+    ``nr_periods`` and ``nr_throttled`` enforcement periods, ``throttled_s`` seconds (summed over CPUs), ``pressure_s``
+    seconds in which some task waited for CPU (PSI), None where that is not read.
     """
 
     total_cpu_s: float
@@ -125,6 +127,7 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
     nr_periods: int = 0
     nr_throttled: int = 0
     throttled_s: float = 0.0
+    pressure_s: float | None = None
 
 
 class JobState(msgspec.Struct, frozen=True, gc=False):
@@ -162,7 +165,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     ``kind``: delay (before start_delay), base (first sample or new baseline), hold, grow, shrink, restore.
     ``votes_sum`` None until the window is full. Cores as in JobState; ``interval_s`` real seconds since the sample
-    before; ``throttled_ratio`` share of throttled periods in the interval, in [0, 1].
+    before; ``throttled_ratio`` share of throttled periods in the interval, ``pressure_ratio`` share of it in which some
+    task waited for CPU (0 where ``pressure_restore_ratio`` is off or the kernel does not tell), both in [0, 1].
     """
 
     kind: Kind
@@ -172,6 +176,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     votes_sum: int | None = None
     interval_s: float = 0.0
     throttled_ratio: float = 0.0
+    pressure_ratio: float = 0.0
 
     @property
     def changes(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cpumond.monitor.model import CpuReading, Decision, JobState, Kind, MonitorSettings
-from cpumond.monitor.protect import compute_throttled_ratio, needs_restore
+from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ratio, needs_restore
 
 
 def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorSettings) -> tuple[JobState, Decision]:
@@ -36,7 +36,8 @@ def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorS
         return state, Decision("delay", state.limit_cores, state.limit_cores)
     usage_cores = (reading.total_cpu_s - base.total_cpu_s) / interval_s
     ratio = compute_throttled_ratio(base, reading) if reading.nr_throttled != base.nr_throttled else 0.0
-    return step(state, reading, usage_cores, interval_s, ratio, s)
+    pressure_ratio = compute_pressure_ratio(base, reading) if s.pressure_restore_ratio else 0.0
+    return step(state, reading, usage_cores, interval_s, ratio, s, pressure_ratio)
 
 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
@@ -51,13 +52,14 @@ def step(
     interval_s: float,
     throttled_ratio: float,
     s: MonitorSettings,
+    pressure_ratio: float = 0.0,
 ) -> tuple[JobState, Decision]:
     """1.3 points 5 to 9 for a measured ``usage_cores`` over ``interval_s``; ``base`` starts the next interval."""
     hard, limit = state.hard_cores, state.limit_cores
     kind: Kind
     votes_sum: int | None
     new_limit, hold_until_s = limit, state.hold_until_s
-    if needs_restore(state, throttled_ratio, s):
+    if needs_restore(state, throttled_ratio, s, pressure_ratio):
         kind, votes_sum, smoothed = "restore", None, hard
         window: tuple[float, ...] = ()
         usages: tuple[float, ...] = ()
@@ -94,7 +96,7 @@ def step(
         throttled_cpu_s,
         late_cpu_s,
     )
-    return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio)
+    return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio, pressure_ratio)
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:

@@ -1,4 +1,4 @@
-"""Throttle restore: the sign of hunger that usage alone cannot show (DESIGN.md 5)."""
+"""Throttle and pressure restore: signs of hunger that usage alone cannot show (DESIGN.md 5)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ def compute_throttled_ratio(before: CpuReading, now: CpuReading) -> float:
     return min(max((now.nr_throttled - before.nr_throttled) / periods, 0.0), 1.0)
 
 
-def needs_restore(state: JobState, throttled_ratio: float, settings: MonitorSettings) -> bool:
-    """Whether the limit goes back to the job's CPU at once.
+def compute_pressure_ratio(before: CpuReading, now: CpuReading) -> float:
+    """Share of the time between two readings in which some task waited for CPU, in [0, 1]; 0 where it is not known."""
+    if before.pressure_s is None or now.pressure_s is None or now.at_s <= before.at_s:
+        return 0.0
+    return min(max((now.pressure_s - before.pressure_s) / (now.at_s - before.at_s), 0.0), 1.0)
 
-    Only with the quota actuator, only below the job's CPU, only when more than ``throttle_restore_ratio`` of the
-    periods were throttled; 0 turns it off.
+
+def needs_restore(
+    state: JobState, throttled_ratio: float, settings: MonitorSettings, pressure_ratio: float = 0.0
+) -> bool:
+    """Whether the limit goes back to the job's CPU at once: only below it, and a ratio of 0 turns its sign off.
+
+    Either more than ``throttle_restore_ratio`` of the periods were throttled, with the quota actuator; or some task
+    waited for CPU for more than ``pressure_restore_ratio`` of the time, with either: a lowered weight makes wait, too.
     """
-    return (
-        0.0 < settings.throttle_restore_ratio < throttled_ratio
-        and settings.actuator == "quota"
-        and state.limit_cores < state.hard_cores
-    )
+    if state.limit_cores >= state.hard_cores:
+        return False
+    if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.actuator == "quota":
+        return True
+    return 0.0 < settings.pressure_restore_ratio < pressure_ratio

@@ -22,30 +22,35 @@ TRACE_COLUMNS: Final = {
     "usage_cores": (0.0, sys.float_info.max, "a finite number of cores >= 0"),
     "total_cpu_s": (-sys.float_info.max, sys.float_info.max, "a finite number of CPU seconds"),
     "throttled_ratio": (0.0, 1.0, "a number in [0, 1]"),
+    "pressure_ratio": (0.0, 1.0, "a number in [0, 1]"),
 }
-"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, ``throttled_ratio`` if known.
+"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, the two ratios if known.
 
 Column -> (least value, greatest value, both in words)."""
 
-LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio"})
+LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio", "pressure_ratio"})
 """Columns about the time since the row before; in the first row they may be empty."""
 
 MAX_LINE_CHARS: Final = 64 * 1024
 """The longest line of a trace, in characters with its end; a file that is no trace may be one endless line."""
 
-EXPECTED_HEADER: Final = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
+EXPECTED_HEADER: Final = (
+    "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio"
+)
 
 
 class TraceRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a trace.
 
     ``time_s`` seconds of any clock; ``usage_cores`` (>= 0) mean usage since the row before, without meaning in the
-    first row; ``throttled_ratio`` share of throttled periods since the row before, in [0, 1].
+    first row; ``throttled_ratio`` share of throttled periods, ``pressure_ratio`` share of the time in which some task
+    waited for CPU, both since the row before, in [0, 1].
     """
 
     time_s: float
     usage_cores: float
     throttled_ratio: float = 0.0
+    pressure_ratio: float = 0.0
 
 
 class ReplayRow(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +122,8 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
                 f"{where}: column time_s: expected more than {before['time_s']!r} of the row before, "
                 f"got {row['time_s']!r}"
             )
-        yield TraceRow(row["time_s"], _compute_usage_cores(row, before, where), row.get("throttled_ratio", 0.0))
+        usage_cores = _compute_usage_cores(row, before, where)
+        yield TraceRow(row["time_s"], usage_cores, row.get("throttled_ratio", 0.0), row.get("pressure_ratio", 0.0))
         before = row
 
 
@@ -163,7 +169,9 @@ def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: Moni
             state = rebase(state, reading)
             continue
         interval_s = row.time_s - state.base.at_s
-        state, decision = step(state, reading, row.usage_cores, interval_s, row.throttled_ratio, settings)
+        state, decision = step(
+            state, reading, row.usage_cores, interval_s, row.throttled_ratio, settings, row.pressure_ratio
+        )
         assert state.smoothed_cores is not None
         yield ReplayRow(
             row.time_s, row.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores

@@ -98,6 +98,8 @@ class Timings:
     update_s: float = 0.0
     updates: int = 0
     updates_s: float = 0.0
+    good_updates: int = 0
+    """In which at least one tree got its shares, or was kept from it by the store alone."""
     late_updates: int = 0
     late_at: float | None = None
     failed_updates: int = 0
@@ -467,7 +469,8 @@ class Scheduler:
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
-        for name in list(self.state.trees):
+        names, broken = list(self.state.trees), 0
+        for name in names:
             try:
                 await self._update(name)
             except StoreError:
@@ -476,7 +479,9 @@ class Scheduler:
             except Exception:
                 self.timings.failed_updates += 1
                 self.timings.failed_at = self.clock.now()
+                broken += 1
                 log.exception("update_failed", tree=name)
+        self.timings.good_updates += broken < max(len(names), 1)
         self.timings.update_s = time.perf_counter() - begun
         self.timings.updates += 1
         self.timings.updates_s += self.timings.update_s

@@ -22,11 +22,10 @@ from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.process import (
     Deadline,
+    ServiceManager,
     close_sockets,
-    connect_to_manager,
     open_tcp_sockets,
     raise_descriptor_limit,
-    read_watchdog_s,
 )
 from cpumond.scheduler.admission import PoolRules
 from cpumond.scheduler.commands import Rules
@@ -34,6 +33,7 @@ from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.notify import tell_manager
 from cpumond.scheduler.recorder import History
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.store.history import HistoryStore
@@ -111,8 +111,11 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
             if aside is not None:
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
+    manager = ServiceManager(os.environ)
     sockets = open_tcp_sockets(config.api.listen, "api.listen", BACKLOG)
     try:
+        # A large one takes a while, and so does its copy when a new version changes its form.
+        manager.extend("opening the store")
         is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
         store = open_sqlite_store(path)
         if is_new:
@@ -122,13 +125,16 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
         close_sockets(sockets)
         raise
     try:
+        manager.extend("reading the store")
         scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
         if config.history.length_s:
+            manager.extend("reading the history")
             scheduler.history = open_history(scheduler, config)
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
-        asyncio.run(_serve(scheduler, app, sockets, config))
+        asyncio.run(_serve(scheduler, app, sockets, config, manager))
     finally:
+        manager.extend("closing the store")
         close_sockets(sockets)
         store.close()
     return 0
@@ -176,7 +182,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(scheduler: Scheduler, app: Starlette, sockets: list[socket.socket], config: SchedulerConfig) -> None:
+async def _serve(
+    scheduler: Scheduler,
+    app: Starlette,
+    sockets: list[socket.socket],
+    config: SchedulerConfig,
+    manager: ServiceManager,
+) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -210,28 +222,10 @@ async def _serve(scheduler: Scheduler, app: Starlette, sockets: list[socket.sock
             state=config.state_dir,
             **({} if scheduler.clock.scale == 1.0 else {"time_scale_for_tests": scheduler.clock.scale}),
         )
-        tasks.create_task(_tell_manager(scheduler, stopping))
+        tasks.create_task(tell_manager(manager, scheduler, stopping))
         await stopping.wait()
         log.info("stopping")
         # Requests that are never finished are cancelled then, which is no error of anybody.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving
-
-
-async def _tell_manager(scheduler: Scheduler, stopping: asyncio.Event) -> None:
-    """READY, then WATCHDOG as long as updates go on, then STOPPING (sd_notify)."""
-    send = connect_to_manager(os.environ)
-    if send is None:
-        return
-    send("READY=1")
-    period_s = read_watchdog_s(os.environ) / 3
-    updates = -1
-    while not stopping.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), min(period_s, 10.0))
-        state, timings = scheduler.state, scheduler.timings
-        text = f"STATUS={len(state.operations)} operations, {len(state.nodes)} nodes"
-        send(f"WATCHDOG=1\n{text}" if timings.updates != updates else text)
-        updates = timings.updates
-    send("STOPPING=1")

@@ -144,7 +144,10 @@ def _check_file(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path}: is not a regular file; set `api.tokens_file` to a file of tokens")
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    # The copy that systemd makes for this service belongs to root; the bit of the group stands for an access list that
+    # names the service's user.
+    allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
+    if mode & 0o077 & ~allowed:
         raise ConfigError(
             f"{path}: others than its owner have rights to it (mode {mode:04o}); run `chmod 600 {path}`, "
             "and make new tokens if somebody may have changed it"

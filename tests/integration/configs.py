@@ -20,7 +20,7 @@ def make(cgroups: CgroupTree, *names: str, quota_us: int = 150_000) -> None:
     """Version 1 cgroups with a quota, 1.5 cores unless said."""
     for name in names:
         cgroups.make(name)
-        cgroups.write(name, "cpu.cfs_quota_us", quota_us)
+        cgroups.write(name, "quota_us", quota_us)
 
 
 def at_floor(cgroups: CgroupTree, *names: str) -> bool:

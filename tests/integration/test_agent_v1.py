@@ -19,27 +19,16 @@ pytestmark = pytest.mark.cgroup
 Settings = dict[str, str]
 
 
-@pytest.fixture(autouse=True)
-def v1(cgroups: CgroupTree) -> None:
-    """The files below are those of version 1."""
-    if cgroups.hierarchies.cpu_version != 1:
-        pytest.skip("needs the cpu controller in a version 1 hierarchy")
-
-
 def set_limit(cgroups: CgroupTree, name: str, quota_us: int, period_us: int = 100_000, burst_us: int = 0) -> None:
     """As whoever made the cgroup would."""
-    cgroups.write(name, "cpu.cfs_period_us", period_us)
-    cgroups.write(name, "cpu.cfs_quota_us", quota_us)
-    cgroups.write(name, "cpu.cfs_burst_us", burst_us)
+    cgroups.write(name, "period_us", period_us)
+    cgroups.write(name, "quota_us", quota_us)
+    cgroups.write(name, "burst_us", burst_us)
 
 
 def at_floor(cgroups: CgroupTree, *names: str, floor: float = FLOOR) -> bool:
     """Whether the quotas of all these cgroups are down."""
     return all(abs(cgroups.quota_cores(name) - floor) < 0.001 for name in names)
-
-
-def read_stat(cgroups: CgroupTree, name: str) -> dict[str, int]:
-    return {key: int(value) for key, value in (line.split() for line in cgroups.read(name, "cpu.stat").splitlines())}
 
 
 # ---- following
@@ -51,7 +40,7 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
         set_limit(cgroups, name, quota_us)
     # So little, and with all the weight there is, that it gets it and is throttled whatever else runs on the machine.
     for name in ("", "busy"):
-        cgroups.write(name, "cpu.shares", 262_144)
+        cgroups.write(name, "shares", 262_144)
     light, busy = cgroups.start_load("light"), cgroups.start_load("busy")
     light.burn(0.02)
     busy.burn(1.0)
@@ -61,7 +50,7 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     job = wait_until(lambda: agent.job("light") if agent.job("light")["usage"] else None, "the light load is seen")
     assert (job["cpu_limit"], job["current_cpu_limit"]) == (1.5, pytest.approx(cgroups.quota_cores("light"), abs=0.001))
     after = cgroups.read_all("light")
-    assert {file for file in after if after[file] != before[file]} == {"cpu.cfs_quota_us"}
+    assert {file for file in after if after[file] != before[file]} == {cgroups.file("quota_us")}
     # A job that wants more than it has keeps all of it.
     wait_until(
         lambda: cgroups.quota_cores("busy") == agent.job("busy")["current_cpu_limit"] == 0.3, "busy keeps its limit"
@@ -82,7 +71,7 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
         counts = agent.get("/v1/status")["counters"]["decisions"]
         return sum(counts.values())
 
-    throttled = read_stat(cgroups, "sleeper")["throttled_time"]
+    throttled_s = cgroups.throttled_s("sleeper")
     began = time.time()
     load.burn(2.0)
     checks = count_checks()
@@ -90,7 +79,7 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
     checks = count_checks() - checks
     explained = agent.request("GET", "/v1/jobs/sleeper/explain").json()
     restore = next(record for record in explained["decisions"] if record["kind"] == "restore")
-    lost_s = (read_stat(cgroups, "sleeper")["throttled_time"] - throttled) / 1e9
+    lost_s = cgroups.throttled_s("sleeper") - throttled_s
     # One check each second; the last one is the one that gave it back, unless this process came late to see it.
     waited_s = restore["at"] - began
     assert checks <= 2 or waited_s <= 2.0, f"{checks} checks, {waited_s:.2f} s"
@@ -105,23 +94,29 @@ def test_the_weight_actuator_moves_shares_and_never_the_quota(cgroups, agent):
     for name, quota_us in (("limited", 150_000), ("free", -1)):
         cgroups.make(name)
         set_limit(cgroups, name, quota_us, burst_us=1_000 if quota_us > 0 else 0)
-    cgroups.write("free", "cpu.shares", 512)
+    cgroups.write("free", "shares", 512)
     found = {name: cgroups.read_all(name) for name in ("limited", "free")}
     agent.start(
         describe_agent(cgroups, monitor={"actuator": '"weight"'}, sources=describe_source(f"{cgroups.top}/*", 2))
     )
-    wait_until(lambda: cgroups.read("free", "cpu.shares") == "26", "the shares are down at the floor")
-    wait_until(lambda: cgroups.read("limited", "cpu.shares") == "68", "the shares are down at the floor")
+    weight = cgroups.file("shares")
+    floors = {"free": 26, "limited": 68} if weight == "cpu.shares" else {"free": 2, "limited": 7}
+
+    def down() -> bool:
+        return all(int(cgroups.read(name, weight)) == floor for name, floor in floors.items())
+
+    wait_until(down, "both weights are down at the floor")
     for name in found:
         now = cgroups.read_all(name)
-        assert {file for file in now if now[file] != found[name][file]} == {"cpu.shares"}
-    cgroups.write("free", "cpu.cfs_quota_us", 120_000)
+        # On v2 the same number is shown a second time, as a nice value.
+        assert {file for file in now if now[file] != found[name][file]} - {"cpu.weight.nice"} == {weight}
+    cgroups.write("free", "quota_us", 120_000)
     load = cgroups.start_load("free", 2)
     load.burn(2.0)
-    wait_until(lambda: int(cgroups.read("free", "cpu.shares")) > 26, "the shares go up again")
-    assert cgroups.read("free", "cpu.cfs_quota_us") == "120000"
+    wait_until(lambda: int(cgroups.read("free", weight)) > floors["free"], "the shares go up again")
+    assert cgroups.read("free", "quota_us") == "120000"
     assert agent.stop() == 0
-    found["free"]["cpu.cfs_quota_us"] = "120000\n"
+    found["free"][cgroups.file("quota_us")] = "120000\n" if weight == "cpu.shares" else "120000 100000\n"
     assert {name: cgroups.read_all(name) for name in found} == found
 
 
@@ -142,7 +137,7 @@ def make_odd_jobs(cgroups: CgroupTree) -> dict[str, Settings]:
     for name, (quota_us, period_us, burst_us) in kinds.items():
         cgroups.make(name)
         set_limit(cgroups, name, quota_us, period_us, burst_us)
-        cgroups.write(name, "cpu.shares", 100 + len(name))
+        cgroups.write(name, "shares", 100 + len(name))
     return {name: cgroups.read_all(name) for name in kinds}
 
 
@@ -154,7 +149,7 @@ def test_every_file_is_left_as_it_was_found(cgroups, agent, end):
     wait_until(lambda: at_floor(cgroups, *found), "all quotas are down at the floor")
     assert agent.get("/v1/status")["counters"]["write_errors"] == 0
     # 0.1 cores of 1 ms are less than the kernel takes: the period is longer now.
-    assert (cgroups.read("short", "cpu.cfs_quota_us"), cgroups.read("short", "cpu.cfs_period_us")) == ("1000", "10000")
+    assert (cgroups.read("short", "quota_us"), cgroups.read("short", "period_us")) == ("1000", "10000")
     if end.startswith("SIG"):
         assert agent.stop(getattr(signal, end)) == 0
     else:
@@ -198,9 +193,9 @@ def test_restore_is_harmless_and_there_is_one_agent_only(cgroups, agent, tmp_pat
         assert expected in done.stdout
         assert cgroups.read_all("a") == found
     # What was put back is no agent's any more: a limit of somebody else stays.
-    cgroups.write("a", "cpu.cfs_quota_us", 70_000)
+    cgroups.write("a", "quota_us", 70_000)
     assert agent.run("restore").returncode == 0
-    assert cgroups.read("a", "cpu.cfs_quota_us") == "70000"
+    assert cgroups.read("a", "quota_us") == "70000"
 
 
 def test_a_stopped_agent_begins_anew_when_it_goes_on(cgroups, agent):

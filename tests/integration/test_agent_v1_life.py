@@ -25,13 +25,6 @@ from cpumond.testing import CgroupTree, FakeClock
 pytestmark = pytest.mark.cgroup
 
 
-@pytest.fixture(autouse=True)
-def v1(cgroups: CgroupTree) -> None:
-    """The files below are those of version 1."""
-    if cgroups.hierarchies.cpu_version != 1:
-        pytest.skip("needs the cpu controller in a version 1 hierarchy")
-
-
 def list_jobs(agent: AgentProcess) -> list[str]:
     return [job["job_id"] for job in agent.get("/v1/status")["jobs"]]
 
@@ -85,7 +78,7 @@ def test_two_hundred_jobs_come_and_go_without_a_trace(cgroups, agent):
     # Beside the managed root: a cgroup of the same kind that a pattern matches, and one that none matches.
     for name in ("managed", "beside", "beside/job0"):
         cgroups.make(name)
-    cgroups.write("beside/job0", "cpu.cfs_quota_us", 150_000)
+    cgroups.write("beside/job0", "quota_us", 150_000)
     beside = {name: cgroups.read_all(name) for name in ("", "managed", "beside", "beside/job0")}
     sources = describe_source(f"{cgroups.top}/*/job*", more="id_regex = '[^/]+/[^/]+$'")
     agent.start(describe_agent(cgroups, sources=sources, roots=f"{cgroups.top}/managed"))
@@ -97,7 +90,7 @@ def test_two_hundred_jobs_come_and_go_without_a_trace(cgroups, agent):
     names = [f"managed/job{number}" for number in range(200)]
     for name in names:
         cgroups.make(name)
-        cgroups.write(name, "cpu.cfs_quota_us", 150_000)
+        cgroups.write(name, "quota_us", 150_000)
     wait_until(lambda: len(list_jobs(agent)) == 201, "all jobs are followed", 60)
     assert len(os.listdir(descriptors)) >= before + 200
     wait_until(lambda: at_floor(cgroups, *names[::20]), "the quotas are down at the floor", 60)

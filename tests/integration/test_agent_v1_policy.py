@@ -10,16 +10,7 @@ from agent_process import AgentProcess
 from configs import FLOOR, at_floor, describe_agent, describe_source, make
 from waiting import wait_until
 
-from cpumond.testing import CgroupTree
-
 pytestmark = pytest.mark.cgroup
-
-
-@pytest.fixture(autouse=True)
-def v1(cgroups: CgroupTree) -> None:
-    """The files below are those of version 1."""
-    if cgroups.hierarchies.cpu_version != 1:
-        pytest.skip("needs the cpu controller in a version 1 hierarchy")
 
 
 def wait_checks(agent: AgentProcess, number: int = 4) -> None:
@@ -37,10 +28,10 @@ def wait_status(agent: AgentProcess, job: str, status: str) -> None:
 
 def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
     cgroups.make("group")
-    cgroups.write("group", "cpu.cfs_quota_us", 90_000)
+    cgroups.write("group", "quota_us", 90_000)
     make(cgroups, "group/free", quota_us=-1)
     make(cgroups, "group/odd", quota_us=-1)
-    cgroups.write("group/odd", "cpu.cfs_period_us", 33_333)
+    cgroups.write("group/odd", "period_us", 33_333)
     make(cgroups, "late", quota_us=-1)
     sources = describe_source(f"{cgroups.top}/group/*", 2) + describe_source(f"{cgroups.top}/late", 2)
     agent.start(describe_agent(cgroups, sources=sources))
@@ -52,36 +43,38 @@ def test_a_quota_above_a_job_is_its_cap_whenever_it_changes(cgroups, agent):
     load = cgroups.start_load("group/free", 2)
     load.burn(2.0)
     wait_until(lambda: cgroups.quota_cores("group/free") == 0.9, "all that the quota above allows is back")
-    job = agent.job(ids["free"])
-    assert (job["cpu_limit"], job["current_cpu_limit"]) == (2.0, 0.9)
+    wait_until(lambda: agent.job(ids["free"])["current_cpu_limit"] == 0.9, "the agent says so")
+    assert agent.job(ids["free"])["cpu_limit"] == 2.0
 
     # The quota above goes up: so does what its job has.
-    cgroups.write("group", "cpu.cfs_quota_us", 130_000)
+    cgroups.write("group", "quota_us", 130_000)
     wait_until(lambda: cgroups.quota_cores("group/free") == 1.3, "more is allowed now")
     # v1 lets it go down only above its children; a cap that is not on a round number is met to the microsecond.
     load.burn(0.0)
     wait_until(lambda: at_floor(cgroups, "group/free"), "the quota is down again")
-    cgroups.write("group", "cpu.cfs_quota_us", 33_333)
-    cgroups.write("", "cpu.cfs_quota_us", 170_000)
+    cgroups.write("group", "quota_us", 33_333)
+    cgroups.write("", "quota_us", 170_000)
     odd, late = cgroups.start_load("group/odd", 2), cgroups.start_load("late", 2)
     odd.burn(2.0)
     late.burn(2.0)
     wait_until(lambda: cgroups.quota_cores("late") == 1.7, "all that the top allows is back")
-    wait_until(lambda: cgroups.read("group/odd", "cpu.cfs_quota_us") == "11110", "the cap, rounded down, is back")
+    wait_until(lambda: cgroups.read("group/odd", "quota_us") == "11110", "the cap, rounded down, is back")
     assert agent.get("/v1/status")["counters"]["write_errors"] == 0
     assert agent.events("tick_failed") == []
     assert agent.stop() == 0
-    assert [cgroups.read(name, "cpu.cfs_quota_us") for name in ("group/free", "group/odd", "late")] == ["-1"] * 3
+    assert [cgroups.read(name, "quota_us") for name in ("group/free", "group/odd", "late")] == ["-1"] * 3
 
 
 def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_later_in_full(cgroups, agent):
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("v2 takes any quota below any other")
     cgroups.make("group")
     make(cgroups, "group/a", quota_us=150_000)
-    cgroups.write("group/a", "cpu.cfs_burst_us", 120_000)
+    cgroups.write("group/a", "burst_us", 120_000)
     found = cgroups.read_all("group/a")
     agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/group/*")))
     wait_until(lambda: at_floor(cgroups, "group/a"), "the quota is down at the floor")
-    cgroups.write("group", "cpu.cfs_quota_us", 80_000)
+    cgroups.write("group", "quota_us", 80_000)
     assert agent.stop() == 69
     assert cgroups.quota_cores("group/a") == 0.8
     [failed] = agent.events("restore_failed")
@@ -90,7 +83,7 @@ def test_what_a_quota_above_forbids_now_is_given_back_as_far_as_it_goes_and_late
     again = agent.run("restore")
     assert again.returncode == 69
     assert "group above it is 0.8 cores" in again.stderr
-    cgroups.write("group", "cpu.cfs_quota_us", -1)
+    cgroups.write("group", "quota_us", -1)
     assert agent.run("restore").returncode == 0
     assert cgroups.read_all("group/a") == found
 
@@ -103,13 +96,13 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
     found = cgroups.read_all("a")
     agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "2s"\n'))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    cgroups.write("a", "cpu.cfs_quota_us", 100_000)
+    cgroups.write("a", "quota_us", 100_000)
     wait_status(agent, "a", "overridden")
     job = agent.job("a")
     assert 0 < job["override_left_s"] <= 2.0
     assert job["current_cpu_limit"] == 1.0
     wait_checks(agent)
-    assert cgroups.read("a", "cpu.cfs_quota_us") == "100000"
+    assert cgroups.read("a", "quota_us") == "100000"
     wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
     assert agent.job("a")["status"] == "reclaim"
     assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 1, "lower": 0}
@@ -122,17 +115,17 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
 @pytest.mark.parametrize(("quota_us", "kept"), [(400_000, "400000"), (-1, "-1")])
 def test_a_foreign_raise_above_what_was_found_outlives_the_agent(cgroups, agent, quota_us, kept):
     make(cgroups, "a")
-    cgroups.write("a", "cpu.cfs_burst_us", 100_000)
+    cgroups.write("a", "burst_us", 100_000)
     agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "500ms"\n'))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    cgroups.write("a", "cpu.cfs_quota_us", quota_us)
+    cgroups.write("a", "quota_us", quota_us)
     wait_status(agent, "a", "overridden")
     # Also after it was taken over and lowered again.
     wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
     agent.stop(signal.SIGKILL)
     agent.start()
     assert agent.stop() == 0
-    assert (cgroups.read("a", "cpu.cfs_quota_us"), cgroups.read("a", "cpu.cfs_burst_us")) == (kept, "100000")
+    assert (cgroups.read("a", "quota_us"), cgroups.read("a", "burst_us")) == (kept, "100000")
 
 
 def test_a_foreign_lowering_is_undone_with_back_off_given_up_and_taken_back(cgroups, agent):
@@ -141,13 +134,13 @@ def test_a_foreign_lowering_is_undone_with_back_off_given_up_and_taken_back(cgro
     agent.start(describe_agent(cgroups, more='[writes]\ndrift_backoff = "300ms"\ndrift_max = 3\n'))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
     for losses in (1, 2):
-        cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+        cgroups.write("a", "quota_us", 3_000)
         wait_until(lambda: at_floor(cgroups, "a"), "it is written again")
         assert agent.request("GET", "/v1/jobs/a/explain").json()["contested_losses"] == losses
-    cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+    cgroups.write("a", "quota_us", 3_000)
     wait_status(agent, "a", "contested")
     wait_checks(agent, 8)
-    assert cgroups.read("a", "cpu.cfs_quota_us") == "3000"
+    assert cgroups.read("a", "quota_us") == "3000"
     assert agent.job("a")["current_cpu_limit"] == 0.03
     assert [record["losses"] for record in agent.events("limit_contested")] == [3]
     kinds = [
@@ -167,14 +160,14 @@ def test_a_contested_limit_is_left_to_the_other_writer(cgroups, agent):
     make(cgroups, "a")
     agent.start(describe_agent(cgroups, more="[writes]\ndrift_max = 1\n"))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    cgroups.write("a", "cpu.cfs_quota_us", 3_000)
+    cgroups.write("a", "quota_us", 3_000)
     wait_status(agent, "a", "contested")
     assert agent.stop() == 0
     assert agent.run("restore").stdout.startswith("nothing to restore")
-    assert cgroups.read("a", "cpu.cfs_quota_us") == "3000"
+    assert cgroups.read("a", "quota_us") == "3000"
 
 
-def test_a_quota_below_the_burst_of_somebody_else_is_written_in_the_right_order(cgroups, agent):
+def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_given_back(cgroups, agent):
     make(cgroups, "a")
     load = cgroups.start_load("a", 2)
     agent.start(describe_agent(cgroups))
@@ -184,7 +177,7 @@ def test_a_quota_below_the_burst_of_somebody_else_is_written_in_the_right_order(
     def set_burst() -> bool:
         """Legal while the quota is at its full 1.5 cores, and then in the way of every lower one."""
         try:
-            cgroups.write("a", "cpu.cfs_burst_us", 150_000)
+            cgroups.write("a", "burst_us", 150_000)
         except OSError:
             return False
         return True
@@ -192,10 +185,18 @@ def test_a_quota_below_the_burst_of_somebody_else_is_written_in_the_right_order(
     wait_until(set_burst, "the load has its whole quota and takes a burst of that size")
     load.burn(0.0)
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    assert cgroups.read("a", "cpu.cfs_burst_us") == "0"
+    assert cgroups.read("a", "burst_us") == cgroups.read("a", "quota_us")
     assert agent.get("/v1/status")["counters"]["write_errors"] == 0
+    # A second one, while the limit is down: it is what counts from now on.
+    cgroups.write("a", "burst_us", 1_000)
+    load.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the whole quota is back")
+    assert cgroups.read("a", "burst_us") == "1000"
+    load.burn(0.0)
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down again")
     assert agent.stop() == 0
     assert cgroups.quota_cores("a") == 1.5
+    assert cgroups.read("a", "burst_us") == "1000"
 
 
 # ---- policy

@@ -13,15 +13,32 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+from asyncinotify import Inotify, Mask
 from waiting import wait_until
 
 from cpumond.agent.watch import Watcher
 from cpumond.cgroup import Cgroup, open_cgroup
-from cpumond.cgroup.files import count_threads, is_leaf, read_cpus, read_mode_xattr, read_pressure
+from cpumond.cgroup.files import (
+    count_threads,
+    is_leaf,
+    open_pressure,
+    read_cpus,
+    read_mode_xattr,
+    read_pressure,
+    read_pressure_s,
+)
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
 from cpumond.errors import CgroupReadError, CgroupWriteError
-from cpumond.testing import CgroupTree, SimulatedKernel, make_tree, make_v2_host, v2_cgroup, write_mountinfo
+from cpumond.testing import (
+    CgroupTree,
+    LoadProcess,
+    SimulatedKernel,
+    make_tree,
+    make_v2_host,
+    v2_cgroup,
+    write_mountinfo,
+)
 
 V1_FILES = {
     "cpuacct.usage": "0\n",
@@ -358,8 +375,81 @@ class TestCgroup:
                 cgroup.read_settings()
         assert count_descriptors() == before
 
+    def test_a_quota_never_stays_below_its_burst(self, host):
+        path = host.make("a")
+        before = CpuSettings(200_000, 100_000, 150_000, host.first.weight)
+        low = compute_quota_target(0.3, before, AncestorCap(math.inf)).settings
+        assert (low.quota_us, low.burst_us) == (30_000, 30_000)
+        with host.open(path) as cgroup:
+            assert cgroup.write_settings(host.first, before)
+            # The kernel refuses both wrong orders (a fake tree does not: there the order of the events tells).
+            assert cgroup.write_settings(before, low)
+            assert cgroup.read_settings() == low
+            assert cgroup.write_settings(low, before)
+            assert cgroup.read_settings() == before
+
+    def test_the_order_of_quota_and_burst(self, host):
+        path = host.make("a")
+        burst = "cpu.cfs_burst_us" if host.version == 1 else "cpu.max.burst"
+        quota = "cpu.cfs_quota_us" if host.version == 1 else "cpu.max"
+        high = CpuSettings(200_000, 100_000, 150_000, host.first.weight)
+        low = CpuSettings(30_000, 100_000, 30_000, host.first.weight)
+        with host.open(path) as cgroup, Inotify(sync_timeout=0) as inotify:
+            assert cgroup.write_settings(host.first, high)
+            for file in (quota, burst):
+                inotify.add_watch(os.path.join(host.directory("a"), file), Mask.CLOSE_WRITE)
+            written = []
+            for before, after in ((high, low), (low, high)):
+                assert cgroup.write_settings(before, after)
+                written.append([os.path.basename(event.watch.path) for event in iter(inotify.sync_get, None)])
+        assert written == [[burst, quota], [quota, burst]]
+
     def test_pressure_is_optional(self, host):
         assert read_pressure(host.hierarchies, host.make("a")) is None or host.real
+
+
+def remove_when_empty(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.cgroup
+def test_pressure_of_a_real_cgroup_is_read_with_a_held_descriptor(cgroups: CgroupTree) -> None:
+    unified = cgroups.hierarchies.unified_root
+    if unified is None or read_pressure_s(os.path.join(unified, "cpu.pressure")) is None:
+        pytest.skip("needs cgroup2 and a kernel with PSI")
+    before = count_descriptors()
+    path = cgroups.make("pressed")
+    own = os.path.join(unified, path)
+    os.makedirs(own, exist_ok=True)
+    cgroup = open_cgroup(cgroups.hierarchies, path)
+    assert cgroup is not None
+    try:
+        reading = cgroup.read(1.0)
+        assert reading is not None
+        assert reading.pressure_s is None
+        cgroup.follow_pressure(True)
+        cgroup.follow_pressure(True)
+        assert (cgroup.read(2.0) or reading).pressure_s == 0.0
+        load = LoadProcess([os.path.join(own, "cgroup.procs")], threads=2 * (os.cpu_count() or 1))
+        try:
+            load.burn(4.0 * (os.cpu_count() or 1))
+            wait_until(lambda: ((cgroup.read(3.0) or reading).pressure_s or 0.0) > 0.1, "its threads wait for CPU")
+        finally:
+            load.stop()
+        cgroup.follow_pressure(False)
+        assert (cgroup.read(4.0) or reading).pressure_s is None
+        cgroup.follow_pressure(True)
+    finally:
+        cgroup.close()
+        if own != cgroup.directory:
+            wait_until(lambda: remove_when_empty(own) and remove_when_empty(os.path.dirname(own)), "it is empty")
+    assert count_descriptors() == before
 
 
 # ---- what only the real kernel answers
@@ -465,6 +555,40 @@ def test_pressure_where_there_is_some(tmp_path, text):
     host.write("a", "cpu.pressure", text)
     found = read_pressure(host.hierarchies, path)
     assert (found.some_10s_ratio, found.some_total_s) == (0.01, 99e-6) if text else found is None
+    assert read_pressure_s(f"{host.directory('a')}/cpu.pressure") == (pytest.approx(99e-6) if text else None)
+    with host.open(path) as cgroup:
+        if not text:
+            with pytest.raises(CgroupReadError, match="is no pressure file: no line `some`"):
+                cgroup.follow_pressure(True)
+            assert cgroup.read(1.0).pressure_s is None
+            return
+        cgroup.follow_pressure(True)
+        assert cgroup.read(1.0).pressure_s == pytest.approx(99e-6)
+        host.write("a", "cpu.pressure", text.replace("total=99", "total=2500000"))
+        # The counters did not move meanwhile.
+        assert cgroup.read(2.0).pressure_s == 2.5
+        host.write("a", "cpu.pressure", "")
+        assert cgroup.read(3.0).pressure_s is None
+
+
+def test_pressure_of_a_hybrid_host_comes_from_the_unified_hierarchy(tmp_path):
+    host = make_v1(tmp_path, "v1-hybrid")
+    path = host.make("a")
+    (tmp_path / "unified" / path / "cpu.pressure").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n")
+    with host.open(path) as cgroup:
+        cgroup.follow_pressure(True)
+        assert cgroup.read(1.0).pressure_s == 1.5
+
+
+@pytest.mark.parametrize("layout", ["v1-together", "v2"])
+def test_why_there_is_no_pressure(tmp_path, layout):
+    host = make_v2(tmp_path) if layout == "v2" else make_v1(tmp_path, layout)
+    path = host.make("a")
+    reason = "cgroup.pressure is 0 there" if layout == "v2" else "cgroup2 is not mounted"
+    with host.open(path) as cgroup, pytest.raises(CgroupReadError, match=reason):
+        cgroup.follow_pressure(True)
+    with pytest.raises(CgroupReadError, match="there is no such cgroup in cgroup2"):
+        open_pressure(str(tmp_path), "none")
 
 
 @pytest.mark.parametrize(

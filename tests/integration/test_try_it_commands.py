@@ -95,6 +95,20 @@ def test_dry_run_of_a_missing_cgroup_is_one_sentence(hierarchies: Hierarchies) -
 
 
 @pytest.mark.cgroup
+def test_the_pressure_is_recorded_where_the_kernel_tells_it_and_missed_in_one_sentence(cgroups: CgroupTree) -> None:
+    path = cgroups.make("job")
+    told = cgroups.hierarchies.unified_root is not None and os.path.exists(
+        os.path.join(cgroups.hierarchies.unified_root, path, "cpu.pressure")
+    )
+    recorded = run("record", "--cgroup", path, "--duration", "200ms", "--period", "100ms")
+    assert (recorded.returncode, recorded.stderr) == (0, "")
+    assert ("pressure_ratio" in recorded.stdout.splitlines()[0]) == told
+    tried = run("dry-run", "--cgroup", path, "--duration", "0.1", "--set", "pressure_restore_ratio=0.5")
+    assert tried.returncode == 0
+    assert tried.stderr.startswith("pressure_restore_ratio cannot act here: ") != told
+
+
+@pytest.mark.cgroup
 def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     path = cgroups.make("job")
     cgroups.start_load("job").burn(0.3)
@@ -102,7 +116,7 @@ def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     result = run("record", "--cgroup", path, "--duration", "2", "--period", "100ms", "--output", str(trace))
     assert result.returncode == 0, result.stderr
     header, *rows = trace.read_text().splitlines()
-    assert header == "time_s,total_cpu_s,throttled_ratio"
+    assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio"
     assert len(rows) >= 15
     replayed = run("replay", str(trace), "--cpu-limit", "2", "--format", "json")
     checks = [json.loads(line) for line in replayed.stdout.splitlines()]

@@ -80,6 +80,7 @@ def make_answer(r: random.Random) -> dict[str, Any]:
             "new_cores": maybe(cores()), "applied_cores": maybe(cores()), "usage_cores": maybe(cores()),
             "smoothed_cores": maybe(cores()), "throttled_ratio": r.choice([0.0, 0.255, 0.125, 1.0]),
             "votes_sum": maybe(r.randint(-5, 5)), "result": r.choice(["applied", "failed", "shadow"]),
+            "pressure_ratio": r.choice([0.0, 0.0, 0.125, 1.0]),
         }
         for _ in range(r.randrange(4))
     ]  # fmt: skip
@@ -98,6 +99,7 @@ def make_answer(r: random.Random) -> dict[str, Any]:
         "smoothed_cpu_usage": maybe(cores()), "votes_sum": None, "throttled_ratio": r.choice([0.0, 0.125, 0.5, 1.0]),
         "last_result": r.choice(["", "applied"]), "last_error": r.choice(["", "EIO"]),
         "override_left_s": r.choice([None, None, None, 0.0, 570.5, 3601.5]),
+        "override_by": r.choice(["", "systemctl set-property"]),
         "pinned_cpu_limit": r.choice([None, None, None, 1.0]), "pinned_until": maybe(1.7e9),
         "fast_restores": r.choice([0, 2]), "write_errors": r.choice([0, 1, 3]), "job_cpu_monitor": options,
         "bounds": {

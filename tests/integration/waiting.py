@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -9,10 +10,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+SLOWNESS = float(os.environ.get("CPUMOND_SLOWNESS", "1"))
+"""How many times as long as here things take: more than 1 on an emulated processor."""
+
 
 def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
-    """Ask ``condition`` every 20 ms until it is true and give its value; AssertionError after ``timeout_s``."""
+    """Ask ``condition`` every 20 ms until it is true and give its value.
+
+    AssertionError after ``timeout_s``, times CPUMOND_SLOWNESS.
+    """
     pause = threading.Event()
+    timeout_s *= SLOWNESS
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = condition()

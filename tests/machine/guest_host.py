@@ -73,7 +73,7 @@ def install_package(target: Path, work: Path) -> None:
 
 
 def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tools: Sequence[str] = ()) -> Facts:
-    """Run ``guest/SCRIPT`` in a guest with the package and the files of ``systemd/``; what it left, step by step.
+    """Run ``guest/SCRIPT`` in a guest with the package, ``config/`` and ``systemd/``; what it left, step by step.
 
     ``extras`` are optional dependencies of the package, ``tools`` what the script needs besides; modules of the
     integration tests it can import. Skips the test on a host that cannot boot the guest.
@@ -81,11 +81,17 @@ def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tool
     skip_without_means()
     stage, out = work / "in", work / "out"
     shutil.copytree(HERE / "guest", stage)
-    shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
+    for folder in ("config", "systemd"):
+        shutil.copytree(REPOSITORY / folder, stage / folder)
     shutil.copytree(install_dependencies(extras, tools), stage / "site")
     for module in SHARED_MODULES:
         shutil.copy(REPOSITORY / "tests" / "integration" / module, stage)
     install_package(stage / "site", work)
+    return run_guest(script, stage, out, limit_s)
+
+
+def run_guest(script: str, stage: Path, out: Path, limit_s: int) -> Facts:
+    """Run ``stage/SCRIPT`` in a guest where ``stage`` is /in and ``out`` is /out; what it left, step by step."""
     stage.chmod(0o755)
     command = [str(NSPAWN), "run", "-i", str(stage), "-o", str(out), "-t", str(limit_s)]
     # The script ends the guest by itself after limit_s; it gets time for the first build of the guest on top.

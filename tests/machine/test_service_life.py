@@ -36,13 +36,66 @@ def test_files_are_installed(facts: Facts) -> None:
     assert fact["settings"] == ORIGINAL
 
 
-def test_service_is_ready(facts: Facts) -> None:
-    """``systemctl start`` waits for READY=1; the agent says in a line what it does."""
-    fact = of(facts, "start")
-    assert_quiet(fact["answer"])
-    assert (fact["ActiveState"], fact["SubState"]) == ("active", "running")
+def test_an_end_that_goes_on_is_given_time(facts: Facts) -> None:
+    """By ``systemctl stop``, and by the watchdog, which systemd minds during the end as well."""
+    for begun in of(facts, "install")["long_ends"].values():
+        assert_quiet(begun["start"])
+        assert_quiet(begun["stop"])
+    fact = of(facts, "long_ends")
+    assert "came to its end" in fact["lively"]
+    assert "came to its end" not in fact["silent"], "there was time without asking for it"
+
+
+def test_fresh_install_writes_nothing_and_says_so(facts: Facts) -> None:
+    """``systemctl enable --now`` with the configuration as it is shipped: shadow mode.
+
+    ``systemctl`` comes back at READY=1; no file that holds a CPU setting of any cgroup is written to, from the start of
+    the process to its end.
+    """
+    fact = of(facts, "fresh")
+    assert fact["answer"]["code"] == 0, fact["answer"]
+    assert (fact["ActiveState"], fact["SubState"], fact["enabled"]) == ("active", "running", "enabled")
     assert (fact["Type"], fact["User"]) == ("notify", "cpumond")
-    assert fact["StatusText"]
+    assert fact["ticks_s"] is not None
+    assert_quiet(fact["restart"])
+    assert fact["changed"] == {}
+    assert fact["files"]["count"] > 20
+    assert fact["files"]["written"] == []
+    assert fact["files"]["changed"] == {}
+    sentence = "shadow mode: nothing is written; no jobs: no [[source]] is configured"
+    assert fact["StatusText"].startswith(sentence)
+    assert f'Status: "{sentence}' in fact["status"]
+    assert re.search(rf"^started .*{re.escape(sentence)}", fact["journal"], re.MULTILINE)
+
+
+def test_shadow_mode_says_what_could_be_reclaimed(facts: Facts) -> None:
+    """The next step of a roll-out: sources are named, the agent decides, and still nothing is written."""
+    fact = of(facts, "shadow")
+    assert_quiet(fact["answer"])
+    assert fact["found_s"] is not None, fact["jobs"]
+    assert fact["said_s"] is not None
+    assert fact["StatusText"].startswith("shadow mode: nothing is written; 1 job, 0.9 of 1.0 cores could be reclaimed")
+    assert fact["files"]["written"] == []
+    assert fact["files"]["changed"] == {}
+
+
+def test_service_starts_with_settings_that_write(facts: Facts) -> None:
+    fact = of(facts, "start")
+    assert_quiet(fact["reload"])
+    assert_quiet(fact["answer"])
+    assert fact["ActiveState"] == "active"
+
+
+def test_exposure_is_low(facts: Facts) -> None:
+    """``systemd-analyze security`` of the units as they are loaded, from 0 to 10.
+
+    Root with the right to start units, as the drop-in for the executor makes it, costs what it costs.
+    """
+    assert of(facts, "fresh")["exposure"] <= 2.0
+    fact = of(facts, "executor")
+    assert_quiet(fact["reload"])
+    assert_quiet(fact["verify"])
+    assert fact["exposure"] <= 2.5
 
 
 def test_limit_goes_down(facts: Facts) -> None:
@@ -77,9 +130,23 @@ def test_reload_brings_new_settings(facts: Facts) -> None:
     assert_quiet(fact["answer"])
     assert fact["halved_s"] is not None
     assert fact["said_s"] is not None
+    assert fact["status_s"] is not None, "systemctl status does not say that the reload was refused"
+    assert fact["forgotten_s"] is not None
     assert fact["same_pid"]
     assert fact["ActiveState"] == "active"
     assert_quiet(fact["last"])
+
+
+def test_another_systemd_still_hears_the_agent(facts: Facts) -> None:
+    """``daemon-reload`` and ``daemon-reexec``: limits stay, and the watchdog is fed."""
+    fact = of(facts, "reexec")
+    for answer in fact["answers"]:
+        assert_quiet(answer)
+    assert fact["lowered_s"] is not None
+    assert fact["after"] == fact["before"] != ORIGINAL
+    assert fact["lived_s"] is not None
+    assert fact["same_pid"]
+    assert fact["ActiveState"] == "active"
 
 
 @pytest.mark.parametrize(("step", "restarts", "within_s"), [("kill", "1", 2.0), ("hang", "2", 2.0 + 5.0 + 2.0)])
@@ -103,6 +170,7 @@ def test_ends_of_the_agent_are_counted_by_what_systemd_called_them(facts: Facts)
     """Over restarts, by the command that puts the limits back; so that Prometheus sees what it could not scrape."""
     counts = dict(line.removeprefix("cpumond_service_ends_total").split() for line in of(facts, "hang")["ends"])
     assert {result: count for result, count in counts.items() if float(count)} == {
+        '{result="success"}': "2.0",
         '{result="signal"}': "1.0",
         '{result="watchdog"}': "1.0",
     }
@@ -165,3 +233,17 @@ def test_crash_with_wrong_configuration_restores(facts: Facts) -> None:
     assert fact["lowered_s"] is not None
     assert fact["settled_s"] is not None
     assert fact["settings"] == ORIGINAL
+
+
+def test_originals_of_another_boot_are_dropped(facts: Facts) -> None:
+    """After a power cut the limits of this boot are the originals, whatever the state file says of the last one."""
+    fact = of(facts, "boot")
+    assert_quiet(fact["start"])
+    assert fact["lowered_s"] is not None
+    assert fact["off_s"] is not None
+    assert fact["left_us"] < 100_000, "it was restored, so this shows nothing"
+    assert fact["state"]["cgroups"]["jobs/one"]["settings"]["quota_us"] == 100_000
+    assert_quiet(fact["again"])
+    assert "state_damaged" not in fact["journal"]
+    assert fact["lowered_again_s"] is not None
+    assert fact["most_us"] == fact["quota_us"] == 50_000

@@ -21,13 +21,13 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What one boot saw, step by step."""
-    return boot("systemd_executor.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["systemd"])
+    return boot("systemd_executor.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
 @pytest.fixture(scope="module")
 def contract(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """How each test of the contract went."""
-    return boot("systemd_contract.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["systemd"], ["pytest>=8.2"])
+    return boot("systemd_contract.py", tmp_path_factory.mktemp("machine"), LIMIT_S, tools=["pytest>=8.2"])
 
 
 def ended(fact: Facts) -> Facts:
@@ -261,7 +261,7 @@ def test_an_orderly_end_leaves_the_jobs(facts: Facts) -> None:
     [
         ("rights", "run the agent as root: see systemd/executor.conf"),
         ("bus", "the system bus cannot be reached"),
-        ("library", "pip install 'cpumond[systemd]'"),
+        ("library", "pip install dbus-fast"),
     ],
 )
 def test_what_is_missing_is_said(facts: Facts, case: str, words: str) -> None:

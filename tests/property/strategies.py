@@ -56,6 +56,7 @@ def any_settings(draw: st.DrawFn) -> MonitorSettings:
             "direction": draw(st.sampled_from(["both", "both", "up-only", "down-only"])),
             "actuator": draw(st.sampled_from(["quota", "quota", "weight"])),
             "throttle_vote": draw(st.booleans()),
+            "pressure_restore_ratio": draw(st.sampled_from([0.0, 0.0, 0.5]) | RATIOS),
             "restore_hold_s": draw(st.just(0.0) | thousandths(0, 50)),
             "startup_boost_s": draw(st.just(0.0) | thousandths(0, 50)),
         }
@@ -72,7 +73,8 @@ class Trace:
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Stretches of steady usage (as a job idles, works, idles), sometimes throttled, with checks that come late."""
+    """Stretches of steady usage (as a job idles, works, idles), sometimes throttled or under pressure, with checks
+    that come late."""
     cpu_limit_cores = draw(CPU_LIMITS)
     time_s = draw(st.just(0.0) | thousandths(-1000, 1000))
     rows = []
@@ -81,9 +83,10 @@ def traces(draw: st.DrawFn) -> Trace:
         st.sampled_from([0.0, 0.0, 0.5, 1.0]) | thousandths(0, 1.5),
         st.just(1.0) | thousandths(0.001, 30),
         st.sampled_from([0.0, 0.0, 0.0, 0.5]) | RATIOS,
+        st.sampled_from([0.0, 0.0, 0.0, 1.0]) | RATIOS,
     )
-    for checks, level, interval_s, throttled_ratio in draw(st.lists(stretch, min_size=1, max_size=5)):
+    for checks, level, interval_s, throttled_ratio, pressure_ratio in draw(st.lists(stretch, min_size=1, max_size=5)):
         for _ in range(checks):
-            rows.append(TraceRow(time_s, level * cpu_limit_cores, throttled_ratio))
+            rows.append(TraceRow(time_s, level * cpu_limit_cores, throttled_ratio, pressure_ratio))
             time_s += interval_s
     return Trace(cpu_limit_cores, tuple(rows))

@@ -30,7 +30,8 @@ def walk(trace: Trace, s: MonitorSettings) -> Iterator[tuple[JobState, Decision,
     before_s = first.time_s
     for row in others:
         base = CpuReading(0.0, row.time_s)
-        after, decision = step(state, base, row.usage_cores, row.time_s - before_s, row.throttled_ratio, s)
+        interval_s = row.time_s - before_s
+        after, decision = step(state, base, row.usage_cores, interval_s, row.throttled_ratio, s, row.pressure_ratio)
         yield state, decision, after
         state, before_s = after, row.time_s
 
@@ -181,6 +182,39 @@ def test_a_throttled_check_below_cpu_limit_restores_it_at_once(trace, s, thousan
             assert restored.window == ()
         else:
             assert decision.kind != "restore"
+
+
+@many
+@given(traces(), any_settings(), st.integers(1, 1000))
+def test_a_check_under_pressure_below_cpu_limit_restores_it_at_once(trace, s, thousandth):
+    s = msgspec.structs.replace(s, pressure_restore_ratio=min(s.pressure_restore_ratio, 0.999))
+    assume(s.pressure_restore_ratio > 0)
+    pressure_ratio = max(thousandth / 1000, math.nextafter(s.pressure_restore_ratio, 1.0))
+    for _, _, state in walk(trace, s):
+        restored, decision = step(state, CpuReading(0.0, 1e6), 0.0, 1.0, 0.0, s, pressure_ratio)
+        assert decision.pressure_ratio == pressure_ratio
+        if state.limit_cores < trace.cpu_limit_cores:
+            assert decision.kind == "restore"
+            assert (restored.limit_cores, restored.smoothed_cores) == (trace.cpu_limit_cores, trace.cpu_limit_cores)
+            assert restored.window == ()
+            assert restored.hold_until_s == 1e6 + s.restore_hold_s
+        else:
+            assert decision.kind != "restore"
+
+
+@many
+@given(traces(), any_settings())
+def test_pressure_changes_nothing_while_pressure_restore_ratio_is_0(trace, s):
+    s = msgspec.structs.replace(s, pressure_restore_ratio=0.0)
+    calm = tuple(msgspec.structs.replace(row, pressure_ratio=0.0) for row in trace.rows)
+    assert replay(trace, s) == replay(Trace(trace.cpu_limit_cores, calm), s)
+
+
+@many
+@given(traces(), any_settings())
+def test_without_pressure_the_option_changes_nothing(trace, s):
+    calm = Trace(trace.cpu_limit_cores, tuple(msgspec.structs.replace(row, pressure_ratio=0.0) for row in trace.rows))
+    assert replay(calm, s) == replay(calm, msgspec.structs.replace(s, pressure_restore_ratio=0.0))
 
 
 @some

@@ -77,7 +77,7 @@ BELOW: dict[str, set[str]] = {
 
 HOME = {
     "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.exporter"},
-    "dbus_fast": {"cpumond.executor.systemd"},
+    "dbus_fast": {"cpumond.cgroup.unit_bus", "cpumond.executor.systemd"},
     "asyncinotify": {"cpumond.agent.watch"},
     "cgroupspy": {"cpumond.cgroup", "cpumond.testing"},
     "cysystemd": {"cpumond.process", "cpumond.log"},

@@ -244,7 +244,10 @@ def test_a_value_out_of_range_is_refused_with_the_allowed_range(option, message)
         ),
         (SOURCE + "cpu_limit = 'all'", "source 1.cpu_limit: must be a number > 0 or one of \"from-cgroup\", got 'all'"),
         ("[[source]]\nkind = 'glob'\npattern = ''", "source 1.pattern: must be a text that is not empty, got ''"),
-        ("[[source]]\nkind = 'regex'\npattern = 'a'", 'source 1.kind: must be one of "glob", "static", got \'regex\''),
+        (
+            "[[source]]\nkind = 'regex'\npattern = 'a'",
+            'source 1.kind: must be one of "glob", "static", "systemd", got \'regex\'',
+        ),
         ("[[source]]\npattern = 'a'", "source 1: 'kind' is missing; it has no default"),
         (SOURCE + "[[source]]\nkind = 'static'", "source 2: 'pattern' is missing; it has no default"),
     ],
@@ -692,3 +695,43 @@ def test_the_pages_address_needs_a_port():
 )
 def test_samples_are_limited(line, told):
     assert refused(f"[web]\n{line}\n") == f"{FILE}: {told}"
+
+
+# ---- units of systemd
+
+
+def test_a_source_of_units_needs_no_pattern() -> None:
+    config = load("[[source]]\nkind = 'systemd'\nslices = ['batch.slice']\nlabels = ['User']\n")
+    assert config.source == [Source(kind="systemd", slices=["batch.slice"], labels=["User"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
+        ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it is about names'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is for kind = "static" only; use id_regex'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is no property of a unit"),
+        (
+            "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
+            "labels: at most 8 are possible, got 9",
+        ),
+        ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is for kind = "systemd" only'),
+        ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
+    ],
+)
+def test_a_wrong_source_of_units_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"[[source]]\n{text}\n")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["batch.slice", "batch-night.slice", "-.slice", "a_b.c.slice", "machine-x\\x2dy.slice"]
+)
+def test_names_of_slices(name: str) -> None:
+    text = name.replace("\\", "\\\\")
+    assert load(f'[[source]]\nkind = "systemd"\nslices = ["{text}"]\n').source[0].slices == [name]

@@ -13,16 +13,18 @@ import pytest
 from cpumond.cli import COMMANDS
 from cpumond.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.errors import EXIT_CONFIG, EXIT_USAGE
+from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
 SERVICE = FOLDER / "cpumond.service"
+SCHEDULER = FOLDER / "cpumond-scheduler.service"
 SLICE = FOLDER / "cpumond-jobs.slice"
 SYSUSERS = FOLDER / "cpumond.sysusers.conf"
 TMPFILES = FOLDER / "cpumond.tmpfiles.conf"
 
 PROGRAM = "/usr/bin/cpumond"
-MAX_EXPOSURE = 2.3
-"""Of 10. What remains is mostly the network (0.5) and the writable cgroup tree, which the agent is for."""
+MAX_EXPOSURE = {SERVICE: 2.0, SCHEDULER: 1.4}
+"""Of 10. What remains is mostly the network (0.5); the agent's one capability and its writable cgroup tree (0.8)."""
 BAD_LINE_EXIT = 65
 """EX_DATAERR: what systemd-tmpfiles answers to a line it does not understand; 73 is about missing rights."""
 
@@ -62,12 +64,18 @@ def seconds(text: str) -> float:
     return float(number) * {"s": 1.0, "min": 60.0}[unit]
 
 
-@pytest.mark.parametrize("path", [SERVICE, SLICE], ids=lambda path: path.name)
+@pytest.fixture(scope="module")
+def scheduler() -> dict[str, list[str]]:
+    return read_unit(SCHEDULER)
+
+
+@pytest.mark.parametrize("path", [SERVICE, SCHEDULER, SLICE], ids=lambda path: path.name)
 def test_systemd_accepts_the_unit(path: Path, tmp_path: Path) -> None:
     """``systemd-analyze verify`` has nothing to say, except that the program is not installed on this host."""
     analyze = need("systemd-analyze")
     copy = tmp_path / path.name
-    copy.write_text(path.read_text(encoding="utf-8").replace(f"={PROGRAM} ", "=/bin/true "), encoding="utf-8")
+    text = path.read_text(encoding="utf-8").replace(f"={PROGRAM} ", "=/bin/true ")
+    copy.write_text(text.replace(f"=+{PROGRAM} ", "=+/bin/true "), encoding="utf-8")
     answer = run(analyze, "verify", "--man=no", "--recursive-errors=no", str(copy))
     assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
 
@@ -80,13 +88,14 @@ def test_systemd_refuses_a_misspelled_setting(tmp_path: Path) -> None:
     assert "CPUWait" in run(analyze, "verify", "--man=no", "--recursive-errors=no", str(copy)).stderr
 
 
-def test_exposure_is_low() -> None:
-    """``systemd-analyze security`` sums up what a taken-over agent could reach, from 0 (nothing) to 10."""
+@pytest.mark.parametrize("path", [SERVICE, SCHEDULER], ids=lambda path: path.name)
+def test_exposure_is_low(path: Path) -> None:
+    """``systemd-analyze security`` sums up what a process that was taken over could reach, from 0 (nothing) to 10."""
     analyze = need("systemd-analyze")
-    answer = run(analyze, "security", "--offline=true", "--no-pager", str(SERVICE))
-    figure = re.search(r"Overall exposure level for cpumond\.service: ([\d.]+)", answer.stdout)
+    answer = run(analyze, "security", "--offline=true", "--no-pager", str(path))
+    figure = re.search(rf"Overall exposure level for {re.escape(path.name)}: ([\d.]+)", answer.stdout)
     assert figure is not None, answer.stdout + answer.stderr
-    assert float(figure[1]) <= MAX_EXPOSURE, answer.stdout
+    assert float(figure[1]) <= MAX_EXPOSURE[path], answer.stdout
 
 
 def test_sysusers_makes_the_user_of_the_service(service: dict[str, list[str]]) -> None:
@@ -118,7 +127,6 @@ def test_tmpfiles_are_understood(tmp_path: Path) -> None:
         ("NotifyAccess", "main"),
         ("ExecStart", f"{PROGRAM} agent --config {DEFAULT_CONFIG_PATH}"),
         ("ExecReload", "/bin/kill -HUP $MAINPID"),
-        ("ExecStopPost", f"{PROGRAM} restore --config {DEFAULT_CONFIG_PATH}"),
         ("Restart", "on-failure"),
         ("User", "cpumond"),
         ("Group", "cpumond"),
@@ -136,6 +144,12 @@ def test_service_says(service: dict[str, list[str]], name: str, value: str) -> N
     assert service[name] == [value]
 
 
+def test_limits_go_back_however_the_agent_ended(service: dict[str, list[str]]) -> None:
+    """Quotas first, and without the sandbox, which takes longer to set up; then everything."""
+    quick, full = f"+{PROGRAM} restore --quick", f"{PROGRAM} restore --config {DEFAULT_CONFIG_PATH}"
+    assert service["ExecStopPost"] == [quick, full]
+
+
 @pytest.mark.parametrize("name", ["WatchdogSec", "TimeoutStartSec", "TimeoutStopSec", "RestartSec", "UMask"])
 def test_service_sets(service: dict[str, list[str]], name: str) -> None:
     assert len(service[name]) == 1
@@ -148,8 +162,37 @@ def test_service_leaves_off(service: dict[str, list[str]], name: str) -> None:
     assert f"#   {name}=" in SERVICE.read_text(encoding="utf-8")
 
 
-def test_commands_exist(service: dict[str, list[str]]) -> None:
-    for line in service["ExecStart"] + service["ExecStopPost"]:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Type", "notify"),
+        ("NotifyAccess", "main"),
+        ("ExecStart", f"{PROGRAM} scheduler --config {DEFAULT_SCHEDULER_CONFIG_PATH}"),
+        ("Restart", "on-failure"),
+        ("DynamicUser", "yes"),
+        ("CapabilityBoundingSet", ""),
+        ("NoNewPrivileges", "yes"),
+        ("ProtectSystem", "strict"),
+        ("PrivateUsers", "yes"),
+        ("WantedBy", "multi-user.target"),
+    ],
+)
+def test_the_scheduler_says(scheduler: dict[str, list[str]], name: str, value: str) -> None:
+    """No rights at all, and started again however it ended."""
+    assert scheduler[name] == [value]
+    assert "AmbientCapabilities" not in scheduler
+
+
+def test_the_schedulers_directory_is_that_of_the_configuration(scheduler: dict[str, list[str]]) -> None:
+    assert f"/var/lib/{scheduler['StateDirectory'][0]}" == SchedulerConfig().state_dir
+
+
+def test_the_schedulers_watchdog_leaves_room_for_late_updates(scheduler: dict[str, list[str]]) -> None:
+    assert 10 * SchedulerConfig().fair_share_update_period_s <= seconds(scheduler["WatchdogSec"][0])
+
+
+def test_commands_exist(service: dict[str, list[str]], scheduler: dict[str, list[str]]) -> None:
+    for line in service["ExecStart"] + service["ExecStopPost"] + scheduler["ExecStart"]:
         assert line.split()[1] in COMMANDS
 
 
@@ -167,11 +210,13 @@ def test_watchdog_leaves_room_for_late_ticks(service: dict[str, list[str]]) -> N
     assert 3 * check_period_s <= seconds(service["WatchdogSec"][0]) <= 10.0
 
 
-def test_restart_stops_at_errors_that_stay(service: dict[str, list[str]]) -> None:
+@pytest.mark.parametrize("path", [SERVICE, SCHEDULER], ids=lambda path: path.name)
+def test_restart_stops_at_errors_that_stay(path: Path) -> None:
     """Another try does not mend a wrong command line or configuration; and tries end at some time."""
-    assert service["RestartPreventExitStatus"] == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
-    burst = int(service["StartLimitBurst"][0])
-    assert burst * (seconds(service["RestartSec"][0]) + 1.0) < seconds(service["StartLimitIntervalSec"][0])
+    unit = read_unit(path)
+    assert unit["RestartPreventExitStatus"] == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
+    burst = int(unit["StartLimitBurst"][0])
+    assert burst * (seconds(unit["RestartSec"][0]) + 1.0) < seconds(unit["StartLimitIntervalSec"][0])
 
 
 def test_descriptors_suffice(service: dict[str, list[str]]) -> None:

@@ -107,7 +107,8 @@ export function describeWhy(e) {
       + `agent writes no more. End the other program's writes, then \`cpumond unpin ${name}\`.`;
   }
   if (e.override_left_s !== null && e.override_left_s !== undefined) {
-    return `${stands}: somebody else raised it, which is respected for ${showLeft(e.override_left_s)} more. `
+    const who = e.override_by ? `${e.override_by} ordered it` : "somebody else raised it";
+    return `${stands}: ${who}, which is respected for ${showLeft(e.override_left_s)} more. `
       + `\`cpumond unpin ${name}\` gives it back to the monitor now.`;
   }
   if (e.pinned_cpu_limit !== null && e.pinned_cpu_limit !== undefined) {
@@ -180,7 +181,12 @@ export function describeReason(decision) {
   if (decision.kind === "grow" || decision.kind === "shrink") {
     return `votes ${showVotes(decision.votes_sum)}, use ${measured(decision.usage_cores)}, smoothed ${measured(decision.smoothed_cores)}`;
   }
-  if (decision.kind === "restore") return `${showRatio(decision.throttled_ratio)} of the periods throttled, so all was given back at once`;
+  if (decision.kind === "restore") {
+    const signs = [];
+    if (decision.throttled_ratio || !decision.pressure_ratio) signs.push(`${showRatio(decision.throttled_ratio)} of the periods throttled`);
+    if (decision.pressure_ratio) signs.push(`some task waited for CPU ${showRatio(decision.pressure_ratio)} of the time`);
+    return `${signs.join(", ")}, so all was given back at once`;
+  }
   return KIND_REASONS[decision.kind] ?? decision.kind;
 }
 

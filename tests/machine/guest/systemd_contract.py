@@ -26,7 +26,8 @@ from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.executor import Ended, Launch
 from cpumond.executor.systemd import SLICE_CGROUP, UNIT_PREFIX, SystemdExecutor, unit_name
 
-ROOT = Path("/sys/fs/cgroup/unified") / SLICE_CGROUP
+IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
+ROOT = Path("/sys/fs/cgroup", "" if IS_V2 else "unified", SLICE_CGROUP)
 
 
 class UnitCgroups:
@@ -68,8 +69,9 @@ def list_units() -> str:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     cgroups: Any = UnitCgroups()
     hierarchies = open_hierarchies()
-    # Where cpu and cpuacct are mounted apart, systemd uses the first only.
-    hierarchies = msgspec.structs.replace(hierarchies, cpuacct_root=hierarchies.unified_root)
+    if hierarchies.cpuacct_root != hierarchies.cpu_root:
+        # Where cpu and cpuacct are mounted apart, systemd uses the first only.
+        hierarchies = msgspec.structs.replace(hierarchies, cpuacct_root=hierarchies.unified_root)
     opened = UnitRig(lambda: SystemdExecutor(cgroups), cgroups, hierarchies, tmp_path / "jobs")
     yield opened
     for job_id in cgroups.list_job_ids():
@@ -87,11 +89,14 @@ class TestSystemdExecutor(ExecutorContract):
         """With cpu and cpuacct mounted apart systemd does not count CPU time."""
         job_id = rig.shell("sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done' & wait")
         ended = rig.wait(Ended, job_id)
-        assert ended.cpu_seconds is None or 0.01 < ended.cpu_seconds < 20.0
+        assert (ended.cpu_seconds is None and not IS_V2) or 0.01 < ended.cpu_seconds < 20.0
         assert ended.max_memory is None or 0 < ended.max_memory < 1 << 30
 
     def test_too_much_memory_is_told(self, rig: Rig) -> None:
         """On v1 systemd does not learn why the kernel killed."""
+        if IS_V2:
+            super().test_too_much_memory_is_told(rig)
+            return
         job_id = rig.start(sys.executable, "-S", "-c", HOG, memory_limit=64 << 20)
         assert rig.wait(Ended, job_id).signal == 9
         rig.assert_nothing_left(job_id)
@@ -111,7 +116,7 @@ class Recorder:
 
 
 def main() -> None:
-    for controller in ("memory", "pids"):
+    for controller in () if IS_V2 else ("memory", "pids"):
         subprocess.run(["mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{controller}"], timeout=60, check=True)
     subprocess.run(["systemctl", "daemon-reexec"], timeout=60, check=True)
     recorder = Recorder()

@@ -32,6 +32,7 @@ from cpumond.executor.systemd import SystemdExecutor
 DEADLINE_S = 20.0
 FOR_ROOT = "/root/only/for-root"
 MiB = 1 << 20
+IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
 
 facts: dict[str, Any] = {}
 
@@ -60,9 +61,18 @@ def left_over() -> dict[str, Any]:
     """Units and cgroups of jobs that exist."""
     units = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "cpumond-job-*")["output"].split("\n")
     found = []
-    for hierarchy in ("systemd", "unified", "cpu", "cpuacct", "memory"):
+    for hierarchy in ("",) if IS_V2 else ("systemd", "unified", "cpu", "cpuacct", "memory"):
         found += [str(path) for path in Path("/sys/fs/cgroup", hierarchy).rglob("cpumond-job-*")]
     return {"units": [line for line in units if line], "cgroups": found}
+
+
+def read_quota(cgroup: str) -> dict[str, str]:
+    """In the words of version 1, whatever the layout."""
+    if IS_V2:
+        quota, period = Path("/sys/fs/cgroup", cgroup, "cpu.max").read_text().split()
+        return {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": f"{period}\n"}
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return {name: Path("/sys/fs/cgroup/cpu", cgroup, name).read_text() for name in names}
 
 
 def write_program(path: str, text: str) -> None:
@@ -163,7 +173,8 @@ def install() -> dict[str, Any]:
     """The slice as a package would install it; the memory controller becomes systemd's, as on a real host."""
     shutil.copyfile("/in/systemd/cpumond-jobs.slice", "/usr/lib/systemd/system/cpumond-jobs.slice")
     Path("/var/lib/cpumond-jobs").mkdir(mode=0o711)
-    answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in ("memory", "pids")]
+    closed = () if IS_V2 else ("memory", "pids")
+    answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in closed]
     answers += [systemctl("daemon-reexec"), systemctl("daemon-reload")]
     return {"answers": answers}
 
@@ -232,9 +243,12 @@ def quota() -> dict[str, Any]:
         names = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", "MemoryMax", "Slice", "ControlGroup", "MainPID")
         unit = "cpumond-job-quota.service"
         shown = {name: systemctl("show", "-p", name, "--value", unit)["output"].strip() for name in names}
-        cpu = Path("/sys/fs/cgroup/cpu") / started.cgroup
-        files = {name: (cpu / name).read_text() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cgroup.procs")}
-        limit = Path("/sys/fs/cgroup/memory") / started.cgroup / "memory.limit_in_bytes"
+        files = read_quota(started.cgroup)
+        files["cgroup.procs"] = Path(
+            "/sys/fs/cgroup", "" if IS_V2 else "cpu", started.cgroup, "cgroup.procs"
+        ).read_text()
+        name = "memory.max" if IS_V2 else "memory.limit_in_bytes"
+        limit = Path("/sys/fs/cgroup", "" if IS_V2 else "memory", started.cgroup, name)
         files["memory"] = limit.read_text() if limit.exists() else "none"
         age_s = time.time() - started.start_time
         d.executor.kill("quota")
@@ -407,7 +421,7 @@ def reloads() -> dict[str, Any]:
             d.start(names[-1], *sh(f"exit {number}; true $x"))
             answers += [systemctl("daemon-reload"), systemctl("daemon-reload")]
         ends = {name: msgspec.to_builtins(d.take(name, Ended, NotStarted)) for name in names}
-        quota_us = (Path("/sys/fs/cgroup/cpu") / started.cgroup / "cpu.cfs_quota_us").read_text()
+        quota_us = read_quota(started.cgroup)["cpu.cfs_quota_us"]
         unit = "cpumond-job-through.service"
         load_state = systemctl("show", "-p", "LoadState", "--value", unit)["output"].strip()
         Path("/tmp/enough").touch()

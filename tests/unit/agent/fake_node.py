@@ -52,13 +52,14 @@ def source(pattern: str = "jobs/*", cpu_limit: object = 4.0, more: str = "") -> 
 
 
 class FakeNode:
-    """A machine with a unified hierarchy in a directory, jobs below ``jobs/``, and its agent."""
+    """A machine with a unified hierarchy in a directory, jobs below ``folder``, and its agent."""
 
+    folder = "jobs"
     managed_roots = '["jobs"]'
 
     def __init__(self, directory: Path, jobs: dict[str, dict[str, object]], config: str = QUICK + source()) -> None:
         self.directory = directory
-        self.mountinfo = make_v2_host(directory, {"jobs": {**v2_cgroup(), **jobs}})
+        self.mountinfo = make_v2_host(directory, {self.folder: {**v2_cgroup(), **jobs}})
         self.root = directory / "cgroup"
         self.clock = FakeClock()
         self.reports = CollectedReports()
@@ -125,7 +126,7 @@ class FakeNode:
 
     def names(self) -> list[str]:
         """The jobs' directories that have counters."""
-        jobs = self.root / "jobs"
+        jobs = self.root / self.folder
         return sorted(place.name for place in jobs.iterdir() if (place / "cpu.stat").exists())
 
     def use(self, job: str, cpu_s: float, throttled_ratio: float = 0.0, seconds: float = 1.0) -> None:
@@ -150,11 +151,11 @@ class FakeNode:
 
     def write(self, job: str, file: str, text: str) -> None:
         """Write a file of a job's cgroup, as somebody else or the kernel."""
-        (self.root / "jobs" / job / file).write_text(text)
+        (self.root / self.folder / job / file).write_text(text)
 
     def read(self, job: str, file: str = "cpu.max") -> str:
         """Read a file of a job's cgroup."""
-        return (self.root / "jobs" / job / file).read_text().strip()
+        return (self.root / self.folder / job / file).read_text().strip()
 
     def files(self, job: str) -> dict[str, str]:
         """The settings of a job's cgroup."""
@@ -167,12 +168,12 @@ class FakeNode:
 
     def make(self, job: str, **files: Any) -> None:
         """A new job's cgroup."""
-        make_tree(self.root / "jobs" / job, v2_cgroup(**files))
+        make_tree(self.root / self.folder / job, v2_cgroup(**files))
         self.forget_counters(job)
 
     def remove(self, job: str) -> None:
         """A job's cgroup goes away. Its directory is kept elsewhere, so that its inode is not given out again."""
-        place = self.root / "jobs" / job
+        place = self.root / self.folder / job
         os.rename(place, self.directory / f"removed-{len(os.listdir(self.directory))}")
         # The kernel says that a directory went, not that it was moved.
         place.mkdir()

@@ -29,6 +29,7 @@ from cpumond.agent.exporter import (
     choose_jobs,
     choose_operations,
     is_throttled_by_us,
+    write_pressure,
     write_series,
 )
 from cpumond.agent.jobs import JobView
@@ -86,6 +87,41 @@ def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnaps
 def encode(snapshot: TickSnapshot | None, settings: Metrics | None = None, stats: ReporterStats | None = None) -> str:
     metrics = MetricsText(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
     return metrics.encode().decode()
+
+
+def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_path):
+    some = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    host = tmp_path / "host"
+    host.write_text(some.format(2_500_000))
+    (tmp_path / "jobs" / "a").mkdir(parents=True)
+    own = tmp_path / "jobs" / "a" / "cpu.pressure"
+    own.write_text(some.format(1_500_000))
+    jobs = [make_job("a"), make_job("b")]
+    samples = read_samples(write_pressure(jobs, str(tmp_path), str(host)))
+    assert samples == {
+        ("cpumond_node_cpu_pressure_seconds_total", frozenset({("kind", "some")})): 2.5,
+        ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")})): 1.5,
+    }
+    own.unlink()
+    host.unlink()
+    assert write_pressure(jobs, str(tmp_path), str(host)) == ""
+    assert write_pressure(jobs, None, str(host)) == ""
+
+
+def test_each_scrape_of_a_new_tick_has_the_pressure(tmp_path):
+    (tmp_path / "jobs" / "a").mkdir(parents=True)
+    own = tmp_path / "jobs" / "a" / "cpu.pressure"
+    ticks = iter(range(1, 9))
+    snapshot = make_snapshot(make_job("a"))
+    metrics = MetricsText(
+        lambda: msgspec.structs.replace(snapshot, tick=next(ticks)), Metrics, ReporterStats, str(tmp_path)
+    )
+    key = ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")}))
+    for seconds in (1.0, 3.0):
+        own.write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={int(seconds * 1e6)}\n")
+        assert read_samples(metrics.encode().decode())[key] == seconds
+    own.unlink()
+    assert key not in read_samples(metrics.encode().decode())
 
 
 def read_families(text: str) -> dict[str, Metric]:

@@ -52,6 +52,60 @@ def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make
     assert ring(node, "light") == [("shrink", "applied")] * 3
 
 
+def press(node: FakeNode, job: str, total_s: float) -> None:
+    node.write(job, "cpu.pressure", f"some avg10=0.00 avg60=0.00 avg300=0.00 total={int(total_s * 1e6)}\n")
+
+
+def test_a_job_under_pressure_gets_its_full_limit_back_in_that_check(make_node, logs):
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + "pressure_restore_ratio = 0.3\n" + source())
+    press(node, "a", 7.0)
+    node.start()
+    node.ticks(8)
+    assert (node.cores("a"), node.cores("b")) == (0.5, 0.5)
+    press(node, "a", 7.3)
+    node.tick(0.1)
+    assert node.cores("a") == 0.5
+    press(node, "a", 7.7)
+    node.tick(0.1)
+    assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
+    assert node.agent.totals.restores == node.job("a").restores == 1
+    decisions = control.explain_job(node.agent, "a")["decisions"]
+    assert (decisions[-1]["kind"], decisions[-1]["throttled_ratio"]) == ("restore", 0.0)
+    assert decisions[-1]["pressure_ratio"] == pytest.approx(0.4, abs=1e-5)
+    [missed] = [record for record in logs if record["event"] == "pressure_unknown"]
+    assert missed["job_id"] == "b"
+    assert "cpu.pressure" in missed["error"]
+
+
+def test_without_the_kernel_s_pressure_one_line_is_logged_and_throttling_goes_on(make_node, logs):
+    jobs = dict.fromkeys("abc", FOUR)
+    node = make_node(jobs, config=QUICK + "pressure_restore_ratio = 0.3\n" + source()).start()
+    node.ticks(8)
+    node.make("d", quota="400000 100000")
+    node.ticks(8)
+    assert sum(record["event"] == "pressure_unknown" for record in logs) == 1
+    node.tick(0.5, {"a": 0.5})
+    assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
+
+
+def test_pressure_is_read_from_a_reload_on_and_not_without_being_asked_for(make_node, logs):
+    node = make_node({"a": FOUR})
+    press(node, "a", 1.0)
+    node.start()
+    node.ticks(8)
+    assert node.job("a").state.base.pressure_s is None
+    node.reload(QUICK + "pressure_restore_ratio = 0.3\n" + source())
+    node.ticks(2)
+    assert node.job("a").state.base.pressure_s == 1.0
+    press(node, "a", 2.0)
+    node.tick()
+    assert node.cores("a") == 4.0
+    node.reload(QUICK + source())
+    node.ticks(2)
+    assert node.job("a").state.base.pressure_s is None
+    assert not [record for record in logs if record["event"] == "pressure_unknown"]
+
+
 def test_a_throttled_job_gets_its_full_limit_back_in_that_check(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(8)
@@ -452,6 +506,38 @@ def test_a_foreign_weight_is_noticed_where_the_weight_is_what_the_agent_moves(ma
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 1}
     node.ticks(2)
     assert node.read("a", "cpu.weight") == "12"
+
+
+def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(4)
+    assert node.cores("a") < 4.0
+    node.write("a", "cpu.max.burst", "90000\n")
+    node.ticks(4)
+    # A fake tree refuses nothing: a lower quota without a burst of its own does not look at it.
+    node.write("a", "cpu.max", "300000 100000\n")
+    node.tick()
+    assert node.agent.table.find("a").original.burst_us == 90_000
+    node.agent.give_back(node.agent.table.find("a"))
+    node.ticks(8)
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("50000 100000", "50000")
+    node.write("a", "cpu.max.burst", "20000\n")
+    node.ticks(3, 0.5)
+    assert (node.cores("a") > 0.5, node.read("a", "cpu.max.burst")) == (True, "20000")
+    node.agent.close()
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("400000 100000", "20000")
+
+
+def test_a_burst_that_had_to_go_down_with_the_quota_is_put_back_all_the_same(make_node):
+    job = v2_cgroup(quota="400000 100000", cpu_max_burst="80000\n")
+    node = make_node({"a": job}, config=QUICK + source() + "[writes]\ndrift_max = 100\n").start()
+    node.ticks(8)
+    node.write("a", "cpu.max.burst", "10000\n")
+    node.write("a", "cpu.max", "10000 100000\n")
+    node.ticks(20)
+    assert node.read("a", "cpu.max.burst") == "50000"
+    node.agent.close()
+    assert node.read("a", "cpu.max.burst") == "80000"
 
 
 def test_a_limit_that_needs_a_longer_period_is_put_back_to_the_last_byte(make_node):

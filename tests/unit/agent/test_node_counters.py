@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent.main import run_restore
+from cpumond.agent.restore import run_restore
 from cpumond.agent.state_file import (
     ENDS_FILE,
     SERVICE_RESULTS,

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_node import QUICK, CollectedReports, FakeNode, source
 
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.process import read_watchdog_s
+from cpumond.reporters import ReporterStats
 from cpumond.testing import FakeClock
-from cpumond.wire import Heartbeat
+from cpumond.wire import Heartbeat, RegistrationAnswer
 
 
 class Manager:
@@ -63,7 +65,7 @@ def node(make_node: Callable[..., FakeNode]) -> FakeNode:
 
 def test_ready_says_the_state(manager: Manager, node: FakeNode):
     Notifier(os.environ).ready(node.agent)
-    assert manager.heard() == [{"READY": "1", "STATUS": "1 jobs (reclaim), 4.0 cores ordered, 4.0 limit"}]
+    assert manager.heard() == [{"READY": "1", "STATUS": "1 job (reclaim), 0.0 of 4.0 cores reclaimed"}]
 
 
 def test_reloading_carries_the_monotonic_time(manager: Manager):
@@ -78,7 +80,20 @@ def test_reloading_carries_the_monotonic_time(manager: Manager):
 
 def test_stopping(manager: Manager):
     Notifier(os.environ).stopping()
-    assert manager.heard() == [{"STOPPING": "1", "STATUS": "restoring limits"}]
+    first, second = manager.heard()
+    assert first == {"STOPPING": "1"}
+    assert second["STATUS"] == "restoring limits"
+    assert int(second["EXTEND_TIMEOUT_USEC"]) >= 20_000_000, "the agent waits for others for that long"
+
+
+def test_a_long_end_says_at_most_once_a_second_that_it_goes_on(manager: Manager, monkeypatch: pytest.MonkeyPatch):
+    at_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: at_s)
+    notifier = Notifier(os.environ)
+    for _ in range(25):
+        notifier.busy()
+        at_s += 0.1
+    assert [list(message) for message in manager.heard()] == [["EXTEND_TIMEOUT_USEC"]] * 3
 
 
 def test_each_good_tick_feeds_the_watchdog_and_some_say_the_state(manager: Manager, node: FakeNode):
@@ -88,6 +103,43 @@ def test_each_good_tick_feeds_the_watchdog_and_some_say_the_state(manager: Manag
     first, *rest = manager.heard()
     assert (first["WATCHDOG"], first["STATUS"].split()[0]) == ("1", "1")
     assert rest == [{"WATCHDOG": "1"}] * 2
+
+
+def test_what_a_reload_changed_is_said_after_the_next_tick(manager: Manager, node: FakeNode):
+    notifier = Notifier(os.environ)
+    notifier.tick_done(node.agent)
+    notifier.reloading()
+    notifier.ready(node.agent)
+    manager.heard()
+    notifier.tick_done(node.agent)
+    assert "STATUS" in manager.heard()[0]
+
+
+def test_a_refused_reload_is_shown_until_one_is_not(manager: Manager, node: FakeNode):
+    notifier = Notifier(os.environ)
+    notifier.reloading()
+    notifier.reload_refused("cpumond.toml: monitor.mode: got 'on'\nexpected one of ...")
+    notifier.ready(node.agent)
+    notifier.tick_done(node.agent)
+    refused = "; the last reload was refused: cpumond.toml: monitor.mode: got 'on' expected one of ..."
+    for message in manager.heard()[1:]:
+        assert message["STATUS"].endswith(refused)
+    notifier.reloading()
+    notifier.ready(node.agent)
+    assert "refused" not in manager.heard()[1]["STATUS"]
+
+
+@pytest.mark.parametrize(
+    "sentence", ["\U0001f4a5" * 5000, "/etc/\udcff.toml: not valid TOML"], ids=["long", "no Unicode"]
+)
+def test_any_sentence_reaches_the_manager(manager: Manager, node: FakeNode, sentence: str):
+    """systemd drops messages of more than 4096 bytes as a whole, and READY=1 is in this one."""
+    notifier = Notifier(os.environ)
+    notifier.reload_refused(sentence)
+    notifier.ready(node.agent)
+    [message] = manager.heard()
+    assert message["READY"] == "1"
+    assert len(message["STATUS"].encode()) < 4000
 
 
 def test_the_watchdog_goes_hungry_after_a_bad_tick(manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch):
@@ -109,7 +161,7 @@ def test_the_watchdog_goes_hungry_after_a_bad_tick(manager: Manager, node: FakeN
     assert manager.heard() == []
     notifier.tick_done(node.agent)
     notifier.ping()
-    assert manager.heard() == [{"WATCHDOG": "1"}] * 2
+    assert [message["WATCHDOG"] for message in manager.heard()] == ["1", "1"]
     notifier.stopping()
     manager.heard()
     notifier.ping()
@@ -177,12 +229,75 @@ def test_a_manager_that_is_gone_does_not_stop_the_agent(manager: Manager, node: 
 
 
 def test_the_state_in_one_line(node: FakeNode):
-    (node.directory / "run" / "pause").touch()
+    """What cannot be had anyway is not reclaimed: a job that ordered 4 cores and was given 2 counts with those."""
     node.make("b", quota="200000 100000")
-    node.ticks(2)
-    assert describe_status(node.agent) == "2 jobs (reclaim), 8.0 cores ordered, 6.0 limit, writes paused"
+    node.agent.rescan_now()
+    assert describe_status(node.agent) == "2 jobs (reclaim), 0.0 of 6.0 cores reclaimed"
+    node.ticks(3)
+    assert describe_status(node.agent) == "2 jobs (reclaim), 4.0 of 6.0 cores reclaimed"
+    (node.directory / "run" / "pause").touch()
+    node.ticks(1)
+    assert describe_status(node.agent) == "2 jobs (reclaim), 4.0 of 6.0 cores reclaimed; writes are paused"
     node.agent.last = node.agent._snapshot = None
     assert describe_status(node.agent) == "starting"
+
+
+def test_shadow_mode_says_that_nothing_is_written(make_node: Callable[..., FakeNode]):
+    """And what it would bring; without any job, why there is none."""
+    shadow = QUICK.replace("reclaim", "shadow")
+    node = make_node({"a": {}}, config=shadow + source())
+    node.make("a", quota="400000 100000")
+    node.start().ticks(4)
+    expected = "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"
+    assert describe_status(node.agent) == expected
+    empty = make_node({}, config=shadow).start()
+    expected = "shadow mode: nothing is written; no jobs: no [[source]] is configured"
+    assert describe_status(empty.agent) == expected
+
+
+def test_jobs_that_may_not_be_changed_are_not_called_shadow(make_node: Callable[..., FakeNode]):
+    node = make_node({"a": {}})
+    node.make("a", quota="400000 100000")
+    node.agent.config = node.agent.table.config = msgspec.structs.replace(node.agent.config, managed_roots=[])
+    node.start()
+    assert describe_status(node.agent).startswith("no job may be changed: nothing is written; 1 job, ")
+
+
+def test_modes_are_counted_when_there_are_several(make_node: Callable[..., FakeNode]):
+    node = make_node({"a": {}, "b": {}}, config=QUICK + source("jobs/a") + source("jobs/b", more='mode = "shadow"'))
+    for name in ("a", "b"):
+        node.make(name, quota="400000 100000")
+    node.start()
+    assert describe_status(node.agent).startswith("2 jobs (1 reclaim, 1 shadow), ")
+
+
+class LinkedNode:
+    """The scheduler's end of the agent, as far as the line of state reads it."""
+
+    def __init__(self, answer: RegistrationAnswer | None, warning: str = "", error: str = "") -> None:
+        self.registered, self.warning, self.error = answer, warning, error
+
+    def stats(self) -> ReporterStats:
+        return ReporterStats(last_error=self.error)
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        (LinkedNode(None), "not registered yet"),
+        (LinkedNode(RegistrationAnswer("node", "default", 1.0)), "tree default"),
+        (LinkedNode(RegistrationAnswer("node", None, 1.0, warning="no tree fits")), "no tree fits"),
+        (LinkedNode(None, error="connection refused"), "connection refused"),
+    ],
+)
+def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
+    node.agent.config = msgspec.structs.replace(
+        node.agent.config, scheduler=msgspec.structs.replace(node.agent.config.scheduler, url="http://s:9757")
+    )
+    node.agent.link = link
+    node.agent._snapshot = None
+    assert describe_status(node.agent).endswith(f"; scheduler http://s:9757: {expected}")
+    node.agent.link = None
 
 
 class HurryingClock(FakeClock):
@@ -227,7 +342,7 @@ def test_a_life_under_a_manager(manager: Manager, make_node: Callable[..., FakeN
     agent.reloading = True
     agent.run()
     agent.close()
-    kinds = [next(iter(message)) for message in manager.heard()]
+    kinds = [kind for message in manager.heard() if (kind := next(iter(message))) != "EXTEND_TIMEOUT_USEC"]
     assert kinds == ["READY", "RELOADING", "READY", "WATCHDOG", "WATCHDOG", "WATCHDOG", "STOPPING"]
     assert [record["event"] for record in logs].count("tick_failed") == 1
     assert agent.totals.ticks == 4

@@ -26,6 +26,7 @@ RECORDS = st.builds(
     throttled_ratio=st.floats(0.0, 1.0),
     votes_sum=st.none() | st.integers(-10_000, 10_000),
     result=st.sampled_from(RESULTS),
+    pressure_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
 )
 ONE = DecisionRecord(1.0, "grow", 1.0, math.inf, 2.0, 0.5, 0.6, 0.25, 4, "applied")
 

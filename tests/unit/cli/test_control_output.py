@@ -20,6 +20,7 @@ import pytest
 from cpumond.cli import control, explain, options, run, tables
 from cpumond.cli.client import (
     AgentClient,
+    DecisionAnswer,
     ExplainAnswer,
     JobAnswer,
     RegisteredAnswer,
@@ -390,6 +391,14 @@ def test_why_a_limit_stands_at_its_floor_and_is_paused():
 def test_why_a_limit_was_never_lowered():
     why = explain.describe_why(make_explain(current_cpu_limit=10.0, decisions=[]))
     assert why == "The limit of steady-low is 10 of 10 ordered cores, all it may have: it was not lowered so far."
+
+
+def test_why_a_limit_was_given_back_for_pressure():
+    waited = {**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}
+    reason = explain.describe_reason(msgspec.convert(waited, DecisionAnswer))
+    assert reason == "some task waited for CPU 62% of the time, so all was given back at once"
+    reason = explain.describe_reason(msgspec.convert({**waited, "throttled_ratio": 0.3}, DecisionAnswer))
+    assert reason.startswith("30% of the periods throttled, some task waited for CPU 62% of the time, so all")
 
 
 def test_why_a_limit_was_given_back():

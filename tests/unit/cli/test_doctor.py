@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpumond.agent.main import hold_lock
+from cpumond.agent.restore import hold_lock
 from cpumond.agent.state_file import Original, Originals, RegisteredJob, Registry, read_boot_id, save
 from cpumond.cgroup.mounts import Hierarchies, Mount, read_mounts
 from cpumond.cgroup.settings import CpuSettings
@@ -125,6 +125,30 @@ def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
     (finding,) = doctor_cgroups.check_limit_files(1, [f"{root}/b"], [])
     assert finding.level == "fail"
     assert "CONFIG_CFS_BANDWIDTH" in finding.advice
+
+
+def test_a_unit_without_a_limit_file_gets_one_with_its_first_limit(tmp_path):
+    root = make_tree(tmp_path, {"a.service": {"cpu.stat": ""}, "b.service": v2_cgroup(), "c": {"cpu.stat": ""}})
+    units = {f"{root}/a.service", f"{root}/b.service"}
+    (alone,) = doctor_cgroups.check_limit_files(2, [f"{root}/a.service"], [], units)
+    assert (alone.level, alone.text) == (
+        "warn", f"1 unit without cpu.max so far, such as {root}/a.service: its first limit makes it",
+    )  # fmt: skip
+    assert "systemctl set-property --runtime a.service CPUWeight=100" in alone.advice
+    found = doctor_cgroups.check_limit_files(2, sorted(units), [], units)
+    assert [(f.check, f.level) for f in found] == [("limit files", "warn"), ("limit files", "ok"), ("burst", "ok")]
+    found = doctor_cgroups.check_limit_files(2, [f"{root}/a.service", f"{root}/c"], [], units)
+    assert [f.level for f in found] == ["warn", "fail"]
+    assert found[1].text == f"1 of 1 cgroup without cpu.max: {root}/c"
+
+
+def test_what_cgroup2_gives_on(tmp_path):
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu", "memory", "io")], "m"))
+    assert found["cgroup2"].text == f"{tmp_path}, controllers: cpu io memory; given on to the cgroups in it: cpu memory"
+    (tmp_path / "cgroup.subtree_control").write_text("\n")
+    found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu")], "m"))
+    assert found["cgroup2"].text.endswith("given on to the cgroups in it: none")
 
 
 def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
@@ -289,6 +313,13 @@ def test_inotify_limits(watches, instances, needed, level):
     assert doctor_checks.check_inotify(limits, needed)[0].level == level
 
 
+def test_a_third_descriptor_for_the_pressure():
+    (finding,) = doctor_checks.check_descriptors(1024, 664, "this shell", 250, 200, 3)
+    assert finding.level == "fail"
+    assert "enough for 200 jobs" in finding.text
+    assert "LimitNOFILE=664" in finding.advice
+
+
 def test_inotify_limits_that_are_not_shown():
     assert doctor_checks.check_inotify({}, 5)[0].level == "warn"
 
@@ -317,25 +348,6 @@ def test_own_process_is_among_the_names():
 def test_systemd(booted, version, level, text):
     finding = doctor_checks.check_systemd(booted, version)
     assert (finding.level, finding.text) == (level, text)
-
-
-def test_cgroups_of_systemd_need_delegation():
-    def check(paths: list[str], delegated: set[str]) -> list[Finding]:
-        return doctor_cgroups.check_delegation(paths, "/c", lambda directory: directory in delegated)
-
-    (finding,) = check(["a.slice/b.service/job"], set())
-    assert finding.level == "warn"
-    assert "Delegate=yes" in finding.advice
-    assert check(["a.slice/b.service/job"], {"/c/a.slice/b.service"})[0].level == "ok"
-    assert check(["jobs/job"], set())[0].level == "ok"
-    assert check([], set()) == []
-
-
-def test_cgroups_outside_of_systemd_s_units_may_lose_the_controller(tmp_path):
-    (tmp_path / "cgroup.subtree_control").write_text("cpu\n")
-    (finding,) = doctor_cgroups.check_delegation(["jobs"], str(tmp_path), lambda _: False)
-    assert finding.level == "warn"
-    assert "'jobs' is outside of systemd's units" in finding.text
 
 
 def test_no_directory_of_the_tests_is_delegated(tmp_path):

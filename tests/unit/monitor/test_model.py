@@ -35,6 +35,7 @@ from cpumond.monitor.model import (
         ("vote_mode", "document"),
         ("smoothing_seed", "limit"),
         ("throttle_restore_ratio", 0.25),
+        ("pressure_restore_ratio", 0.0),
         ("actuator", "quota"),
     ],
 )

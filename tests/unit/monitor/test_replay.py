@@ -11,7 +11,7 @@ from cpumond.errors import ConfigError
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
 
-HEADER_HINT = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio"
+HEADER_HINT = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio"
 
 
 def parse(text: str) -> list[TraceRow]:
@@ -215,6 +215,22 @@ def test_a_throttled_row_restores_the_limit():
     assert results[-1] == ReplayRow(30.0, 1.0, 10.0, None, "restore", 10.0)
     off = list(replay_rows(rows, 10.0, MonitorSettings(throttle_restore_ratio=0.0)))
     assert off[-1].cpu_limit_cores < off[-2].cpu_limit_cores
+
+
+def test_a_row_under_pressure_restores_the_limit():
+    rows = [TraceRow(float(number), 0.0) for number in range(30)]
+    rows.append(TraceRow(30.0, 1.0, pressure_ratio=0.5))
+    results = list(replay_rows(rows, 10.0, MonitorSettings(pressure_restore_ratio=0.4)))
+    assert results[-2].cpu_limit_cores < 10.0
+    assert results[-1] == ReplayRow(30.0, 1.0, 10.0, None, "restore", 10.0)
+    off = list(replay_rows(rows, 10.0, MonitorSettings()))
+    assert off[-1].cpu_limit_cores < off[-2].cpu_limit_cores
+
+
+def test_the_column_of_the_pressure():
+    assert [row.pressure_ratio for row in parse("time_s,usage_cores,pressure_ratio\n0,0,\n1,2.5,0.75\n")] == [0.0, 0.75]
+    with pytest.raises(ConfigError, match=r"line 2: column pressure_ratio: expected a number in \[0, 1\], got '2'"):
+        parse("time_s,usage_cores,pressure_ratio\n0,0,2\n")
 
 
 def test_rows_before_start_plus_start_delay_are_not_sampled_and_the_first_after_is_the_base():

@@ -162,6 +162,20 @@ def test_a_file_of_its_owner_only(tmp_path: Path, mode: int) -> None:
     assert len(load_tokens(write(tmp_path / "tokens", f"alice:{HASH_A}", mode))) == 1
 
 
+def test_systemds_copy_for_this_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``LoadCredential=``: where the directory knows access lists, the group's bit stands for one."""
+    given = tmp_path / "credentials"
+    given.mkdir()
+    path = write(given / "tokens", f"alice:{HASH_A}", 0o440)
+    with pytest.raises(ConfigError, match="have rights to it"):
+        load_tokens(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    assert len(load_tokens(path)) == 1
+    for elsewhere, mode in ((given / "tokens", 0o444), (given / "tokens", 0o460), (tmp_path / "tokens", 0o440)):
+        with pytest.raises(ConfigError, match="have rights to it"):
+            load_tokens(write(elsewhere, f"alice:{HASH_A}", mode))
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none: cannot be read: No such file or directory; set `api\.tokens_file`"):
         load_tokens(str(tmp_path / "none"))

@@ -1,0 +1,65 @@
+"""Source ``systemd``: the services and scopes of some slices, looked up in cgroupfs, so it needs no bus."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+
+UNITS = (".service", ".scope")
+MAX_DEPTH = 32
+
+
+def slice_path(name: str) -> str:
+    """Where the cgroup of a slice is, relative: each dash in its name is a level; "" for the root slice, "-.slice"."""
+    stem = name.removesuffix(".slice")
+    if stem == "-":
+        return ""
+    parts = stem.split("-")
+    return "/".join("-".join(parts[: count + 1]) + ".slice" for count in range(len(parts)))
+
+
+def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], list[str]]:
+    """Services and scopes whose names match ``pattern`` (fnmatch) in ``slices`` and in slices below them, and the
+    directories in which others would appear; what lies inside a unit is the unit's own."""
+    found: set[str] = set()
+    watched: set[str] = set()
+    matches = re.compile(fnmatch.translate(pattern)).match
+    for name in slices:
+        place = slice_path(name)
+        above = place
+        while above:
+            # A slice goes away with its last unit, and comes back with the next one.
+            above = above.rpartition("/")[0]
+            watched.add(above)
+        waiting = [place]
+        while waiting:
+            folder = waiting.pop()
+            if folder.count("/") > MAX_DEPTH or not os.path.isdir(os.path.join(root, folder)):
+                continue
+            watched.add(folder)
+            for child in _list_directories(os.path.join(root, folder)):
+                path = f"{folder}/{child}" if folder else child
+                if child.endswith(".slice"):
+                    waiting.append(path)
+                elif child.endswith(UNITS) and matches(child):
+                    found.add(path)
+    return sorted(found), sorted(watched)
+
+
+def may_hold_units(slices: list[str], path: str) -> bool:
+    """Whether ``path`` is one of ``slices``, lies in one, or above one."""
+    for name in slices:
+        place = slice_path(name)
+        if not place or path == "." or f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/"):
+            return True
+    return False
+
+
+def _list_directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        # Gone between the look at its parent and now: it has no children.
+        return []

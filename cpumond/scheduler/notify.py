@@ -1,0 +1,65 @@
+"""The service manager's side of the scheduler's life: READY, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpumond.process import ServiceManager
+    from cpumond.scheduler.loop import Scheduler
+
+STATUS_PERIOD_S = 10.0
+TROUBLE_S = 60.0
+
+
+async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: asyncio.Event) -> None:
+    """READY at once, then WATCHDOG as long as good updates come, STATUS now and then, STOPPING at the end.
+
+    An event loop that is blocked, an update that does not end or updates that all fail leave the watchdog hungry; a
+    store that refuses does not: a new process would find the same disk, and this one still answers.
+    """
+    if not manager.listens:
+        return
+    manager.tell("READY=1", status=describe_status(scheduler))
+    clock = asyncio.get_running_loop().time
+    ping_s = min(manager.watchdog_s / 3, STATUS_PERIOD_S)
+    period_s = scheduler.clock.real_s(scheduler.update_period_s)
+    seen, seen_s, told_s = 0, -math.inf, clock()
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), ping_s)
+        now_s = clock()
+        if scheduler.timings.good_updates != seen:
+            seen, seen_s = scheduler.timings.good_updates, now_s
+        # Updates may be further apart than the manager's patience: between two of them the last one counts.
+        lines = ["WATCHDOG=1"] if now_s - seen_s <= period_s else []
+        status = ""
+        if now_s - told_s >= STATUS_PERIOD_S:
+            status, told_s = describe_status(scheduler), now_s
+        if lines or status:
+            manager.tell(*lines, status=status)
+    manager.tell("STOPPING=1", status="answering the last requests")
+
+
+def describe_status(scheduler: Scheduler) -> str:
+    """One line for ``systemctl status``: how much work there is, who does it, and what is wrong with the store."""
+    state, timings, now = scheduler.state, scheduler.timings, scheduler.clock.now()
+    pending = sum(operation.record.state == "pending" for operation in state.operations.values())
+    online = sum(node.is_online for node in state.nodes.values())
+    parts = [
+        f"{_count(len(state.operations), 'operation')} ({pending} pending)",
+        _count(len(state.jobs), "job"),
+        f"{_count(len(state.nodes), 'node')} ({online} online)",
+    ]
+    if timings.failed_at is not None and now - timings.failed_at <= TROUBLE_S:
+        parts.append("an update of fair shares failed, see the journal")
+    if timings.store_error_at is not None and now - timings.store_error_at <= TROUBLE_S:
+        parts.append("the store refuses to write and so do commands, see the journal")
+    return "; ".join(parts)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,104 @@
+"""The agent and the kernel's pressure (PSI) of real cgroups: the limit comes back without a look at throttling."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+from agent_process import AgentProcess
+from configs import at_floor, describe_agent, make
+from waiting import wait_until
+
+from cpumond.cgroup.files import read_pressure_s
+from cpumond.testing import CgroupTree, LoadProcess
+
+pytestmark = pytest.mark.cgroup
+
+THREADS = 2
+
+
+@pytest.fixture
+def unified(cgroups: CgroupTree) -> Iterator[str]:
+    """Where cgroup2 tells the pressure of ``sleeper``, a cgroup with an order of 1.5 cores."""
+    root = cgroups.hierarchies.unified_root
+    if root is None or read_pressure_s(os.path.join(root, "cpu.pressure")) is None:
+        pytest.skip("needs cgroup2 and a kernel with PSI")
+    if cgroups.hierarchies.cpu_version == 1:
+        make(cgroups, "sleeper")
+    else:
+        cgroups.make("sleeper")
+        cgroups.write("sleeper", "cpu.max", "150000 100000")
+    directory = os.path.join(root, cgroups.top, "sleeper")
+    os.makedirs(directory, exist_ok=True)
+    yield directory
+    if cgroups.hierarchies.cpu_version == 1:
+        wait_until(lambda: remove_when_empty(directory), "the cgroup is empty")
+        os.rmdir(os.path.dirname(directory))
+
+
+def remove_when_empty(directory: str) -> bool:
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
+    return not os.path.exists(directory)
+
+
+@contextlib.contextmanager
+def start_load(cgroups: CgroupTree, unified: str) -> Iterator[LoadProcess]:
+    """A load in all hierarchies, asleep."""
+    places = {*(os.path.join(root, cgroups.top, "sleeper") for root in cgroups.roots), unified}
+    load = LoadProcess([os.path.join(place, "cgroup.procs") for place in sorted(places)], THREADS)
+    try:
+        yield load
+    finally:
+        load.stop()
+
+
+def test_a_job_whose_threads_wait_gets_its_full_limit_back(cgroups: CgroupTree, agent: AgentProcess, unified: str):
+    options = {"throttle_restore_ratio": "0.0", "pressure_restore_ratio": "0.5"}
+    with start_load(cgroups, unified) as load:
+        agent.start(describe_agent(cgroups, monitor=options))
+        wait_until(lambda: at_floor(cgroups, "sleeper"), "the quota is down at the floor")
+        load.burn(float(THREADS))
+        wait_until(lambda: cgroups.quota_cores("sleeper") == 1.5, "the full limit is back", 20)
+        explained = agent.request("GET", "/v1/jobs/sleeper/explain").json()
+        restore = next(record for record in explained["decisions"] if record["kind"] == "restore")
+        assert restore["pressure_ratio"] > 0.5
+        assert (restore["result"], restore["applied_cores"]) == ("applied", 1.5)
+        assert "some task waited for CPU" in agent.run("explain", "sleeper").stdout
+        [change, *_] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
+        assert change["pressure_ratio"] > 0.5
+        assert agent.events("pressure_unknown") == []
+    assert agent.stop() == 0
+
+
+def test_pressure_is_exported_and_counts_on(cgroups: CgroupTree, agent: AgentProcess, unified: str):
+    with start_load(cgroups, unified) as load:
+        agent.start(describe_agent(cgroups, monitor={"mode": '"shadow"'}))
+
+        def read(name: str) -> float | None:
+            for line in agent.request("GET", "/metrics").text.splitlines():
+                if line.startswith(name):
+                    return float(line.rpartition(" ")[2])
+            return None
+
+        own = 'cpumond_job_cpu_pressure_seconds_total{job_id="sleeper"}'
+        wait_until(lambda: read(own) is not None, "the job has its series")
+        first = read(own)
+        load.burn(float(THREADS))
+        wait_until(lambda: (read(own) or 0.0) > (first or 0.0), "its threads have waited")
+        assert (read('cpumond_node_cpu_pressure_seconds_total{kind="some"}') or 0.0) > 0.0
+    assert agent.stop() == 0
+
+
+def test_a_cgroup_that_is_not_in_cgroup2_is_said_once(cgroups: CgroupTree, agent: AgentProcess):
+    if cgroups.hierarchies.cpu_version == 2:
+        pytest.skip("on version 2 every cgroup is in cgroup2")
+    make(cgroups, "a", "b")
+    agent.start(describe_agent(cgroups, monitor={"pressure_restore_ratio": "0.5"}))
+    wait_until(lambda: at_floor(cgroups, "a") and at_floor(cgroups, "b"), "both are down at the floor")
+    [missed] = agent.events("pressure_unknown")
+    assert "there is no such cgroup in cgroup2" in missed["error"] or "cgroup2 is not mounted" in missed["error"]
+    assert "cpumond_job_cpu_pressure_seconds_total" not in agent.request("GET", "/metrics").text
+    assert agent.stop() == 0

@@ -1,0 +1,505 @@
+"""The container image recipe and the Kubernetes example of docs/deploy: what can be checked without a cluster.
+
+What the manifests run is run here for real: their shell programs beside an agent on a real cgroup, and the steps of the
+image's build stage in directories of the test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from agent_process import AgentProcess
+from configs import at_floor, describe_agent, make
+from waiting import wait_until
+
+from cpumond import __version__
+from cpumond.cli import COMMANDS
+from cpumond.config import AgentConfig, load_config, parse_listen
+from cpumond.discovery import list_jobs
+from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.tokens import load_tokens
+from cpumond.testing import CgroupTree, make_tree
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEPLOY = REPOSITORY / "docs" / "deploy"
+DOCUMENTS = (DEPLOY / "README.md", REPOSITORY / "docs" / "install.md")
+API_VERSIONS = {
+    "Namespace": "v1",
+    "ConfigMap": "v1",
+    "Secret": "v1",
+    "Service": "v1",
+    "DaemonSet": "apps/v1",
+    "StatefulSet": "apps/v1",
+}
+DROP_IN = "10-kubernetes.toml"
+
+Manifest = dict[str, Any]
+
+
+# ---- the manifests
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[Manifest]:
+    """All documents of daemonset.yaml."""
+    return list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text(encoding="utf-8")))
+
+
+def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    """The one manifest of a kind and a name."""
+    [found] = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pod_owners(manifests: list[Manifest]) -> list[Manifest]:
+    """The manifests that make pods."""
+    return [each for each in manifests if "template" in each.get("spec", {})]
+
+
+def containers(owner: Manifest) -> list[Manifest]:
+    """All containers of a manifest's pods, those that run first included."""
+    spec = owner["spec"]["template"]["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def find_container(owner: Manifest, name: str) -> Manifest:
+    """The one container of a name."""
+    [found] = [each for each in containers(owner) if each["name"] == name]
+    return found
+
+
+def test_kinds_versions_and_names(manifests):
+    for manifest in manifests:
+        assert manifest["apiVersion"] == API_VERSIONS[manifest["kind"]]
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
+    [namespace] = [each["metadata"]["name"] for each in manifests if each["kind"] == "Namespace"]
+    assert {each["metadata"].get("namespace", namespace) for each in manifests} == {namespace}
+    names = [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    assert len(names) == len(set(names))
+
+
+def test_selectors_find_their_own_pods_only(manifests):
+    owners = pod_owners(manifests)
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in owners]
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in owners]
+    for number, selector in enumerate(selectors):
+        assert [selector.items() <= each.items() for each in labels] == [number == n for n in range(len(owners))]
+    service = find(manifests, "Service", "cpumond-scheduler")
+    chosen = [each for each in owners if service["spec"]["selector"].items() <= labels[owners.index(each)].items()]
+    scheduler = find(manifests, "StatefulSet", "cpumond-scheduler")
+    assert chosen == [scheduler]
+    assert scheduler["spec"]["serviceName"] == service["metadata"]["name"]
+    ports = {each["name"]: each["containerPort"] for each in find_container(scheduler, "scheduler")["ports"]}
+    [port] = service["spec"]["ports"]
+    assert ports[port["targetPort"]] == port["port"]
+
+
+def test_mounts_lead_to_volumes_and_volumes_to_what_is_there(manifests):
+    for owner in pod_owners(manifests):
+        spec = owner["spec"]["template"]["spec"]
+        claims = [each["metadata"]["name"] for each in owner["spec"].get("volumeClaimTemplates", [])]
+        volumes = [*(each["name"] for each in spec["volumes"]), *claims]
+        assert len(volumes) == len(set(volumes))
+        mounted = set()
+        for container in containers(owner):
+            places = [each["mountPath"] for each in container["volumeMounts"]]
+            assert len(places) == len(set(places))
+            mounted |= {each["name"] for each in container["volumeMounts"]}
+        assert mounted == set(volumes)
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                find(manifests, "ConfigMap", volume["configMap"]["name"])
+            if "secret" in volume:
+                find(manifests, "Secret", volume["secret"]["secretName"])
+
+
+def test_ports_and_probes_are_those_of_the_program(manifests):
+    defaults = {
+        "DaemonSet": parse_listen(AgentConfig().metrics.listen, "")[1],
+        "StatefulSet": parse_listen(SchedulerConfig().api.listen, "")[1],
+    }
+    for owner in pod_owners(manifests):
+        template = owner["spec"]["template"]
+        annotated = template["metadata"].get("annotations", {}).get("prometheus.io/port")
+        assert annotated in (None, str(defaults[owner["kind"]]))
+        for container in template["spec"]["containers"]:
+            ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
+            assert set(ports.values()) <= {defaults[owner["kind"]]}
+            probes = [container[name] for name in container if name.endswith("Probe")]
+            assert {each["httpGet"]["port"] for each in probes} <= set(ports)
+            assert len(probes) == (3 if ports else 0)
+
+
+def test_every_probed_path_answers(manifests, agent: AgentProcess):
+    agent.start('[monitor]\nmode = "shadow"\n')
+    probed = find_container(find(manifests, "DaemonSet", "cpumond"), "agent")
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert agent.get(probed[name]["httpGet"]["path"])["status"] == "ok"
+    annotations = find(manifests, "DaemonSet", "cpumond")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/path"] == "/metrics"
+    assert "cpumond_build_info" in agent.metrics()
+
+
+def test_no_container_has_more_rights_than_it_needs(manifests):
+    for owner in pod_owners(manifests):
+        spec = owner["spec"]["template"]["spec"]
+        assert not {"hostPID", "hostIPC", "hostNetwork", "hostUsers"} & spec.keys()
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(owner):
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["readOnlyRootFilesystem"] is True
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in rights
+            assert "memory" in container["resources"]["limits"]
+            assert "cpu" not in container["resources"]["limits"], "a throttled agent gives CPU back late"
+
+
+def test_the_scheduler_runs_as_the_user_of_the_image(manifests, steps):
+    context = find(manifests, "StatefulSet", "cpumond-scheduler")["spec"]["template"]["spec"]["securityContext"]
+    [user] = [argument for name, argument in steps if name == "USER"]
+    assert context["runAsNonRoot"] is True
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    assert context["fsGroup"] == context["runAsGroup"]
+
+
+def test_images_and_commands(manifests):
+    for owner in pod_owners(manifests):
+        for container in containers(owner):
+            assert container["image"] == f"cpumond:{__version__}"
+            if "command" not in container:
+                assert container["args"][0] in COMMANDS
+            elif container["command"][0] == "/bin/sh":
+                [program] = container["args"]
+                check = subprocess.run(["sh", "-n", "-c", program], capture_output=True, text=True, check=False)
+                assert (check.returncode, check.stderr) == (0, "")
+                assert set(re.findall(r"^\s*cpumond (\S+)", program, re.MULTILINE)) == {"restore"}
+
+
+# ---- the configurations in them
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    """/etc/cpumond of the image."""
+    place = tmp_path / "etc"
+    for name in ("conf.d", "scheduler.conf.d"):
+        (place / name).mkdir(parents=True)
+    for name in ("cpumond.toml", "scheduler.toml"):
+        shutil.copy(REPOSITORY / "config" / name, place)
+    return place
+
+
+@pytest.fixture
+def agent_config(manifests: list[Manifest], etc: Path) -> AgentConfig:
+    """The agent's configuration as it is in the pod, but for the name of the node."""
+    [(name, text)] = find(manifests, "ConfigMap", "cpumond-agent")["data"].items()
+    (etc / "conf.d" / name).write_text(text, encoding="utf-8")
+    return load_config(str(etc / "cpumond.toml"))
+
+
+def test_the_agent_comes_up_in_shadow_mode(agent_config: AgentConfig):
+    assert agent_config.node_settings().mode == "shadow"
+    assert {each.mode for each in agent_config.source} == {None}
+    assert agent_config.managed_roots == ["kubepods.slice"]
+    assert agent_config.executor.kind == "none"
+    assert agent_config.metrics.listen == "0.0.0.0:9756"
+    assert (agent_config.state_dir, agent_config.runtime_dir) == ("/var/lib/cpumond", "/run/cpumond")
+
+
+CONTAINER = "3f2a90c1d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f"
+POD = "7c9e6679_7425_40de_944b_e07fc1f90ae7"
+
+
+def test_the_source_finds_containers_of_burstable_pods_under_systemd(agent_config: AgentConfig, tmp_path: Path):
+    burstable = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD}.slice"
+    root = make_tree(
+        tmp_path / "cgroup",
+        {
+            f"{burstable}/cri-containerd-{CONTAINER}.scope": {},
+            f"{burstable}/crio-a{CONTAINER[1:]}.scope": {},
+            f"kubepods.slice/kubepods-pod{POD}.slice/cri-containerd-{CONTAINER}.scope": {},
+            f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{POD}.slice/x-{CONTAINER}.scope": {},
+            "system.slice/kubelet.service": {},
+        },
+    )
+    scan = list_jobs(agent_config.source, [], root)
+    assert scan.problems == []
+    assert {(job.job_id, job.operation_id) for job in scan.jobs} == {("3f2a90c1d4e5", POD), ("af2a90c1d4e5", POD)}
+    assert {job.cpu_limit_cores for job in scan.jobs} == {None}
+
+
+def test_the_pattern_for_the_driver_cgroupfs_is_true(manifests: list[Manifest], etc: Path, tmp_path: Path):
+    text = find(manifests, "ConfigMap", "cpumond-agent")["data"][DROP_IN]
+    [root] = re.findall(r'cgroupfs: \["(\w+)"\]', text)
+    [pattern] = re.findall(r'# driver cgroupfs: "(.*)"', text)
+    text = text.replace("kubepods.slice/kubepods-burstable.slice/*/*.scope", pattern)
+    (etc / "conf.d" / DROP_IN).write_text(text.replace('["kubepods.slice"]', f'["{root}"]'), encoding="utf-8")
+    config = load_config(str(etc / "cpumond.toml"))
+    assert config.managed_roots == ["kubepods"]
+    pod = POD.replace("_", "-")
+    tree = make_tree(tmp_path / "cgroup", {f"kubepods/burstable/pod{pod}/{CONTAINER}": {}, f"kubepods/pod{pod}/x": {}})
+    [job] = list_jobs(config.source, [], tree).jobs
+    assert (job.job_id, job.operation_id) == ("3f2a90c1d4e5", pod)
+
+
+def test_the_scheduler_takes_its_configuration_and_tokens(manifests: list[Manifest], etc: Path, tmp_path: Path):
+    [(name, text)] = find(manifests, "ConfigMap", "cpumond-scheduler")["data"].items()
+    (etc / "scheduler.conf.d" / name).write_text(text, encoding="utf-8")
+    config = load_scheduler_config(str(etc / "scheduler.toml"))
+    assert config.api.listen == "0.0.0.0:9757"
+
+    # As in the pod: the file of a Secret is readable by a group, which the scheduler does not take.
+    secret, target = tmp_path / "secret", tmp_path / "tokens"
+    secret.mkdir()
+    target.mkdir()
+    (secret / "tokens").write_text(find(manifests, "Secret", "cpumond-tokens")["stringData"]["tokens"])
+    (secret / "tokens").chmod(0o440)
+    owner = find(manifests, "StatefulSet", "cpumond-scheduler")
+    copy = find_container(owner, "tokens")
+    mounts = {each["name"]: each["mountPath"] for each in copy["volumeMounts"]}
+    places = {mounts["secret"]: str(secret), mounts["tokens"]: str(target)}
+    command = [re.sub("|".join(places), lambda match: places[match[0]], each) for each in copy["command"]]
+    subprocess.run(command, check=True, timeout=10)
+    assert Path(config.api.tokens_file).parent == Path(mounts["tokens"])
+    assert len(load_tokens(str(target / "tokens"))) == 1
+
+    state = {each["name"]: each["mountPath"] for each in find_container(owner, "scheduler")["volumeMounts"]}["state"]
+    assert state == config.state_dir
+
+
+# ---- what stands between the end of an agent and lowered limits
+
+
+class Pod:
+    """The shell programs of the agent's pod, with this test's directories in place of the pod's."""
+
+    def __init__(self, owner: Manifest, agent: AgentProcess) -> None:
+        self._owner = owner
+        self._agent = agent
+        self.etc = agent.directory / "etc"
+        self.etc.mkdir()
+        tools = agent.directory / "bin"
+        tools.mkdir()
+        wrapper = tools / "cpumond"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m cpumond "$@" --config {agent.config_path}\n')
+        wrapper.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NODE_NAME": "worker-7"}
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a container's program."""
+        container = find_container(self._owner, name)
+        [program] = container["args"]
+        program = program.replace("/run/cpumond", str(self._agent.directory / "run"))
+        program = program.replace("/etc/cpumond", str(self.etc))
+        command = [*container["command"], program]
+        process = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._running.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what still runs, with what it waits for."""
+        for process in self._running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def pod(manifests: list[Manifest], agent: AgentProcess) -> Iterator[Pod]:
+    """The agent's pod; its agent is started by the test."""
+    if shutil.which("flock") is None:
+        pytest.skip("needs flock of util-linux, which the image has")
+    pod = Pod(find(manifests, "DaemonSet", "cpumond"), agent)
+    yield pod
+    pod.close()
+
+
+@pytest.mark.cgroup
+def test_the_guard_gives_back_what_a_killed_agent_had_lowered(cgroups: CgroupTree, agent: AgentProcess, pod: Pod):
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+    make(cgroups, "a")
+    guard = pod.start("guard")
+    agent.start(describe_agent(cgroups))
+    for _ in range(2):
+        wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+        agent.stop(signal.SIGKILL)
+        wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the guard gave it back", 10)  # 0.5 s on an idle machine
+        assert guard.poll() is None
+        wait_until(lambda: not agent.socket_path.exists(), "the old socket is gone")
+        # As the kubelet does, until the guard's `restore` has let go of the lock.
+        wait_until(lambda: agent.run("restore").returncode == 0, "nobody holds the lock")
+        agent.start()
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    # The end of the pod: everybody gets SIGTERM at once; the guard stays until the agent is gone.
+    guard.send_signal(signal.SIGTERM)
+    assert agent.stop() == 0
+    assert cgroups.quota_cores("a") == 1.5
+    assert guard.wait(10) == 0
+
+
+@pytest.mark.cgroup
+def test_the_next_pod_gives_back_what_a_killed_one_had_lowered(cgroups: CgroupTree, agent: AgentProcess, pod: Pod):
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+    make(cgroups, "a")
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+    agent.stop(signal.SIGKILL)
+    assert pod.start("restore").wait(20) == 0
+    assert cgroups.quota_cores("a") == 1.5
+    assert not agent.socket_path.exists()
+    assert load_config(str(pod.etc / "cpumond.toml")).node_id == "worker-7"
+
+
+def test_another_agent_on_the_node_does_not_lose_its_socket(agent: AgentProcess, pod: Pod):
+    agent.start('[monitor]\nmode = "shadow"\n')
+    assert pod.start("restore").wait(20) == 0
+    assert agent.get("/readyz")["status"] == "ok"
+
+
+# ---- the image
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[tuple[str, str]]:
+    """The instructions of the Containerfile in their order: name and argument, continued lines joined."""
+    lines = (DEPLOY / "Containerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if line and not line.startswith("#")).replace("\\\n", " ")
+    return [(name, argument.strip()) for name, _, argument in (line.partition(" ") for line in text.splitlines())]
+
+
+def test_the_base_is_pinned_and_nothing_unchecked_is_fetched(steps):
+    [base] = [argument for name, argument in steps if name == "ARG" and argument.startswith("BASE=")]
+    assert base == "BASE=debian:bookworm-slim"
+    assert [argument.split()[0] for name, argument in steps if name == "FROM"] == ["${BASE}"] * 2
+    programs = [argument for name, argument in steps if name == "RUN"]
+    assert not any(re.search(r"\b(curl|wget|git)\b", each) for each in programs)
+    assert "ADD" not in {name for name, _ in steps}
+    for program in programs:
+        assert program.count("apt-get install") == program.count("apt-get install -y --no-install-recommends")
+        assert len(re.findall(r"pip\S* (?:--python \S+ )?(?:wheel|install)", program)) == program.count(
+            "--no-cache-dir"
+        )
+        check = subprocess.run(["sh", "-n", "-c", program], capture_output=True, text=True, check=False)
+        assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_the_image_ends_well_and_is_nobody(steps):
+    last = dict(steps)
+    assert last["STOPSIGNAL"] == "SIGTERM"
+    assert last["ENTRYPOINT"] == '["/usr/bin/cpumond"]'
+    user, _, group = last["USER"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    [setup] = [argument for name, argument in steps if name == "RUN" and "useradd" in argument]
+    assert f"--uid {user} " in setup
+    assert f"--gid {group} " in setup
+    assert "ln -s /usr/lib/cpumond/bin/cpumond /usr/bin/cpumond" in setup
+
+
+def test_the_steps_of_the_build_give_a_program_that_runs(steps, tmp_path: Path):
+    source = tmp_path / "src"
+    source.mkdir()
+    stage = steps[: [name for name, _ in steps].index("FROM", 2)]
+    for name, argument in stage:
+        if name == "COPY":
+            *sources, target = argument.split()
+            for each in sources:
+                if (REPOSITORY / each).is_dir():
+                    shutil.copytree(REPOSITORY / each, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(REPOSITORY / each, source / target)
+    [program] = [argument for name, argument in stage if name == "RUN" and "pip" in argument and "apt" not in argument]
+    # In directories of the test. Dependencies are those that the tests have: an image is not built here each time.
+    program = re.sub(r"\bpython3 -m venv\b", f"{sys.executable} -m venv", program)
+    program = program.replace("--no-cache-dir", "--no-deps")
+    [extra] = set(re.findall(r"\[(\w+)\]", program))
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extra in project["optional-dependencies"]
+    for place in ("/usr/lib/cpumond", "/build", "/built"):
+        program = re.sub(rf"(?<!\S){place}\b", str(tmp_path / "image") + place, program)
+    build, _, version = program.rpartition("&&")
+    done = subprocess.run(["sh", "-ec", build], cwd=source, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    program_path = tmp_path / "image" / "usr/lib/cpumond/bin/cpumond"
+    assert version.split() == [str(program_path), "--version"]
+    assert not any(name.startswith("pip") for name in os.listdir(program_path.parent))
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    for arguments in (["--version"], ["agent", "--help"], ["scheduler", "--help"], ["restore", "--help"]):
+        command = [program_path, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    where = [program_path.with_name("python"), "-c", "import cpumond; print(cpumond.__file__)"]
+    module = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert module.startswith(str(tmp_path / "image")), "the one in the image, not the one that the tests use"
+
+
+COMMAND = re.compile(r"(?:^|&& |; |-- |exec [\w-]+ )cpumond ([a-z-]+)([^|;&\n]*)", re.MULTILINE)
+OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
+
+
+def read_code(document: Path) -> str:
+    """What is in blocks of sh, without comments, and in backticks within a line."""
+    text = document.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join([*(re.sub(r"\s#.*", "", block) for block in blocks), *re.findall(r"`([^`]+)`", rest)])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_every_command_and_option_in_the_documents_exists(document: Path):
+    found = COMMAND.findall(read_code(document))
+    assert len(found) >= 4
+    for name, rest in found:
+        module = importlib.import_module(f"cpumond.cli.{COMMANDS[name][0]}")
+        command = getattr(module, f"{name.replace('-', '_')}_command")
+        words = rest.split()
+        if isinstance(command, click.Group):
+            command = command.commands[words[0]]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, (name, rest)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_what_the_documents_point_at_exists(document: Path):
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert (document.parent / target).exists(), target
+    for path in OWN_FILE.findall(read_code(document)):
+        assert list(REPOSITORY.glob(re.sub(r"\$\w+", "*", path))), path
+
+
+def test_configurations_in_the_documents_are_good(tmp_path: Path):
+    blocks = [
+        block for each in DOCUMENTS for block in re.findall(r"^```toml\n(.*?)^```", each.read_text(), re.M | re.S)
+    ]
+    assert blocks
+    for block in blocks:
+        (tmp_path / "cpumond.toml").write_text(block)
+        config = load_config(str(tmp_path / "cpumond.toml"))
+        assert "mode" not in config.monitor, "what is shown first only watches"
+        assert config.source
+
+
+def test_everything_copied_into_the_image_exists(steps):
+    for name, argument in steps:
+        if name == "COPY" and not argument.startswith("--from="):
+            assert all((REPOSITORY / each).exists() for each in argument.split()[:-1]), argument

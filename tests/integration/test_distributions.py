@@ -1,0 +1,92 @@
+"""Wheel and source distribution: what is in them, and that both ways lead to the same program. Needs the network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from cpumond import __version__
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LEFT_BY_TOOLS = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+
+
+def build(source: Path, out: Path, *what: str) -> Path:
+    """The one file that was made."""
+    command = [sys.executable, "-m", "build", "--outdir", str(out), *what, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, without what tests and tools leave in it."""
+    copy = tmp_path_factory.mktemp("tree") / "cpumond"
+    left = shutil.ignore_patterns(
+        ".git", ".venv", ".*cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
+    )
+    shutil.copytree(REPOSITORY, copy, ignore=left)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tree, tmp_path_factory.mktemp("sdist"), "--sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tree, tmp_path_factory.mktemp("wheel"), "--wheel")
+
+
+def list_source(folder: str) -> set[str]:
+    """The files of a folder of the checkout."""
+    found = (path.relative_to(REPOSITORY) for path in (REPOSITORY / folder).rglob("*") if path.is_file())
+    return {
+        str(path) for path in found if not any(fnmatch(part, left) for part in path.parts for left in LEFT_BY_TOOLS)
+    }
+
+
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_version_is_that_of_the_program(sdist: Path, wheel: Path) -> None:
+    assert sdist.name == f"cpumond-{__version__}.tar.gz"
+    assert wheel.name == f"cpumond-{__version__}-py3-none-any.whl"
+
+
+def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    """Pages, scripts and the mark for type checkers, too."""
+    names = {name for name in read_wheel(wheel) if ".dist-info/" not in name}
+    assert names == {name for name in list_source("cpumond") if not name.endswith(".md")}
+
+
+def test_the_source_distribution_has_what_belongs_to_the_program(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    for folder in ("cpumond", "config", "docs", "packaging", "systemd", "tests"):
+        assert list_source(folder) <= names, folder
+    assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", ".ci/run"} <= names
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+def test_the_source_distribution_gives_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    again = build(source, tmp_path / "wheel", "--wheel")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }

@@ -1,0 +1,255 @@
+"""The connection to systemd against a real message bus, on which a small manager of units answers in systemd's place.
+
+What the real one does with it is shown in ``tests/machine/test_units.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dbus_fast import DBusError
+from dbus_fast.aio import MessageBus
+from dbus_fast.constants import PropertyAccess
+from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
+from waiting import wait_until
+
+from cpumond.cgroup.systemd import UnitEvent
+from cpumond.cgroup.unit_bus import UnitBus
+
+QUOTA = "CPUQuotaPerSecUSec"
+CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>session</type>
+  <listen>unix:path={path}</listen>
+  <policy context="default"><allow own="*"/><allow send_destination="*"/><allow eavesdrop="true"/></policy>
+</busconfig>
+"""
+
+# The library reads D-Bus types from annotations, which therefore are no types of Python.
+# mypy: disable-error-code="valid-type, name-defined, no-untyped-def"
+# ruff: noqa: F821, UP037
+
+
+class Manager(ServiceInterface):
+    """Answers as systemd would; ``calls`` are the units that were set, and to what."""
+
+    def __init__(self) -> None:
+        super().__init__("org.freedesktop.systemd1.Manager")
+        self.calls: list[tuple[str, bool, dict[str, int]]] = []
+        self.refusal = ""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.subscribers = 0
+
+    @dbus_method()
+    async def SetUnitProperties(self, unit: "s", runtime: "b", properties: "a(sv)"):  # type: ignore[no-untyped-def]
+        while not self.may_answer.is_set():
+            await asyncio.sleep(0.005)
+        self.calls.append((unit, runtime, {name: variant.value for name, variant in properties}))
+        if self.refusal:
+            raise DBusError(self.refusal, "no")
+
+    @dbus_method()
+    def Subscribe(self):  # type: ignore[no-untyped-def]
+        self.subscribers += 1
+
+    @dbus_method()
+    def LoadUnit(self, unit: "s") -> "o":
+        return "/org/freedesktop/systemd1/unit/one"
+
+    @dbus_signal()
+    def Reloading(self, active: bool) -> "b":
+        return active
+
+    @dbus_signal()
+    def UnitRemoved(self, unit: str) -> "so":
+        return [unit, "/org/freedesktop/systemd1/unit/one"]
+
+
+class Unit(ServiceInterface):
+    def __init__(self) -> None:
+        super().__init__("org.freedesktop.systemd1.Service")
+
+    @dbus_property(access=PropertyAccess.READ)
+    def CPUQuotaPerSecUSec(self) -> "t":
+        return 1_500_000
+
+
+class Systemd:
+    """The message bus, and the manager on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = f"unix:path={directory / 'bus'}"
+        self.manager = Manager()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.start()
+
+    def start(self) -> None:
+        (self.directory / "bus.conf").write_text(CONFIG.format(path=self.directory / "bus"))
+        self.daemon = subprocess.Popen(
+            ["dbus-daemon", f"--config-file={self.directory / 'bus.conf'}", "--nofork", "--print-address"],
+            stdout=subprocess.PIPE,
+        )
+        assert self.daemon.stdout is not None
+        self.daemon.stdout.readline()
+        asyncio.run_coroutine_threadsafe(self._serve(), self.loop).result(10)
+
+    async def _serve(self) -> None:
+        self.bus = await MessageBus(bus_address=self.address).connect()
+        self.bus.export("/org/freedesktop/systemd1", self.manager)
+        self.bus.export("/org/freedesktop/systemd1/unit/one", Unit())
+        await self.bus.request_name("org.freedesktop.systemd1")
+
+    def say(self, name: str, argument: Any) -> None:
+        self.loop.call_soon_threadsafe(getattr(self.manager, name), argument)
+
+    def stop(self) -> None:
+        if self.daemon.poll() is not None:
+            return
+        self.daemon.kill()
+        self.daemon.communicate()
+        (self.directory / "bus").unlink(missing_ok=True)
+        self.loop.call_soon_threadsafe(self.bus.disconnect)
+
+    def close(self) -> None:
+        self.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(5)
+        self.loop.close()
+
+
+class Client:
+    """The connection under test, and all its events so far."""
+
+    def __init__(self, address: str) -> None:
+        self.bus = UnitBus(lambda: None, address)
+        self.events: list[UnitEvent] = []
+
+    def kinds(self) -> list[str]:
+        self.events += self.bus.poll()
+        return [event.kind for event in self.events]
+
+    def wait_for(self, kind: str, count: int = 1) -> list[UnitEvent]:
+        wait_until(lambda: self.kinds().count(kind) >= count, f"{count} x {kind}")
+        return [event for event in self.events if event.kind == kind]
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    if shutil.which("dbus-daemon") is None:
+        pytest.skip("dbus-daemon is missing; apt-get install dbus-daemon")
+    made = Systemd(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(systemd: Systemd) -> Iterator[Client]:
+    made = Client(systemd.address)
+    yield made
+    made.bus.close()
+    assert not made.bus._thread.is_alive()
+
+
+def limit(value: int) -> tuple[tuple[str, int], ...]:
+    return ((QUOTA, value),)
+
+
+def test_a_unit_is_set_until_the_next_boot(systemd: Systemd, client: Client) -> None:
+    client.bus.set("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000)))
+    [done] = client.wait_for("done")
+    assert (done.unit, done.properties) == ("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000)))
+    assert systemd.manager.calls == [("a.service", True, {QUOTA: 500_000, "CPUQuotaPeriodUSec": 50_000})]
+    assert client.kinds()[0] == "connected"
+
+
+def test_of_a_unit_the_newest_value_counts_and_raises_go_first(systemd: Systemd, client: Client) -> None:
+    client.wait_for("connected")
+    systemd.manager.may_answer.clear()
+    client.bus.set("first.service", limit(1))
+    wait_until(lambda: not client.bus._others, "the first one is on its way")
+    for value in range(2, 50):
+        client.bus.set("a.service", limit(value))
+    client.bus.set("b.service", limit(7), urgent=True)
+    client.bus.set("dropped.service", limit(8))
+    client.bus.drop("dropped.service")
+    systemd.manager.may_answer.set()
+    assert client.bus.flush(10.0)
+    assert [(unit, *values.values()) for unit, _, values in systemd.manager.calls] == [
+        ("first.service", 1), ("b.service", 7), ("a.service", 49),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("org.freedesktop.systemd1.NoSuchUnit", "no-unit"),
+        ("org.freedesktop.DBus.Error.InvalidArgs", "refused"),
+        ("org.freedesktop.DBus.Error.InteractiveAuthorizationRequired", "denied"),
+        ("org.freedesktop.DBus.Error.AccessDenied", "denied"),
+    ],
+)
+def test_refusals_are_told(systemd: Systemd, client: Client, error: str, kind: str) -> None:
+    systemd.manager.refusal = error
+    client.bus.set("a.service", limit(1))
+    [event] = client.wait_for(kind)
+    assert event.unit == "a.service"
+
+
+def test_who_may_set_none_asks_seldom_and_can_still_ask_for_values(systemd: Systemd, client: Client) -> None:
+    systemd.manager.refusal = "org.freedesktop.DBus.Error.AccessDenied"
+    client.bus.set("a.service", limit(1))
+    client.wait_for("denied")
+    client.bus.set("a.service", limit(2))
+    client.bus.ask("a.service", (QUOTA,))
+    client.wait_for("answer")
+    assert len(systemd.manager.calls) == 1
+
+
+def test_properties_are_asked_for(client: Client) -> None:
+    client.bus.ask("a.service", (QUOTA, "NoSuchThing"))
+    [answer] = client.wait_for("answer")
+    assert (answer.unit, answer.values) == ("a.service", {QUOTA: 1_500_000, "NoSuchThing": None})
+
+
+def test_signals_of_the_manager(systemd: Systemd, client: Client) -> None:
+    wait_until(lambda: systemd.manager.subscribers == 1, "it has subscribed")
+    systemd.say("Reloading", True)
+    systemd.say("Reloading", False)
+    systemd.say("UnitRemoved", "a.service")
+    [removed] = client.wait_for("removed")
+    assert removed.unit == "a.service"
+    assert client.kinds().count("reloaded") == 1
+
+
+def test_a_bus_that_comes_back_is_told_what_it_missed(systemd: Systemd, client: Client) -> None:
+    client.wait_for("connected")
+    systemd.stop()
+    assert "system bus" in client.wait_for("away")[0].text
+    client.bus.set("a.service", limit(3))
+    assert not client.bus.flush(0.2)
+    systemd.start()
+    client.wait_for("done")
+    assert systemd.manager.calls[-1] == ("a.service", True, {QUOTA: 3})
+    said = [event.text for event in client.events if event.kind == "away"]
+    assert len(said) == len(set(said)), "each reason is said once"
+
+
+def test_no_bus_at_all(tmp_path: Path) -> None:
+    client = Client(f"unix:path={tmp_path / 'none'}")
+    client.bus.set("a.service", limit(1))
+    client.wait_for("away")
+    assert not client.bus.flush(30.0), "it does not wait for long"
+    client.bus.close()
+    assert not client.bus._thread.is_alive()

@@ -1,0 +1,109 @@
+"""What scripts in the guest share: commands, waiting for events, and facts left step by step. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 20.0
+WRAPPER = '#!/bin/sh\nPYTHONPATH=/in/site exec python3 -m cpumond "$@"\n'
+"""What stands for the installed program."""
+
+Step = Callable[[], dict[str, Any]]
+
+
+def run(*command: str) -> dict[str, Any]:
+    """The command's exit code and output."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    return {"code": done.returncode, "output": done.stdout + done.stderr}
+
+
+def systemctl(*arguments: str) -> dict[str, Any]:
+    return run("systemctl", *arguments)
+
+
+def show(unit: str, name: str) -> str:
+    """A property of a unit."""
+    return str(systemctl("show", "--property", name, "--value", unit)["output"]).strip()
+
+
+def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> float | None:
+    """Seconds until the condition held, asked every 10 ms; None when it did not in time."""
+    begin_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin_s > deadline_s:
+            return None
+        time.sleep(0.01)
+    return time.monotonic() - begin_s
+
+
+def write_file(path: str | Path, text: str, mode: int = 0o644) -> None:
+    """A file with its directories."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def install_files(files: dict[str, str]) -> None:
+    """Files of /in to their places, as a package would do it."""
+    for source, target in files.items():
+        write_file(target, Path("/in", source).read_text())
+
+
+def journal_cursor() -> str:
+    """Where the journal ends now, for ``journal_after``."""
+    return str(run("journalctl", "--show-cursor", "-n1", "-q")["output"]).rpartition("cursor: ")[2].strip()
+
+
+def journal_after(cursor: str, unit: str) -> str:
+    """What the journal has of a unit since then ("": since the boot), its messages alone."""
+    since = ("--after-cursor", cursor) if cursor else ()
+    return str(run("journalctl", "-u", unit, "-o", "cat", "--no-pager", *since)["output"])
+
+
+def read_rights(pid: str) -> dict[str, list[str]]:
+    """User and rights of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = {name: words.split() for name, _, words in (line.partition(":\t") for line in lines)}
+    return {name: status[name] for name in ("Uid", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")}
+
+
+def read_mounts(pid: str) -> dict[str, bool]:
+    """Mount points as a process sees them: which are read-only."""
+    mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    return {mount[4]: "ro" in mount[5].split(",") for mount in mounts}
+
+
+def measure_exposure(unit: str) -> float:
+    """What ``systemd-analyze security`` sums up for the unit as it is loaded, from 0 (nothing) to 10."""
+    last = run("systemd-analyze", "security", "--no-pager", unit)["output"].strip().splitlines()[-1]
+    return float(last.partition(": ")[2].split()[0])
+
+
+def live_through(steps: Sequence[Step], stop_after: Callable[[Step], bool] = lambda _: False) -> None:
+    """Do the steps; the facts of each, and at last the journal, are in /out. A failed step leaves its traceback.
+
+    MACHINE_STEPS names those to do, separated by commas, where time is short.
+    """
+    facts: dict[str, Any] = {}
+    wanted = os.environ.get("MACHINE_STEPS", "")
+    for step in steps:
+        if wanted and step.__name__ not in wanted.split(","):
+            continue
+        begin_s = time.monotonic()
+        try:
+            fact = step()
+        except Exception:
+            fact = {"error": traceback.format_exc()}
+        facts[step.__name__] = {**fact, "took_step_s": time.monotonic() - begin_s}
+        Path("/out/facts.json").write_text(json.dumps(facts, indent=1))
+        if stop_after(step):
+            break  # nothing further can happen; the journal says why
+    Path("/out/journal.txt").write_text(run("journalctl", "--no-pager", "-o", "short-precise")["output"])

@@ -1,0 +1,251 @@
+"""Runs inside the guest: the scheduler as its unit has it, from the first start to the end, with its shipped
+configuration; leaves what it saw in /out/facts.json for ``test_scheduler_service.py`` to judge. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import guest_tools
+from guest_tools import (
+    WRAPPER,
+    install_files,
+    journal_after,
+    journal_cursor,
+    live_through,
+    measure_exposure,
+    read_mounts,
+    read_rights,
+    run,
+    systemctl,
+    wait,
+    write_file,
+)
+
+UNIT = "cpumond-scheduler"
+ADDRESS = "http://127.0.0.1:9757"
+STATE_DIR = Path("/var/lib/private/cpumond-scheduler")
+CONF_D = Path("/etc/cpumond/scheduler.conf.d")
+CREDENTIAL = f"/run/credentials/{UNIT}.service/tokens"
+TOKEN = "a-token-of-this-test"  # noqa: S105
+WATCHDOG_S = 2
+"""A shorter watchdog than the unit's, only to wait less."""
+
+acknowledged: list[str] = []
+"""Operations whose start the scheduler has confirmed, over all its lives."""
+
+
+def show(name: str) -> str:
+    return guest_tools.show(UNIT, name)
+
+
+def ask(method: str, path: str, body: Any = None, token: str = "", timeout_s: float = 10.0) -> tuple[int, bytes]:
+    """Status and content of the scheduler's answer. Raises OSError when there is none."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"OAuth {token}"} if token else {})}
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{ADDRESS}{path}", content, headers, method=method)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            return answer.status, bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def order(timeout_s: float = 10.0) -> str:
+    """Start an operation that nobody runs; its id, once that is confirmed."""
+    spec = {"pool": "research", "tasks": {"t": {"job_count": 1, "cpu_limit": 1.0, "command": ["true"]}}}
+    status, content = ask("POST", "/api/v1/operations", {"spec": spec}, timeout_s=timeout_s)
+    if status != 201:
+        raise OSError(f"{status}: {content!r}")
+    found = str(json.loads(content)["id"])
+    acknowledged.append(found)
+    return found
+
+
+def count_lost() -> int:
+    """Confirmed operations that the scheduler does not know."""
+    return sum(ask("GET", f"/api/v1/operations/{each}")[0] != 200 for each in acknowledged)
+
+
+def count_updates() -> float:
+    """Since the start of this process; -1 when it cannot say."""
+    try:
+        found = re.search(rb"(?m)^cpumond_scheduler_updates_total (\S+)", ask("GET", "/metrics")[1])
+    except OSError:
+        found = None
+    return float(found[1]) if found else -1.0
+
+
+def is_up_again(old_pid: str) -> bool:
+    return show("ActiveState") == "active" and show("MainPID") not in (old_pid, "0")
+
+
+def install() -> dict[str, Any]:
+    install_files(
+        {
+            "systemd/cpumond-scheduler.service": "/usr/lib/systemd/system/cpumond-scheduler.service",
+            "config/scheduler.toml": "/etc/cpumond/scheduler.toml",
+        }
+    )
+    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    return {
+        "reload": systemctl("daemon-reload"),
+        "verify": run("systemd-analyze", "verify", "--man=no", f"{UNIT}.service"),
+        "exposure": measure_exposure(f"{UNIT}.service"),
+    }
+
+
+def start() -> dict[str, Any]:
+    """``enable --now`` comes back when the first update is done; what the process may, and what it sees."""
+    answer = systemctl("enable", "--now", UNIT)
+    pid = show("MainPID")
+    root = Path(f"/proc/{pid}/root")
+    return {
+        "answer": answer,
+        "enabled": systemctl("is-enabled", UNIT)["output"].strip(),
+        "rights": read_rights(pid),
+        "run": sorted(os.listdir(root / "run")),
+        "read_only": sorted(path for path, is_ro in read_mounts(pid).items() if is_ro),
+        "writable": sorted(path for path, is_ro in read_mounts(pid).items() if not is_ro),
+        "credentials": os.path.exists(f"{root}{CREDENTIAL}"),
+        "state": oct(STATE_DIR.stat().st_mode & 0o777),
+        "files": sorted(os.listdir(STATE_DIR)),
+        **{name: show(name) for name in ("ActiveState", "SubState", "StatusText", "DynamicUser", "WatchdogUSec")},
+    }
+
+
+def work() -> dict[str, Any]:
+    """Commands, pages and metrics; the state's line in ``systemctl status`` follows."""
+    status, content = ask("POST", "/api/v1/operations", {"spec": {"pool": "research", "tasks": {}}})
+    order()
+    said_s = wait(lambda: show("StatusText").startswith("1 operation "))
+    return {
+        "refusal": [status, content.decode()],
+        "said_s": said_s,
+        "StatusText": show("StatusText"),
+        "metrics": ask("GET", "/metrics")[1].decode(),
+        "page": ask("GET", "/")[0],
+        "history_s": wait((STATE_DIR / "history.db").exists),
+    }
+
+
+def kill() -> dict[str, Any]:
+    """SIGKILL in the midst of commands, twice; each that was confirmed is there afterwards."""
+    ends = []
+    for _ in range(2):
+        pid, before = show("MainPID"), len(acknowledged)
+        trouble: list[str] = []
+
+        def go_on(trouble: list[str] = trouble) -> None:
+            try:
+                while True:
+                    order()
+            except (OSError, ValueError) as error:
+                trouble.append(repr(error))
+
+        client = threading.Thread(target=go_on)
+        client.start()
+        wait(lambda before=before, trouble=trouble: trouble or len(acknowledged) >= before + 5)
+        os.kill(int(pid), signal.SIGKILL)
+        client.join(30.0)
+        up_s = wait(lambda pid=pid: is_up_again(pid))
+        ends.append({"confirmed": len(acknowledged) - before, "client": trouble, "up_s": up_s, "lost": count_lost()})
+    return {"ends": ends, "restarts": show("NRestarts")}
+
+
+def hang() -> dict[str, Any]:
+    """A process that does nothing any more is ended by the watchdog; with the unit's own, that takes longer."""
+    write_file(f"/run/systemd/system/{UNIT}.service.d/test.conf", f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
+    systemctl("daemon-reload")
+    restart = systemctl("restart", UNIT)
+    pid, cursor = show("MainPID"), journal_cursor()
+    updates = count_updates() + 2 * WATCHDOG_S  # one a second: for twice as long as the watchdog waits
+    fed_s = wait(lambda: count_updates() >= updates)
+    fed = fed_s is not None and show("MainPID") == pid
+    os.kill(int(pid), signal.SIGSTOP)
+    up_s = wait(lambda: is_up_again(pid))
+    return {
+        "restart": restart,
+        "fed": fed,
+        "up_s": up_s,
+        "journal": journal_after(cursor, UNIT),
+        "lost": count_lost(),
+    }
+
+
+def tokens() -> dict[str, Any]:
+    """Root's file of tokens, as the unit's head describes it."""
+    line = f"ops:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n"
+    write_file("/etc/credstore/cpumond.tokens", line, 0o600)
+    write_file(CONF_D / "tokens.toml", f'[api]\ntokens_file = "{CREDENTIAL}"\n')
+    answer = systemctl("restart", UNIT)
+    path = f"/proc/{show('MainPID')}/root{CREDENTIAL}"
+    result = {
+        "answer": answer,
+        "mode": oct(os.stat(path).st_mode & 0o777),
+        "without": ask("GET", "/api/v1/operations")[0],
+        "with": ask("GET", "/api/v1/operations", token=TOKEN)[0],
+        "journal": journal_after(journal_cursor(), UNIT),
+    }
+    (CONF_D / "tokens.toml").unlink()
+    return {**result, "back": systemctl("restart", UNIT)}
+
+
+def stop() -> dict[str, Any]:
+    """An orderly end: all is in the one file, which is sound."""
+    order()
+    cursor, begin_s = journal_cursor(), time.monotonic()
+    answer = systemctl("stop", UNIT)
+    took_s = time.monotonic() - begin_s
+    with closing(sqlite3.connect(f"file:{STATE_DIR}/scheduler.db?mode=ro", uri=True)) as database:
+        check = database.execute("PRAGMA integrity_check").fetchall()
+        kept = {key for (key,) in database.execute("SELECT key FROM records WHERE kind = 'operation'")}
+    return {
+        "answer": answer,
+        "took_s": took_s,
+        "check": check,
+        "lost": len(set(acknowledged) - kept),
+        "confirmed": len(acknowledged),
+        "files": {name: os.path.getsize(STATE_DIR / name) for name in sorted(os.listdir(STATE_DIR))},
+        "Result": show("Result"),
+        "ExecMainStatus": show("ExecMainStatus"),
+        "journal": journal_after(cursor, UNIT),
+        "start": systemctl("start", UNIT),
+        "lost_after_start": count_lost(),
+    }
+
+
+def wrong_config() -> dict[str, Any]:
+    """A configuration that is wrong at the start: one try, the reason in the journal."""
+    write_file(CONF_D / "wrong.toml", "no_such_option = 1\n")
+    cursor = journal_cursor()
+    answer = systemctl("restart", UNIT)
+    settled_s = wait(lambda: show("ActiveState") == "failed")
+    result = {
+        "answer": answer,
+        "settled_s": settled_s,
+        "ExecMainStatus": show("ExecMainStatus"),
+        "restarts": show("NRestarts"),
+        "journal": journal_after(cursor, UNIT),
+    }
+    (CONF_D / "wrong.toml").unlink()
+    systemctl("reset-failed", UNIT)
+    return {**result, "start": systemctl("start", UNIT), "lost": count_lost(), "end": systemctl("stop", UNIT)}
+
+
+live_through(
+    (install, start, work, kill, hang, tokens, stop, wrong_config),
+    stop_after=lambda step: step is start and show("ActiveState") != "active",
+)

@@ -1,0 +1,544 @@
+"""Runs inside the guest: the agent and units whose limits it moves; leaves what it saw in /out/facts.json.
+
+``test_units.py`` on the host judges the facts. It runs on every layout of cgroups: where the limit files are is read
+from /proc/self/mountinfo.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guest_tools import (
+    WRAPPER,
+    install_files,
+    journal_after,
+    journal_cursor,
+    live_through,
+    run,
+    show,
+    systemctl,
+    wait,
+    write_file,
+)
+
+AGENT = "cpumond.service"
+UNIT = "work.service"
+SLICE = "batch.slice"
+RULES = Path("/usr/share/polkit-1/rules.d/cpumond.rules")
+QUOTA_US = 200_000
+"""Of the unit: CPUQuota=200%."""
+FLOOR_US = 40_000
+"""``min_cpu_limit``; far above the light load, also where that is dear."""
+SLOW = float(os.environ.get("UNITS_SLOW", "1"))
+"""How many times slower than natively this machine is."""
+CHECK_PERIOD_S = 0.1 * SLOW
+OVERRIDE_TTL_S = 2.0 if SLOW == 1.0 else 6.0 * SLOW
+"""Longer than ``cpumond status`` takes to start."""
+PATIENCE_S = 20.0 * SLOW
+
+CONFIG = f"""
+managed_roots = ["{SLICE}"]
+
+[monitor]
+mode = "reclaim"
+check_period = "{CHECK_PERIOD_S * 1000:g}ms"
+min_cpu_limit = 0.4
+smoothing_factor = 0.5
+decrease_coefficient = 0.5
+
+[writes]
+override_ttl = "{OVERRIDE_TTL_S:g}s"
+drift_backoff = "500ms"
+
+[[source]]
+kind = "systemd"
+slices = ["{SLICE}"]
+pattern = "weigh*"
+job-cpu-monitor = {{ actuator = "weight", min_cpu_limit = 0.2 }}
+
+[[source]]
+kind = "systemd"
+slices = ["{SLICE}"]
+pattern = "[!w]ork*"
+labels = ["Description"]
+
+[[source]]
+kind = "systemd"
+slices = ["{SLICE}"]
+labels = ["User", "Description"]
+
+[[source]]
+kind = "glob"
+pattern = "{SLICE}/delegated.service/*"
+"""
+
+WORK = """
+import os, time
+helper = 0 in [os.fork() for _ in range(2)]
+while True:
+    busy = os.path.exists("/run/load")
+    until = time.thread_time() + (0.02 if busy else 0.0 if helper else 0.001)
+    while time.thread_time() < until:
+        pass
+    if not busy:
+        time.sleep(PAUSE_S)
+"""
+"""One process with light load and others that sleep; with /run/load all are busy."""
+WORK_UNIT = f"""
+[Unit]
+Description=Work of the night
+[Service]
+ExecStart=/usr/bin/python3 /usr/lib/work.py
+Slice={SLICE}
+CPUQuota=200%
+User=nobody
+KillMode=control-group
+"""
+DELEGATED = """
+import os, time
+def enter(root, unit):
+    child = os.path.join(root, unit, "child")
+    os.makedirs(child, exist_ok=True)
+    with open(os.path.join(child, "cgroup.procs"), "w") as file:
+        file.write(str(os.getpid()))
+    return child
+for root in ROOTS:
+    child = enter(root, "batch.slice/delegated.service")
+    if os.path.exists(os.path.join(root, "batch.slice/delegated.service/cgroup.subtree_control")):
+        try:
+            with open(os.path.join(root, "batch.slice/delegated.service/cgroup.subtree_control"), "w") as file:
+                file.write("+cpu")
+        except OSError:
+            pass
+    for name, value in (("cpu.max", "100000 100000"), ("cpu.cfs_quota_us", "100000")):
+        if os.path.exists(os.path.join(child, name)):
+            with open(os.path.join(child, name), "w") as file:
+                file.write(value)
+while True:
+    time.sleep(1)
+"""
+
+
+# ---- the layout
+
+
+def find_mounts() -> tuple[int, str, list[str]]:
+    """Version of the hierarchy with the cpu controller, its mount point, and all where processes count."""
+    v1: dict[str, str] = {}
+    v2 = ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split()[:3]
+        point = left.split()[4]
+        if kind == "cgroup2":
+            v2 = v2 or point
+        elif kind == "cgroup":
+            v1.update(dict.fromkeys(options.split(","), point))
+    if "cpu" in v1:
+        return 1, v1["cpu"], sorted({v1["cpu"], *([v2] if v2 else [])})
+    return 2, v2, [v2]
+
+
+VERSION, CPU_ROOT, ROOTS = find_mounts()
+
+
+def read_quota(path: str) -> int:
+    """The quota of a cgroup in us; -1 without a limit, 0 where it cannot be read just now."""
+    try:
+        text = Path(CPU_ROOT, path, "cpu.max" if VERSION == 2 else "cpu.cfs_quota_us").read_text()
+    except OSError:
+        return 0
+    return -1 if text.startswith("max") else int(text.split()[0])
+
+
+def write_quota(path: str, quota_us: int) -> None:
+    folder = Path(CPU_ROOT, path)
+    (folder / ("cpu.max" if VERSION == 2 else "cpu.cfs_quota_us")).write_text(str(quota_us))
+
+
+def read_weight(path: str) -> int:
+    return int(Path(CPU_ROOT, path, "cpu.weight" if VERSION == 2 else "cpu.shares").read_text())
+
+
+# ---- what the steps look at
+
+
+def quota_us(unit: str = UNIT) -> int:
+    return read_quota(f"{SLICE}/{unit}")
+
+
+def property_us(unit: str = UNIT) -> int:
+    """CPUQuotaPerSecUSec of a unit in us; -1 is infinity. systemctl prints it as a time span."""
+    text = show(unit, "CPUQuotaPerSecUSec")
+    if text == "infinity":
+        return -1
+    units = {"us": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6}
+    total = 0.0
+    for word in text.split():
+        number = word.rstrip("abcdefghijklmnopqrstuvwxyz")
+        total += float(number) * units[word[len(number) :]]
+    return round(total)
+
+
+def agree(unit: str = UNIT) -> bool:
+    """systemd and the kernel say the same; the period is 100 ms."""
+    return property_us(unit) == 10 * quota_us(unit)
+
+
+def is_lowered() -> bool:
+    return 0 < quota_us() <= QUOTA_US // 2
+
+
+def is_full() -> bool:
+    return quota_us() == QUOTA_US
+
+
+class ControlSocket(http.client.HTTPConnection):
+    """The agent's own; asking it through ``cpumond status`` would cost most of the time here."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(5.0)
+        self.sock.connect("/run/cpumond/control.sock")
+
+
+def ask(method: str, path: str) -> Any:
+    """What the agent answers. Raises OSError."""
+    connection = ControlSocket("localhost")
+    try:
+        connection.request(method, path)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def job(name: str = UNIT) -> dict[str, Any]:
+    """What ``cpumond status`` says about a unit, and about the agent."""
+    try:
+        status = ask("GET", "/v1/status")
+    except OSError:
+        return {"problems": [], "counters": {}}
+    found = [each for each in status["jobs"] if each["job_id"] == name]
+    return {"problems": status["problems"], "counters": status["counters"], **(found[0] if found else {})}
+
+
+def look(unit: str = UNIT) -> dict[str, Any]:
+    return {"quota_us": quota_us(unit), "property_us": property_us(unit), "job": job(unit)}
+
+
+def drop_ins(unit: str = UNIT) -> dict[str, str]:
+    return {str(path): path.read_text() for path in Path("/run/systemd").rglob(f"{unit}.d/*.conf")}
+
+
+def set_load(busy: bool) -> None:
+    if busy:
+        Path("/run/load").touch()
+    else:
+        Path("/run/load").unlink(missing_ok=True)
+
+
+def settle() -> float | None:
+    """Until the unit is at its least limit, and systemd knows."""
+    set_load(False)
+    return wait(lambda: quota_us() == FLOOR_US and agree(), PATIENCE_S)
+
+
+# ---- the steps
+
+
+def install() -> dict[str, Any]:
+    install_files({
+        "systemd/cpumond.service": "/usr/lib/systemd/system/cpumond.service",
+        "systemd/cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
+        "systemd/cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
+        "systemd/cpumond.rules": str(RULES),
+    })  # fmt: skip
+    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    write_file("/usr/lib/work.py", f"PAUSE_S = {0.05 * SLOW}\n{WORK}")
+    write_file("/usr/lib/delegated.py", f"ROOTS = {ROOTS}\n{DELEGATED}")
+    write_file(f"/etc/systemd/system/{UNIT}", WORK_UNIT)
+    write_file(
+        "/etc/systemd/system/delegated.service",
+        f"[Service]\nExecStart=/usr/bin/python3 /usr/lib/delegated.py\nSlice={SLICE}\nCPUQuota=150%\nDelegate=yes\n",
+    )
+    write_file(
+        "/etc/systemd/system/weighty.service",
+        f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\nCPUQuota=100%\nCPUWeight=200\n",
+    )
+    write_file("/etc/systemd/system/plain.service", f"[Service]\nExecStart=/bin/sleep 1000\nSlice={SLICE}\n")
+    config = CONFIG
+    if VERSION == 1 and len(ROOTS) > 1:
+        # Where cpu and cpuacct are mounted apart, systemd puts units into the first only; the CPU time is then taken
+        # from the cgroup2 mount. Distributions mount both together.
+        lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
+        if not any("cpu,cpuacct" in line for line in lines):
+            write_file("/etc/cpumond/mountinfo", "".join(line for line in lines if "cpuacct" not in line))
+            config = 'mountinfo = "/etc/cpumond/mountinfo"\n' + CONFIG
+    write_file("/etc/cpumond/cpumond.toml", config)
+    answers = [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf")]
+    answers += [systemctl("daemon-reload"), systemctl("start", UNIT)]
+    return {
+        "answers": answers,
+        "version": VERSION,
+        "systemd": run("systemctl", "--version")["output"].splitlines()[0],
+        "verify": run("systemd-analyze", "verify", "--man=no", AGENT),
+        "check": run("cpumond", "check-config", "--config", "/etc/cpumond/cpumond.toml"),
+        "quota_us": quota_us(),
+    }
+
+
+def lowers() -> dict[str, Any]:
+    """A unit with CPUQuota=200% and light load."""
+    answer = systemctl("start", AGENT)
+    lowered_s = wait(is_lowered, PATIENCE_S)
+    settled_s = settle()
+    return {"answer": answer, "lowered_s": lowered_s, "settled_s": settled_s, "drop_ins": drop_ins(), **look()}
+
+
+def reloads() -> dict[str, Any]:
+    """``daemon-reload`` and ``daemon-reexec`` change nothing."""
+    settle()
+    cursor = journal_cursor()
+    seen = {"before": quota_us()}
+    for verb in ("daemon-reload", "daemon-reexec", "daemon-reload"):
+        systemctl(verb)
+        seen[verb] = quota_us()
+        wait(lambda: False, 3 * CHECK_PERIOD_S)
+        seen[f"{verb} and three checks"] = quota_us()
+    return {"seen": seen, "journal": journal_after(cursor, AGENT), **look()}
+
+
+def wakes() -> dict[str, Any]:
+    settle()
+    set_load(True)
+    full_s = wait(is_full, PATIENCE_S)
+    agreed_s = wait(agree, PATIENCE_S)
+    return {"full_s": full_s, "agreed_s": agreed_s, **look()}
+
+
+def restarts() -> dict[str, Any]:
+    """The unit is restarted while its limit is lowered: that is not what it ordered."""
+    settle()
+    inode = os.stat(Path(CPU_ROOT, SLICE, UNIT)).st_ino
+    answer = systemctl("restart", UNIT)
+    after = {"quota_us": quota_us(), "other": os.stat(Path(CPU_ROOT, SLICE, UNIT)).st_ino != inode}
+    followed_s = wait(lambda: job().get("status") == "reclaim", PATIENCE_S)
+    fact = {"answer": answer, "after": after, "followed_s": followed_s, **look()}
+    set_load(True)
+    fact["full_s"] = wait(is_full, PATIENCE_S)
+    return fact
+
+
+def stops() -> dict[str, Any]:
+    """The unit is stopped while its limit is lowered: its next start has all it ordered."""
+    settle()
+    answer = systemctl("stop", UNIT)
+    back_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
+    start = systemctl("start", UNIT)
+    return {"answer": answer, "back_s": back_s, "start": start, "quota_us": quota_us()}
+
+
+def orders() -> dict[str, Any]:
+    """``systemctl set-property`` by hand: up, and down."""
+    fact: dict[str, Any] = {}
+    for name, percent in (("up", 150), ("down", 50)):
+        settle()
+        wanted = percent * 1000
+        cursor = journal_cursor()
+        answer = systemctl("set-property", "--runtime", UNIT, f"CPUQuota={percent}%")
+        seen_s = wait(lambda: job().get("override_by"), OVERRIDE_TTL_S)
+        held = job()
+        table = run("cpumond", "status")["output"]
+        held_us = quota_us()
+        if name == "down":
+            ask("DELETE", f"/v1/jobs/{UNIT}/pin")  # cpumond unpin: its time need not be waited for twice
+        broken_s = wait(lambda wanted=wanted: quota_us() != wanted, OVERRIDE_TTL_S + 5)  # type: ignore[misc]
+        fact[name] = {
+            "answer": answer, "seen_s": seen_s, "held": held, "held_us": held_us, "table": table, "held_s": broken_s,
+            "journal": journal_after(cursor, AGENT), **look(),
+        }  # fmt: skip
+    settle()
+    answer = systemctl("stop", AGENT)
+    return {**fact, "stopped": answer, "left_us": quota_us(), "left_property_us": property_us()}
+
+
+def back_to_normal() -> dict[str, Any]:
+    return {
+        "answers": [systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%"), systemctl("start", AGENT)],
+        "settled_s": settle(),
+    }
+
+
+def outranked() -> dict[str, Any]:
+    """A drop-in of the operator that sorts after that of our property: systemd gives the unit its quota at a reload."""
+    settle()
+    write_file(f"/etc/systemd/system/{UNIT}.d/override.conf", "[Service]\nCPUQuota=200%\n")
+    seen = []
+    for _ in range(2):
+        systemctl("daemon-reload")
+        seen.append({"again_s": wait(lambda: quota_us() == FLOOR_US and agree(), PATIENCE_S), **look()})
+    Path(f"/etc/systemd/system/{UNIT}.d/override.conf").unlink()
+    systemctl("daemon-reload")
+    return {"seen": seen, "settled_s": settle()}
+
+
+def by_hand() -> dict[str, Any]:
+    """Somebody writes the file: written over, and systemd still believes in the agent's limit."""
+    settle()
+    write_quota(f"{SLICE}/{UNIT}", 15_000)
+    again_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    return {"again_s": again_s, **look()}
+
+
+def kill() -> dict[str, Any]:
+    """kill -9 of the agent: how long until the unit has its quota again."""
+    settle()
+    pid = show(AGENT, "MainPID")
+    run("systemctl", "kill", "--signal", "KILL", AGENT)
+    began_s = time.monotonic()
+    full_s = wait(is_full, PATIENCE_S)
+    property_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
+    up_s = wait(lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", PATIENCE_S)
+    return {
+        "full_s": full_s,
+        "property_s": property_s,
+        "up_s": up_s,
+        "took_s": time.monotonic() - began_s,
+        "lowered_s": wait(is_lowered, PATIENCE_S),
+        **look(),
+    }
+
+
+def delegates() -> dict[str, Any]:
+    """What lies below a unit is written by file, and systemd leaves it alone."""
+    path = f"{SLICE}/delegated.service/child"
+    answer = systemctl("start", "delegated.service")
+    lowered_s = wait(lambda: read_quota(path) == FLOOR_US, PATIENCE_S)
+    systemctl("daemon-reload")
+    wait(lambda: False, 3 * CHECK_PERIOD_S)
+    fact = {
+        "answer": answer,
+        "lowered_s": lowered_s,
+        "quota_us": read_quota(path),
+        "drop_ins": drop_ins("delegated.service"),
+    }
+    return {**fact, "unit": job("delegated.service"), "child": job("child"), "unit_us": quota_us("delegated.service")}
+
+
+def weighs() -> dict[str, Any]:
+    """The weight actuator: CPUWeight, and the kernel's file."""
+    path = f"{SLICE}/weighty.service"
+    answer = systemctl("start", "weighty.service")
+    before = read_weight(path)
+    lowered_s = wait(lambda: read_weight(path) < before / 4, PATIENCE_S)
+
+    def same() -> bool:
+        weight = int(show("weighty.service", "CPUWeight"))
+        return read_weight(path) == (weight if VERSION == 2 else weight * 1024 // 100)
+
+    agreed_s = wait(same, PATIENCE_S)
+    seen = [read_weight(path)]
+    systemctl("daemon-reload")
+    seen.append(read_weight(path))
+    fact = {"answer": answer, "before": before, "lowered_s": lowered_s, "agreed_s": agreed_s, "seen": seen}
+    return {**fact, "quota_us": quota_us("weighty.service"), "job": job("weighty.service")}
+
+
+def unlimited() -> dict[str, Any]:
+    """A unit that orders no CPU: on v2 it has no limit file before it is lowered for the first time."""
+    answer = systemctl("start", "plain.service")
+    before = {"quota_us": quota_us("plain.service"), "property_us": property_us("plain.service")}
+    lowered_s = wait(lambda: quota_us("plain.service") == FLOOR_US and agree("plain.service"), PATIENCE_S)
+    systemctl("daemon-reload")
+    fact = {"answer": answer, "before": before, "lowered_s": lowered_s, **look("plain.service")}
+    write_quota(f"{SLICE}/plain.service", 15_000)
+    return {**fact, "by_hand_s": wait(lambda: quota_us("plain.service") == FLOOR_US, PATIENCE_S)}
+
+
+def leaves() -> dict[str, Any]:
+    """An orderly stop: files and systemd's beliefs are as they were."""
+    settle()
+    cursor = journal_cursor()
+    answer = systemctl("stop", AGENT)
+    return {
+        "answer": answer,
+        "journal": journal_after(cursor, AGENT),
+        "quota_us": quota_us(),
+        "property_us": property_us(),
+        "plain_us": quota_us("plain.service"),
+        "plain_property_us": property_us("plain.service"),
+        "weight": read_weight(f"{SLICE}/weighty.service"),
+        "CPUWeight": show("weighty.service", "CPUWeight"),
+        "state": Path("/var/lib/cpumond/originals.state").read_text(),
+        "result": show(AGENT, "Result"),
+    }
+
+
+def without_bus() -> dict[str, Any]:
+    """The bus goes and comes back."""
+    start = systemctl("start", AGENT)
+    settle()
+    stop = systemctl("stop", "dbus.socket", "dbus.service")
+    noticed_s = wait(lambda: bool(job()["problems"]), PATIENCE_S)
+    set_load(True)
+    full_s = wait(is_full, PATIENCE_S)
+    set_load(False)
+    lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    away = job()
+    back = systemctl("start", "dbus.socket", "dbus.service")
+    solved_s = wait(lambda: not job()["problems"], PATIENCE_S)
+    agreed_s = wait(agree, PATIENCE_S)
+    return {
+        "start": start, "stop": stop, "noticed_s": noticed_s, "full_s": full_s, "lowered_s": lowered_s, "away": away,
+        "back": back, "solved_s": solved_s, "agreed_s": agreed_s, **look(),
+    }  # fmt: skip
+
+
+def without_polkit() -> dict[str, Any]:
+    """No rule: limits by file alone; what systemd puts back at a reload is written over, not taken for an order."""
+    systemctl("stop", AGENT)
+    systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%")
+    RULES.unlink()
+    systemctl("restart", "polkit.service")
+    cursor = journal_cursor()
+    start = systemctl("start", AGENT)
+    set_load(False)
+    lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    denied = job()
+    systemctl("daemon-reload")
+    reloaded_us = quota_us()
+    again_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
+    after = job()
+    stop = systemctl("stop", AGENT)
+    return {
+        "start": start, "lowered_s": lowered_s, "denied": denied, "property_us": property_us(),
+        "reloaded_us": reloaded_us, "again_s": again_s, "after": after, "stop": stop, "left_us": quota_us(),
+        "result": show(AGENT, "Result"), "journal": journal_after(cursor, AGENT),
+    }  # fmt: skip
+
+
+def costs() -> dict[str, Any]:
+    """CPU of ``cpumond restore`` with nothing to restore."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    count = 5
+    for _ in range(count):
+        subprocess.run(["cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"restore_cpu_s": (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count}
+
+
+STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
+    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill, delegates,
+    weighs, unlimited, leaves, without_bus, without_polkit, costs,
+)  # fmt: skip
+
+live_through(STEPS)

@@ -1,0 +1,117 @@
+"""The scheduler's unit in a real systemd: rights, start, SIGKILL under load, watchdog, tokens, stop.
+
+One boot lives it all (``guest/scheduler_service.py``, about half a minute) and leaves facts; each test judges one.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from guest_host import Facts, assert_quiet, boot, of
+
+LIMIT_S = 180
+MAX_EXPOSURE = 1.4
+"""Of 10. What remains is the network (0.5), its sockets (0.4) and the addresses they may reach (0.2)."""
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What one boot saw, step by step."""
+    return boot("scheduler_service.py", tmp_path_factory.mktemp("machine"), LIMIT_S, ["scheduler"])
+
+
+def test_systemd_accepts_the_unit(facts: Facts) -> None:
+    fact = of(facts, "install")
+    assert_quiet(fact["reload"])
+    assert_quiet(fact["verify"])
+    assert fact["exposure"] <= MAX_EXPOSURE
+
+
+def test_it_starts_as_it_is_shipped(facts: Facts) -> None:
+    """``enable --now`` waits for the first update; the state is in a line of ``systemctl status``."""
+    fact = of(facts, "start")
+    assert fact["answer"]["code"] == 0, fact["answer"]
+    assert (fact["ActiveState"], fact["SubState"], fact["enabled"]) == ("active", "running", "enabled")
+    assert fact["StatusText"] == "0 operations (0 pending); 0 jobs; 0 nodes (0 online)"
+    assert fact["WatchdogUSec"] == "30s"
+
+
+def test_it_has_no_rights(facts: Facts) -> None:
+    """A user of its own that is not root's, no capability, and one directory that it may write."""
+    fact = of(facts, "start")
+    rights = fact["rights"]
+    assert fact["DynamicUser"] == "yes"
+    assert "0" not in rights["Uid"]
+    assert rights["CapEff"] == rights["CapBnd"] == rights["CapAmb"] == ["0000000000000000"]
+    assert (rights["NoNewPrivs"], rights["Seccomp"]) == (["1"], ["2"])
+    assert set(fact["run"]) <= {"credentials", "systemd"}
+    assert {"/", "/sys", "/sys/fs/cgroup"} <= set(fact["read_only"])
+    assert [path for path in fact["writable"] if path.startswith("/var/lib")] == ["/var/lib/private/cpumond-scheduler"]
+    assert fact["state"] == "0o700"
+    assert "scheduler.db" in fact["files"]
+
+
+def test_it_works_in_its_sandbox(facts: Facts) -> None:
+    """Commands and refusals, metrics, pages, history."""
+    fact = of(facts, "work")
+    assert fact["refusal"][0] == 422, fact["refusal"]
+    assert fact["said_s"] is not None, fact["StatusText"]
+    assert re.search(r'^cpumond_scheduler_operations\{state="\w+"\} 1\.0', fact["metrics"], re.MULTILINE)
+    assert fact["page"] == 200
+    assert fact["history_s"] is not None
+
+
+def test_sigkill_loses_nothing_that_was_confirmed(facts: Facts) -> None:
+    fact = of(facts, "kill")
+    for end in fact["ends"]:
+        assert end["confirmed"] >= 5
+        assert len(end["client"]) == 1, "the client was not cut off"
+        assert end["up_s"] is not None
+        assert end["lost"] == 0
+    assert fact["restarts"] == "2"
+
+
+def test_the_watchdog_ends_a_scheduler_that_hangs(facts: Facts) -> None:
+    fact = of(facts, "hang")
+    assert_quiet(fact["restart"])
+    assert fact["fed"], "it was ended though its updates went on"
+    assert fact["up_s"] is not None
+    assert "Watchdog timeout" in fact["journal"]
+    assert fact["lost"] == 0
+
+
+def test_tokens_come_from_a_file_of_root(facts: Facts) -> None:
+    """Without the file the service starts as well; with it, and named in the configuration, a token is asked for."""
+    assert not of(facts, "start")["credentials"]
+    fact = of(facts, "tokens")
+    assert_quiet(fact["answer"])
+    assert fact["mode"] in ("0o400", "0o440"), "how systemd gives it to the service depends on its version"
+    assert (fact["without"], fact["with"]) == (401, 200)
+    assert_quiet(fact["back"])
+
+
+def test_stop_leaves_one_sound_file(facts: Facts) -> None:
+    fact = of(facts, "stop")
+    assert_quiet(fact["answer"])
+    assert fact["took_s"] < 10.0
+    assert fact["check"] == [["ok"]]
+    assert fact["confirmed"] > 10
+    assert fact["lost"] == fact["lost_after_start"] == 0
+    assert not fact["files"].get("scheduler.db-wal"), "the log was not copied into the database"
+    assert (fact["Result"], fact["ExecMainStatus"]) == ("success", "0")
+    assert "stopping" in fact["journal"]
+    assert_quiet(fact["start"])
+
+
+def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
+    """Exit code 78, no restart, the reason in the journal; mended, it goes on where it was."""
+    fact = of(facts, "wrong_config")
+    assert fact["answer"]["code"] != 0
+    assert fact["settled_s"] is not None
+    assert (fact["ExecMainStatus"], fact["restarts"]) == ("78", "0")
+    assert "no_such_option" in fact["journal"]
+    assert_quiet(fact["start"])
+    assert fact["lost"] == 0

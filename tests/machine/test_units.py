@@ -1,0 +1,37 @@
+"""Units of a real systemd whose limits the hardened agent moves: over D-Bus, and by file where that cannot be.
+
+One boot lives it all (``guest/units.py``, about a minute) and leaves facts; each test judges one of them. The same
+script runs on the other layouts of cgroups in the emulated machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from guest_host import Facts, boot, of
+from judge_units import CHECKS
+
+LIMIT_S = 240
+RESTORE_CPU_S = 0.3
+"""Of ``cpumond restore`` here; twice what it takes on a quiet machine."""
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What one boot saw, step by step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MACHINE_PACKAGES", "polkitd")
+        return boot("units.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_units(facts: Facts, check: Callable[[Facts, float], None]) -> None:
+    check(facts, 1.0)
+
+
+def test_restore_is_quick(facts: Facts) -> None:
+    """A job may be held down until it is done, also on a machine ten times as slow."""
+    assert of(facts, "costs")["restore_cpu_s"] < RESTORE_CPU_S

@@ -1,0 +1,205 @@
+"""All that touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2, with v1, and with both.
+
+One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots three
+machines one after the other from one cached image, which is made first where there is none (one to two minutes):
+
+- ``v2``: the tests of cgroups, of the agent and of the closed loop that stand in ``QUICK``, the contract of the
+  executor of kind ``systemd``, and units as jobs under real load (``guest/units.py``);
+- ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at mounts, limits and discovery. The host
+  that runs these tests does the rest on v1, at its own speed.
+
+The processor is emulated, ten to twenty times slower than the host's: tests with many processes would take an hour and
+are left out. The summary at the end says how long each machine took, which tests were left out, and why.
+``CPUMOND_MACHINE=full`` runs all that can run there, on every layout. Without qemu the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_host import REPOSITORY, Facts, of
+from judge_units import CHECKS
+from turns import hold_room
+from vm_host import SLOWNESS, Machine, Part, boot, make_stage, skip_without_means
+
+FULL = os.environ.get("CPUMOND_MACHINE") == "full"
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(14400 if FULL else 3600)]
+UNITS_SLOW = 5.0
+NOT_HERE = {"browser": "needs a browser", "prometheus": "needs Prometheus"}
+"""By marker: what the guest does not have."""
+LEFT_OUT = {
+    "test_closed_loop.py::test_the_unmodified_client": "needs the yt command line",
+    "test_closed_loop.py::test_freed_cpu": "judges wall times that an emulated processor misses",
+}
+"""By the beginning of the name."""
+TOO_SLOW = "too slow on an emulated processor; CPUMOND_MACHINE=full runs it"
+IMPORTED = ("cpumond.cli", "cpumond.agent.main", "cpumond.agent.restore")
+
+QUICK: dict[str, tuple[str, ...]] = {
+    "v2": (
+        "test_cgroup_contract.py",
+        "test_agent_pressure.py",
+        "test_cgroup_executor.py::TestCgroupExecutor",
+        "test_agent_v1.py",
+        "test_agent_v1_life.py::test_a_cgroup_that_goes",
+        "test_agent_v1_policy.py::test_a_quota_above_a_job",
+        "test_agent_v1_policy.py::test_a_foreign_raise_is",
+        "test_agent_v1_policy.py::test_a_burst_of_somebody_else",
+        "test_job_requests.py::test_a_job_is_explained_as_its_node_does",
+    ),
+    "v1": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
+    "hybrid": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
+}
+"""By layout, beginnings of the names of tests that are run always."""
+SLOW = (
+    "test_cgroup_executor.py::TestCgroupExecutor::test_many",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
+)
+"""Beginnings of the names of those among them that are not."""
+STEPS = ("install", "lowers", "reloads", "wakes", "orders", "back_to_normal", "kill")
+"""Of ``guest/units.py``."""
+QUICK_CHECKS = {
+    "check_installed", "check_quota_goes_down", "check_reload_changes_nothing", "check_load_wakes_up",
+    "check_orders_by_hand_are_respected", "check_killed_agent",
+}  # fmt: skip
+INTEGRATION = REPOSITORY / "tests" / "integration"
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(INTEGRATION.glob("test_*.py"))}
+FILES = {name for name, text in TEXTS.items() if "mark.cgroup" in text}
+"""Of tests that touch cgroups."""
+TESTS = Part("vm_tests", 7200 if FULL else 900)
+UNITS = Part("units", 900)
+CONTRACT_OF_SYSTEMD = Part("systemd_contract", 600)
+PARTS = {"v2": (UNITS, TESTS, CONTRACT_OF_SYSTEMD), "v1": (TESTS,), "hybrid": (TESTS,)}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the machines get from this host, made once for all of them."""
+    skip_without_means()
+    work = tmp_path_factory.mktemp("machine")
+    make_stage(work / "in", work)
+    return work / "in"
+
+
+def list_files(layout: str) -> list[str]:
+    """Those that are opened in the guest."""
+    if FULL:
+        return sorted(name for name in FILES if not why_not_opened(name))
+    return sorted({name.partition("::")[0] for name in QUICK[layout]})
+
+
+def why_not_opened(name: str) -> str:
+    """What a whole file needs that is not there, "" for nothing."""
+    first_lines = TEXTS[name].partition("\ndef ")[0]
+    return next((reason for marker, reason in NOT_HERE.items() if f"mark.{marker}" in first_lines), "")
+
+
+@pytest.fixture(scope="module")
+def run(stage: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Machine]:
+    """Boots the machine of a layout; not while a test runs that measures how CPU is shared."""
+
+    def boot_in_turn(layout: str) -> Machine:
+        with hold_room(tmp_path_factory, alone=False):
+            return boot_layout(layout, stage)
+
+    return boot_in_turn
+
+
+def boot_layout(layout: str, stage: Path) -> Machine:
+    plan: dict[str, Any] = {
+        "files": list_files(layout),
+        "quick": QUICK[layout],
+        "slow": SLOW,
+        "full": FULL,
+        "not_here": NOT_HERE,
+        "left_out": LEFT_OUT,
+        "too_slow": TOO_SLOW,
+        "timeout_s": 60 * SLOWNESS,
+        "options": [],
+        "imported": IMPORTED,
+    }
+    settings = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": "" if FULL else ",".join(STEPS)}
+    return boot(layout, stage, stage.parent / f"out-{layout}", PARTS[layout], plan, settings)
+
+
+@pytest.fixture(scope="module")
+def v2(run: Callable[[str], Machine]) -> Machine:
+    """What the machine with the unified hierarchy left."""
+    return run("v2")
+
+
+@pytest.fixture(scope="module")
+def v1(run: Callable[[str], Machine]) -> Machine:
+    """What the machine with version 1 left."""
+    return run("v1")
+
+
+@pytest.fixture(scope="module")
+def hybrid(run: Callable[[str], Machine]) -> Machine:
+    """What the machine with version 1 and a cgroup2 mount beside it left."""
+    return run("hybrid")
+
+
+def describe(machine: Machine, facts: Facts) -> str:
+    """How it went, in a line for the summary and one for each reason why tests were left out."""
+    outcomes = Counter(fact["outcome"] for fact in facts["tests"].values())
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    lines = [f"{machine.layout}: {machine.took_s:.0f} s in all; tests that touch cgroups: {counts}"]
+    skipped = {fact["text"] for fact in facts["tests"].values() if fact["outcome"] == "skipped"}
+    lines += [f"  skipped there: {reason.removeprefix('Skipped: ')}" for reason in sorted(skipped)]
+    by_reason: dict[str, Counter[str]] = {}
+    for name, reason in facts["left_out"].items():
+        by_reason.setdefault(reason, Counter())[name.partition("::")[0]] += 1
+    for name in FILES - set(list_files(machine.layout)):
+        by_reason.setdefault(why_not_opened(name) or TOO_SLOW, Counter())[name] = 0
+    for reason, files in sorted(by_reason.items()):
+        names = ", ".join(f"{name} ({count or 'all'})" for name, count in sorted(files.items()))
+        lines.append(f"  left out, {reason}: {names}")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module", params=["v2", "v1", "hybrid"])
+def machine(request: pytest.FixtureRequest) -> Machine:
+    """Each layout."""
+    found: Machine = request.getfixturevalue(request.param)
+    return found
+
+
+def test_the_tests_that_touch_cgroups(machine: Machine, record_property: Callable[[str, object], None]) -> None:
+    facts = machine.of("vm_tests")
+    record_property("machine", describe(machine, facts))
+    failures = {name: fact["text"] for name, fact in facts["tests"].items() if fact["outcome"] == "failed"}
+    assert not failures, "\n\n".join(f"{machine.layout}: {name}:\n{text}" for name, text in failures.items())
+    assert facts["finished"], f"not done in time, {len(facts['tests'])} tests:\n{machine.outputs['vm_tests'][-3000:]}"
+    assert facts["unused"] == [], "no such tests; QUICK is out of date"
+    assert "passed" in {fact["outcome"] for fact in facts["tests"].values()}, machine.outputs["vm_tests"][-3000:]
+
+
+def test_the_executor_of_kind_systemd(v2: Machine) -> None:
+    """The contract, where systemd counts memory and CPU time itself."""
+    facts = v2.of("systemd_contract")
+    failures = {name: fact["text"] for name, fact in facts.items() if fact["outcome"] != "passed"}
+    assert not failures, "\n\n".join(f"{name}:\n{text}" for name, text in failures.items())
+    assert len(facts) > 30
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in CHECKS if FULL or check.__name__ in QUICK_CHECKS],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_units(v2: Machine, check: Callable[[Facts, float], None]) -> None:
+    check(v2.of("units"), UNITS_SLOW)
+
+
+def test_a_killed_agent_leaves_the_unit_its_quota(v2: Machine, record_property: Callable[[str, object], None]) -> None:
+    """File and property, and the next agent begins with what the unit ordered."""
+    fact = of(v2.of("units"), "kill")
+    assert None not in (fact["full_s"], fact["property_s"], fact["up_s"], fact["lowered_s"]), fact
+    assert fact["job"]["cpu_limit"] == 2.0
+    record_property("machine", f"v2: original quota {fact['full_s']:.1f} s after SIGKILL of the agent, emulated")

@@ -1,0 +1,253 @@
+#!/bin/bash
+# A throw-away Debian of its own under qemu: its own kernel, so any cgroup layout, whatever this machine has mounted.
+# The processor is emulated, ten to twenty times slower than this machine: a KVM that is there need not work.
+#
+#   vm.sh deps                              install what is needed here (apt)
+#   vm.sh build                             make the disk image once and print where it is
+#   vm.sh run [-c LAYOUT] [-i DIR] [-o DIR] [-t SEC] [-m MIB] [-s CPUS] -- CMD [ARG...]
+#       boots a fresh copy, runs CMD in it as root and prints what CMD prints.
+#       -c LAYOUT  of its cgroups: v2 (default), v1, hybrid
+#       -i DIR     is /in in the guest, read-only      -o DIR     takes what the guest left in /out
+#       -t SEC     ends everything after SEC seconds (300)
+#       -m MIB     memory (1536)                       -s CPUS    processors (2)
+#       exit code: CMD's; 124 after SEC seconds; 125 when the guest did not come up, twice
+#   vm.sh sweep                             remove what killed runs left behind (run does it too)
+#
+# Root only. The guest has no network. MACHINE_SUITE (bookworm) and MACHINE_PACKAGES (more Debian packages, separated by
+# blanks) choose another guest; each choice is cached by its hash in ${XDG_CACHE_HOME:-~/.cache}/cpumond-machine.
+# MACHINE_ACCELERATOR=kvm where it works.
+set -euo pipefail
+shopt -s inherit_errexit
+
+suite=${MACHINE_SUITE:-bookworm}
+packages="systemd systemd-sysv dbus polkitd udev kmod procps python3 linux-image-cloud-amd64 initramfs-tools zstd"
+packages="$packages ${MACHINE_PACKAGES:-}"
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/cpumond-machine
+prefix=cpumond-vm
+accelerator=${MACHINE_ACCELERATOR:-tcg,thread=multi}
+
+say() { echo "vm.sh: $*" >&2; }
+fail() { say "$@"; exit 125; }
+require() { # require PROGRAM...
+    local program
+    for program; do type "$program" >/dev/null 2>&1 || fail "$program is missing; $0 deps installs it"; done
+}
+
+deps() {
+    if type qemu-system-x86_64 mmdebstrap mke2fs debugfs zstd >/dev/null 2>&1; then return; fi
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -qq -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs zstd >/dev/null
+}
+
+# ---- the disk image ------------------------------------------------------------------------------------------------
+
+# Before the kernel's package makes its initrd: only what this one machine needs to find its root. And no daemon starts
+# while packages are installed.
+prepare_root() { # prepare_root DIR
+    mkdir -p "$1/etc/initramfs-tools/conf.d"
+    printf 'MODULES=list\nCOMPRESS=zstd\n' >"$1/etc/initramfs-tools/conf.d/machine"
+    printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
+    printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d"
+    chmod 755 "$1/usr/sbin/policy-rc.d"
+}
+
+# Runs the command once the boot is over, leaves its exit code, and switches the guest off. The disk with the command
+# and its results is written through, so that they are there even when the guest is killed.
+guest_runner() {
+    cat <<'GUEST'
+#!/bin/bash
+mount -o sync /dev/vdb /machine
+mount --bind /machine/out /out
+[ ! -e /dev/vdc ] || mount -o ro,noload /dev/vdc /in
+systemctl is-system-running --wait >/run/boot-state
+cd /
+stty -F /dev/ttyS1 raw -echo
+(set +e; eval "$(cat /machine/command)") </dev/null >/dev/ttyS1 2>&1
+echo $? >/machine/status
+sync
+systemctl poweroff --force --force
+GUEST
+}
+
+guest_unit() {
+    cat <<'GUEST'
+[Unit]
+Description=Run the command of vm.sh
+After=basic.target dbus.service
+
+[Service]
+# exec, not oneshot: the boot must not wait for the command, which waits for the boot.
+Type=exec
+Environment=HOME=/root LANG=C.UTF-8
+ExecStart=/usr/local/sbin/machine-runner
+# Keeps every controller switched on at the root, where the command makes cgroups of its own.
+Delegate=yes
+
+[Install]
+WantedBy=multi-user.target
+GUEST
+}
+
+fill_root() { # fill_root DIR HOOK
+    local sources=() file
+    for file in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do
+        # This machine's own sources know the nearest mirror; they fit when they name the wanted release.
+        if grep -qsw "$suite" "$file"; then sources=("$file"); break; fi
+    done
+    # shellcheck disable=SC2016  # "$1" is for the shell that runs it
+    { declare -f prepare_root; echo 'prepare_root "$1"'; } >"$2"
+    # shellcheck disable=SC2086  # the list of packages is split on purpose
+    mmdebstrap --quiet --variant=minbase --include="$(printf '%s,' $packages)" \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        --essential-hook="bash $2 \"\$1\"" "$suite" "$1" "${sources[@]}"
+    guest_runner >"$1/usr/local/sbin/machine-runner"
+    chmod 755 "$1/usr/local/sbin/machine-runner"
+    guest_unit >"$1/etc/systemd/system/machine-runner.service"
+    chroot "$1" systemctl --quiet enable machine-runner.service
+    # Timers for months of running, and what only people and log books need; a guest lives for minutes.
+    chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
+        e2scrub_all.timer e2scrub_reap.service fstrim.timer systemd-tmpfiles-clean.timer \
+        getty@tty1.service serial-getty@ttyS0.service systemd-update-utmp.service systemd-random-seed.service
+    # A machine that knows its id does not stop for what belongs to a first boot.
+    tr -d - </proc/sys/kernel/random/uuid >"$1/etc/machine-id"
+    echo machine >"$1/etc/hostname"
+    printf '127.0.0.1 localhost machine\n' >"$1/etc/hosts"
+    rm -f "$1/usr/sbin/policy-rc.d"
+    mkdir "$1/in" "$1/out" "$1/machine"
+}
+
+make_image() { # make_image DIR
+    mkdir -p "$1"
+    fill_root "$1/root" "$1/hook"
+    cp "$1"/root/boot/vmlinuz-* "$1/vmlinuz"
+    cp "$1"/root/boot/initrd.img-* "$1/initrd"
+    rm -rf "$1"/root/boot/* "$1"/root/var/cache/apt/*
+    mke2fs -q -F -t ext4 -O ^has_journal -d "$1/root" "$1/disk" "$(($(du -sm "$1/root" | cut -f1) + 2048))M"
+    rm -rf "$1/root" "$1/hook"
+}
+
+image_path() {
+    local recipe
+    recipe=$(declare -f prepare_root guest_runner guest_unit fill_root make_image; echo "$suite $packages")
+    echo "$cache/vm-$(sha256sum <<<"$recipe" | cut -c1-16)"
+}
+
+build() {
+    local image; image=$(image_path)
+    if [ -d "$image" ]; then echo "$image"; return; fi
+    [ "$(id -u)" = 0 ] || fail "only root can make the image"
+    require mmdebstrap mke2fs zstd
+    mkdir -p "$cache"
+    (   # Two test runs at once build one image between them.
+        flock 9
+        [ -d "$image" ] && exit
+        rm -rf "$image.part"
+        make_image "$image.part"
+        mv "$image.part" "$image"
+    ) 9>"$cache/lock-vm" >&2
+    echo "$image"
+}
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+# A run that was killed with SIGKILL could not tidy up; what it left bears the number of its process.
+sweep() {
+    local path
+    for path in "${TMPDIR:-/tmp}/$prefix".*; do
+        if [ -d "$path" ] && ! kill -0 "${path##*.}" 2>/dev/null; then rm -rf "$path"; fi
+    done
+}
+
+tidy_up() {
+    local pid
+    set +e
+    trap '' INT TERM HUP PIPE
+    {   # without the shell's own words about killed jobs
+        for pid in $guest_pid $timer_pid; do kill -KILL "$pid"; done
+        wait
+    } 2>/dev/null || true
+    rm -rf "$work"
+}
+
+# One boot: 0 when the guest switched itself off, or ended otherwise before $deadline.
+boot() { # boot KERNEL_ARGUMENT...
+    local disks=(-drive "file=$image/disk,if=virtio,format=raw,cache=unsafe,snapshot=on"
+        -drive "file=$work/disk,if=virtio,format=raw,cache=unsafe")
+    [ -z "$in" ] || disks+=(-drive "file=$work/in,if=virtio,format=raw,cache=unsafe,readonly=on")
+    mkdir -p "$work/files/out"
+    mke2fs -q -F -t ext4 -O ^has_journal -d "$work/files" "$work/disk" 1024M >/dev/null
+    # The guest ends with this script, even when that is killed. Nehalem is the least processor that wheels for
+    # x86-64-v2 run on. no_timer_check: the kernel panics where its timer's first ticks come late.
+    setpriv --pdeathsig KILL qemu-system-x86_64 -machine q35 -accel "$accelerator" -cpu Nehalem \
+        -smp "$cpus" -m "$memory" -display none -nodefaults -no-reboot -nic none \
+        -serial "file:$work/console" -chardev stdio,id=output,signal=off -serial chardev:output \
+        -kernel "$image/vmlinuz" -initrd "$image/initrd" "${disks[@]}" \
+        -append "console=ttyS0 panic=-1 root=/dev/vda rw quiet mitigations=off audit=0 apparmor=0 nokaslr
+ no_timer_check tsc=reliable psi=1 $*" </dev/null 2>"$work/qemu" &
+    guest_pid=$!
+    wait -n "$guest_pid" "$timer_pid" || true
+    kill -0 "$timer_pid" 2>/dev/null || return 1
+    guest_pid=''
+}
+
+run() {
+    local seconds=300 layout=v2 memory=1536 cpus=2 in='' out='' option image arguments attempt status=''
+    while getopts c:i:o:t:m:s: option; do
+        case $option in
+        c) layout=$OPTARG ;;
+        i) in=$(realpath "$OPTARG") ;;
+        o) mkdir -p "$OPTARG"; out=$(realpath "$OPTARG") ;;
+        t) seconds=$OPTARG ;;
+        m) memory=$OPTARG ;;
+        s) cpus=$OPTARG ;;
+        *) exit 64 ;;
+        esac
+    done
+    shift $((OPTIND - 1))
+    [ "${1:-}" != -- ] || shift
+    [ $# -gt 0 ] || { say "run: what command?"; exit 64; }
+    arguments=systemd.unified_cgroup_hierarchy=0
+    case $layout in
+    v2) arguments=systemd.unified_cgroup_hierarchy=1 ;;
+    v1) arguments+=" systemd.legacy_systemd_cgroup_controller=1" ;;
+    hybrid) arguments+=" systemd.legacy_systemd_cgroup_controller=0" ;;
+    *) say "run: there is no layout '$layout'; v2, v1 or hybrid"; exit 64 ;;
+    esac
+    require qemu-system-x86_64 mke2fs debugfs setpriv
+    image=$(build)
+    sweep
+
+    guest_pid='' timer_pid=''
+    work=${TMPDIR:-/tmp}/$prefix.$$
+    mkdir -m 700 "$work" "$work/files"
+    trap tidy_up EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP PIPE
+    printf '%q ' "$@" >"$work/files/command"
+    [ -z "$in" ] || mke2fs -q -F -t ext4 -O ^has_journal -d "$in" "$work/in" "$(($(du -sm "$in" | cut -f1) * 2 + 64))M" >/dev/null
+    sleep "$seconds" &
+    timer_pid=$!
+    for attempt in 1 2; do
+        boot "$arguments" || { say "not done after $seconds s"; break; }
+        status=$(debugfs -R "cat status" "$work/disk" 2>/dev/null)
+        # An emulated machine dies now and then, mostly while it boots; another one, with fresh disks, begins anew.
+        [ -z "$status" ] || break
+        say "the guest ended early (boot $attempt)"
+    done
+    if [ -n "$guest_pid" ]; then { kill -KILL "$guest_pid"; wait "$guest_pid"; } 2>/dev/null || true; fi
+    if [ -n "$out" ]; then
+        mkdir "$work/back"
+        debugfs -R "rdump out $work/back" "$work/disk" 2>/dev/null
+        cp -a "$work/back/out/." "$out/"
+    fi
+    [ -z "$status" ] || exit "$status"
+    tail -n 40 "$work/qemu" "$work/console" >&2
+    kill -0 "$timer_pid" 2>/dev/null && exit 125
+    exit 124
+}
+
+case ${1:-} in
+deps | build | run | sweep) "$@" ;;
+*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 64 ;;
+esac

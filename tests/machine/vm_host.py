@@ -1,0 +1,130 @@
+"""Boots the machine of ``vm.sh`` for a test module: scripts of ``guest/`` run there one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_host import HERE, REPOSITORY, Facts, install_dependencies, install_package
+
+VM = HERE / "vm.sh"
+EXTRAS = ("scheduler",)
+TOOLS = ("hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3")
+SLOWNESS = 6.0
+"""What is waited for is waited for so many times as long, where the processor is emulated."""
+
+RUN_PART = """
+mkdir -p /out/{name}
+began=$(date +%s)
+timeout --kill-after=10 {limit_s} python3 /in/{script} >/out/{name}/output.txt 2>&1
+echo "{name}: exit code $? after $(($(date +%s) - began)) s"
+for file in facts.json journal.txt; do if [ -e /out/$file ]; then mv /out/$file /out/{name}/; fi; done
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A script of ``guest/``, and how long it may take."""
+
+    name: str
+    limit_s: int
+
+    @property
+    def script(self) -> str:
+        return f"{self.name}.py"
+
+
+@dataclass
+class Machine:
+    """What one boot left: the facts of each part, its output, and how long all took."""
+
+    layout: str
+    took_s: float
+    output: str
+    facts: dict[str, Facts] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def of(self, part: str) -> Facts:
+        """The facts of a part, which must have left some."""
+        assert part in self.facts, f"{part} left nothing: {self.outputs.get(part, '')[-3000:]}\n{self.output[-2000:]}"
+        return self.facts[part]
+
+
+def skip_without_means() -> None:
+    """Skip unless this host can boot the machine."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make the machine's image")
+    for tool in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "debugfs", "zstd"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; tests/machine/vm.sh deps installs it")
+
+
+def make_stage(stage: Path, work: Path) -> None:
+    """What the guest gets as /in: scripts, the package with all it needs, and the repository's tests."""
+    shutil.copytree(HERE / "guest", stage)
+    shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
+    shutil.copytree(install_dependencies(EXTRAS, TOOLS), stage / "site")
+    install_package(stage / "site", work)
+    repository = stage / "repository"
+    ignored = shutil.ignore_patterns("__pycache__", "machine", "unit", "property", "bench", "data")
+    shutil.copytree(REPOSITORY / "tests", repository / "tests", ignore=ignored)
+    for name in ("config", "pyproject.toml", "README.md"):
+        source = REPOSITORY / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, repository / name)
+    for module in ("executor_contract.py", "waiting.py"):
+        shutil.copy(REPOSITORY / "tests" / "integration" / module, stage)
+    for path in (stage, *stage.rglob("*")):  # jobs of other users read it, too
+        path.chmod(path.stat().st_mode | 0o444 | (0o111 if path.is_dir() else 0))
+
+
+@contextlib.contextmanager
+def only_machine() -> Iterator[None]:
+    """Two at once would each be half as fast."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock-run").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def boot(
+    layout: str, stage: Path, out: Path, parts: Sequence[Part], plan: dict[str, Any], settings: Mapping[str, str]
+) -> Machine:
+    """Boot once and run the parts with ``settings`` in their environment; what they left.
+
+    Waits while another machine runs. Fails when the guest did not come to its end.
+    """
+    (stage / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    values = {"PYTHONPATH": "/in/site", "CPUMOND_SLOWNESS": f"{SLOWNESS:g}", **settings}
+    environment = "export " + " ".join(f"{name}={value}" for name, value in values.items())
+    lines = [RUN_PART.format(name=part.name, script=part.script, limit_s=part.limit_s) for part in parts]
+    limit_s = 120 + sum(part.limit_s for part in parts)
+    command = [str(VM), "run", "-c", layout, "-i", str(stage), "-o", str(out), "-t", str(limit_s), "--"]
+    command += ["bash", "-c", "\n".join((environment, *lines))]
+    with only_machine():
+        subprocess.run([str(VM), "build"], check=True, timeout=900, stdout=subprocess.DEVNULL)
+        begin_s = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as guest:
+            try:
+                output, _ = guest.communicate(timeout=limit_s + 60)
+            finally:
+                guest.terminate()  # it tidies up at SIGTERM
+        machine = Machine(layout, time.monotonic() - begin_s, output)
+    for part in parts:
+        place = out / part.name
+        if (place / "facts.json").exists():
+            machine.facts[part.name] = json.loads((place / "facts.json").read_text(encoding="utf-8"))
+        if (place / "output.txt").exists():
+            machine.outputs[part.name] = (place / "output.txt").read_text(encoding="utf-8", errors="replace")
+    assert guest.returncode == 0, f"vm.sh exited with {guest.returncode}:\n{output}"
+    return machine

@@ -1,0 +1,83 @@
+"""What ``cpumond restore`` reads of a configuration, and the short way to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpumond.agent.restore import DEFAULT_CONFIG_PATH, DEFAULT_PATHS, find_paths, main
+from cpumond.config import DEFAULT_CONFIG_PATH as OF_THE_CONFIGURATION
+from cpumond.config import AgentConfig
+
+UNDER_SYSTEMD = {"STATE_DIRECTORY": "/sys/state", "RUNTIME_DIRECTORY": "/sys/run"}
+
+
+def write(tmp_path: Path, text: str, **drop_ins: str) -> str:
+    path = tmp_path / "cpumond.toml"
+    path.write_text(text)
+    for name, content in drop_ins.items():
+        (tmp_path / "conf.d").mkdir(exist_ok=True)
+        (tmp_path / "conf.d" / f"{name}.toml").write_text(content)
+    return str(path)
+
+
+def test_the_defaults_are_those_of_the_configuration() -> None:
+    default = AgentConfig()
+    assert {key: getattr(default, key) for key in DEFAULT_PATHS} == DEFAULT_PATHS
+    assert DEFAULT_CONFIG_PATH == OF_THE_CONFIGURATION
+    assert find_paths(None, UNDER_SYSTEMD) == DEFAULT_PATHS
+
+
+def test_what_a_configuration_names_counts(tmp_path: Path) -> None:
+    path = write(tmp_path, 'state-dir = "/a"\nruntime_dir = "/b"\nmountinfo = "/c"\n[monitor]\nmode = "shadow"\n')
+    assert find_paths(path, UNDER_SYSTEMD) == {"state_dir": "/a", "runtime_dir": "/b", "mountinfo": "/c"}
+
+
+def test_drop_ins_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    path = write(tmp_path, 'state_dir = "/a"\n', b='state_dir = "/c"\n', a='state_dir = "/b"\n')
+    assert find_paths(path, {})["state_dir"] == "/c"
+
+
+@pytest.mark.parametrize("damage", ["[[[", "no_such = 1 2", "state_dir = 3"])
+def test_a_damaged_file_still_says_its_directories(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path, f'state_dir = "/a"\n{damage}\n')
+    assert find_paths(path, UNDER_SYSTEMD)["state_dir"] == "/a"
+    assert find_paths(path, UNDER_SYSTEMD)["runtime_dir"] == "/sys/run"
+
+
+def test_a_file_that_cannot_be_read_leaves_it_to_systemd(tmp_path: Path) -> None:
+    assert find_paths(str(tmp_path / "none"), UNDER_SYSTEMD)["state_dir"] == "/sys/state"
+    assert find_paths(str(tmp_path), {}) == DEFAULT_PATHS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--config"], ["--conf", "x"], ["--config", "x", "y"], ["x"]])
+def test_other_arguments_are_for_the_command_line(arguments: list[str]) -> None:
+    assert main(arguments, {}) is None
+
+
+def test_the_short_way_restores_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, f'state_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\nno_such = 1\n')
+    (tmp_path / "state").mkdir()
+    assert main(["--config", path], {}) == 78
+    out, err = capsys.readouterr()
+    assert out == f"nothing to restore in {tmp_path}/state/originals.state\n"
+    assert "no_such: unknown key" in err
+    assert err.count("\n") == 1
+
+
+def test_the_file_of_the_environment_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, f'state_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\n')
+    assert main([], {"CPUMOND_CONFIG": path}) == 0
+    assert f"{tmp_path}/state" in capsys.readouterr().out
+
+
+def test_the_short_way_imports_little() -> None:
+    """A job is held down until the limits are right: what the limits do not need comes later, or not at all."""
+    program = "import sys, cpumond.agent.restore; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"click", "rich", "structlog", "asyncio", "dbus_fast", "psutil", "starlette", "httpx2", "ssl"}
+    assert "cpumond.config" not in done.stdout.split()

@@ -1,0 +1,53 @@
+"""Completion in the shells themselves, with the scripts that the Debian package has: what Tab gives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASK = {
+    # What the shell calls at Tab, with what is typed so far; and how it shows what it was given.
+    "bash": 'source "$1"; COMP_WORDS=({words}); COMP_CWORD=1; _cpumond_completion cpumond; echo "${{COMPREPLY[@]}}"',
+    "zsh": (
+        "compdef() {{ }}; _describe() {{ print -l ${{completions_with_descriptions%%:*}} }}; "
+        "compadd() {{ print -l $completions }}; "
+        'source "$1"; words=({words}); CURRENT=2; _cpumond_completion'
+    ),
+    "fish": 'source $argv[1]; complete --do-complete "{words}" | string replace --regex "\\t.*" ""',
+}
+
+
+def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
+    """What ``shell`` offers for the last of ``words``."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is missing; Debian's package {shell} has it")
+    # The scripts call `cpumond` as found on PATH.
+    program = tmp_path / "bin" / "cpumond"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cpumond "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    source = environment | {"_CPUMOND_COMPLETE": f"{shell}_source"}
+    script = tmp_path / f"completion.{shell}"
+    script.write_bytes(subprocess.run(["cpumond"], env=source, capture_output=True, timeout=60, check=True).stdout)
+    plain = {"bash": ["--noprofile", "--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    command = [shell, *plain, "-c", ASK[shell].format(words=words)]
+    command += [str(script)] if shell == "fish" else [shell, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_tab_after_the_beginning_of_a_command(shell: str, tmp_path: Path) -> None:
+    assert ask(shell, "cpumond po", tmp_path) == ["pool"]
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_tab_after_the_beginning_of_several_commands(shell: str, tmp_path: Path) -> None:
+    assert sorted(ask(shell, "cpumond re", tmp_path)) == ["record", "replay", "report", "restore"]
