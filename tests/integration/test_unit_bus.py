@@ -1,6 +1,6 @@
 """The connection to systemd against a real message bus, on which a small manager of units answers in systemd's place.
 
-What the real one does with it is shown in ``tests/machine/test_units.py``.
+What the real one does with it is shown in ``tests/machine/test_units_as_jobs.py``.
 """
 
 from __future__ import annotations
