@@ -1,6 +1,6 @@
 """Runs inside the guest: the agent and units whose limits it moves; leaves what it saw in /out/facts.json.
 
-``test_units_as_jobs.py`` on the host judges the facts. It runs on every layout of cgroups: where the limit files are is read
+``judge_units.py`` on the host judges the facts. It runs on every layout of cgroups: where the limit files are is read
 from /proc/self/mountinfo.
 """
 
