@@ -363,7 +363,9 @@ class LoadProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], 30.0)[0] or not self._process.stdout.readline():
+        ready = select.poll()  # select() knows no descriptors from 1024 on
+        ready.register(self._process.stdout, select.POLLIN)
+        if not ready.poll(30_000) or not self._process.stdout.readline():
             self.stop()
             raise RuntimeError("the load process did not start")
 

@@ -74,7 +74,9 @@ class Rig:
 
     def poll(self, timeout_s: float = 0.2) -> None:
         """Wait for news, at most ``timeout_s``, and take them."""
-        select.select([self.executor.fileno()], [], [], timeout_s)
+        ready = select.poll()
+        ready.register(self.executor.fileno(), select.POLLIN)
+        ready.poll(timeout_s * 1000)
         self.events += self.executor.poll()
 
     def find(self, kind: type[Kind], job_id: str) -> Kind | None:
