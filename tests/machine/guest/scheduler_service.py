@@ -5,6 +5,7 @@ configuration; leaves what it saw in /out/facts.json for ``test_scheduler_servic
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -152,7 +153,7 @@ def kill() -> dict[str, Any]:
             try:
                 while True:
                     order()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 trouble.append(repr(error))
 
         client = threading.Thread(target=go_on)
