@@ -15,6 +15,7 @@ import select
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,6 +108,8 @@ class Agent:
         self.stopping = False
         self.reloading = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not in ``close``: another thread may still be about to write, and the number would be somebody else's.
+        weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
         self._waits_for_executor = False
@@ -1067,6 +1070,11 @@ class Agent:
             log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
                       error=f"systemd was not told: {self.units.problem or 'no answer'}")  # fmt: skip
         return len(left)
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:

@@ -4,7 +4,7 @@ One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all th
 machines one after the other from one cached image, which is made first where there is none (one to two minutes):
 
 - ``v2``: the tests of cgroups, of the agent and of the closed loop that stand in ``QUICK``, the contract of the
-  executor of kind ``systemd``, and units as jobs under real load (``guest/units.py``);
+  executor of kind ``systemd``, units as jobs under real load (``guest/units.py``), and two reboots;
 - ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at mounts, limits and discovery. The host
   that runs these tests does the rest on v1, at its own speed.
 
@@ -15,6 +15,7 @@ are left out. The summary at the end says how long each machine took, which test
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import Any
 
 import pytest
 from guest_host import REPOSITORY, Facts, of
-from judge_units import CHECKS
+from judge_units import CHECKS, FLOOR_US, QUOTA_US, assert_same
 from turns import hold_room
 from vm_host import SLOWNESS, Machine, Part, boot, make_stage, skip_without_means
 
@@ -74,7 +75,8 @@ FILES = {name for name, text in TEXTS.items() if "mark.cgroup" in text}
 TESTS = Part("vm_tests", 7200 if FULL else 900)
 UNITS = Part("units", 900)
 CONTRACT_OF_SYSTEMD = Part("systemd_contract", 600)
-PARTS = {"v2": (UNITS, TESTS, CONTRACT_OF_SYSTEMD), "v1": (TESTS,), "hybrid": (TESTS,)}
+REBOOT = Part("reboot", 300)
+PARTS = {"v2": (UNITS, TESTS, CONTRACT_OF_SYSTEMD, REBOOT), "v1": (TESTS,), "hybrid": (TESTS,)}
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +205,21 @@ def test_a_killed_agent_leaves_the_unit_its_quota(v2: Machine, record_property: 
     assert None not in (fact["full_s"], fact["property_s"], fact["up_s"], fact["lowered_s"]), fact
     assert fact["job"]["cpu_limit"] == 2.0
     record_property("machine", f"v2: original quota {fact['full_s']:.1f} s after SIGKILL of the agent, emulated")
+
+
+@pytest.mark.parametrize(("boot", "boot_before"), [("rebooted", "before"), ("cut", "rebooted")])
+def test_a_reboot(v2: Machine, boot: str, boot_before: str) -> None:
+    """Orderly, and as if the plug was pulled: the unit comes up with what it orders, and that is lowered anew."""
+    facts = v2.of("reboot")
+    before, fact = of(facts, boot_before), of(facts, boot)
+    assert before["settled_s"] is not None, before
+    assert fact["boot_id"] != before["boot_id"]
+    went_down = {"down": f"{QUOTA_US} 100000", "down_property": "2s"} if boot == "rebooted" else {}
+    assert fact["witness"] == {"up": f"{QUOTA_US} 100000", **went_down}
+    assert fact["settled_s"] is not None, fact
+    assert_same(fact, FLOOR_US)
+    assert fact["job"]["cpu_limit"] == 2.0
+    state = json.loads(fact["state"])
+    assert state["boot_id"] == fact["boot_id"]
+    assert state["cgroups"]["batch.slice/work.service"]["settings"]["quota_us"] == QUOTA_US
+    assert fact["failed_units"] == ""

@@ -11,6 +11,8 @@
 #       -t SEC     ends everything after SEC seconds (300)
 #       -m MIB     memory (1536)                       -s CPUS    processors (2)
 #       exit code: CMD's; 124 after SEC seconds; 125 when the guest did not come up, twice
+#       A CMD that has written "reboot" into /machine/again is run again after a reboot of the guest, with its disks as
+#       they were left; with "cut" instead, the guest is not shut down before that.
 #   vm.sh sweep                             remove what killed runs left behind (run does it too)
 #
 # Root only. The guest has no network. MACHINE_SUITE (bookworm) and MACHINE_PACKAGES (more Debian packages, separated by
@@ -52,8 +54,8 @@ prepare_root() { # prepare_root DIR
     chmod 755 "$1/usr/sbin/policy-rc.d"
 }
 
-# Runs the command once the boot is over, leaves its exit code, and switches the guest off. The disk with the command
-# and its results is written through, so that they are there even when the guest is killed.
+# Runs the command once the boot is over, leaves its exit code, and switches the guest off, or boots it again. The disk
+# with the command and its results is written through, so that they are there even when the guest is killed.
 guest_runner() {
     cat <<'GUEST'
 #!/bin/bash
@@ -61,10 +63,17 @@ mount -o sync /dev/vdb /machine
 mount --bind /machine/out /out
 [ ! -e /dev/vdc ] || mount -o ro,noload /dev/vdc /in
 systemctl is-system-running --wait >/run/boot-state
+rm -f /machine/again
 cd /
 stty -F /dev/ttyS1 raw -echo
 (set +e; eval "$(cat /machine/command)") </dev/null >/dev/ttyS1 2>&1
-echo $? >/machine/status
+status=$?
+if [ -e /machine/again ]; then
+    [ "$(cat /machine/again)" != cut ] || echo b >/proc/sysrq-trigger
+    systemctl reboot
+    exit
+fi
+echo $status >/machine/status
 sync
 systemctl poweroff --force --force
 GUEST
@@ -170,13 +179,21 @@ tidy_up() {
     rm -rf "$work"
 }
 
-# One boot: 0 when the guest switched itself off, or ended otherwise before $deadline.
-boot() { # boot KERNEL_ARGUMENT...
-    local disks=(-drive "file=$image/disk,if=virtio,format=raw,cache=unsafe,snapshot=on"
-        -drive "file=$work/disk,if=virtio,format=raw,cache=unsafe")
-    [ -z "$in" ] || disks+=(-drive "file=$work/in,if=virtio,format=raw,cache=unsafe,readonly=on")
+make_disks() {
     mkdir -p "$work/files/out"
     mke2fs -q -F -t ext4 -O ^has_journal -d "$work/files" "$work/disk" 1024M >/dev/null
+    cp --sparse=always "$image/disk" "$work/root"
+}
+
+read_machine() { # read_machine FILE: what the guest has left
+    debugfs -R "cat $1" "$work/disk" 2>/dev/null
+}
+
+# One boot: 0 when the guest switched itself off, or ended otherwise in time.
+boot() { # boot KERNEL_ARGUMENT...
+    local disks=(-drive "file=$work/root,if=virtio,format=raw,cache=unsafe"
+        -drive "file=$work/disk,if=virtio,format=raw,cache=unsafe")
+    [ -z "$in" ] || disks+=(-drive "file=$work/in,if=virtio,format=raw,cache=unsafe,readonly=on")
     # The guest ends with this script, even when that is killed. Nehalem is the least processor that wheels for
     # x86-64-v2 run on. no_timer_check: the kernel panics where its timer's first ticks come late.
     setpriv --pdeathsig KILL qemu-system-x86_64 -machine q35 -accel "$accelerator" -cpu Nehalem \
@@ -229,10 +246,13 @@ run() {
     sleep "$seconds" &
     timer_pid=$!
     for attempt in 1 2; do
-        boot "$arguments" || { say "not done after $seconds s"; break; }
-        status=$(debugfs -R "cat status" "$work/disk" 2>/dev/null)
+        make_disks
+        while boot "$arguments" || { say "not done after $seconds s"; break 2; }; do
+            status=$(read_machine status)
+            [ -z "$status" ] || break 2
+            [ -n "$(read_machine again)" ] || break
+        done
         # An emulated machine dies now and then, mostly while it boots; another one, with fresh disks, begins anew.
-        [ -z "$status" ] || break
         say "the guest ended early (boot $attempt)"
     done
     if [ -n "$guest_pid" ]; then { kill -KILL "$guest_pid"; wait "$guest_pid"; } 2>/dev/null || true; fi

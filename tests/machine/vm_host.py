@@ -24,12 +24,17 @@ SLOWNESS = 6.0
 """What is waited for is waited for so many times as long, where the processor is emulated."""
 
 RUN_PART = """
-mkdir -p /out/{name}
-began=$(date +%s)
-timeout --kill-after=10 {limit_s} python3 /in/{script} >/out/{name}/output.txt 2>&1
-echo "{name}: exit code $? after $(($(date +%s) - began)) s"
-for file in facts.json journal.txt; do if [ -e /out/$file ]; then mv /out/$file /out/{name}/; fi; done
+if [ ! -e /out/{name}/done ]; then
+    mkdir -p /out/{name}
+    began=$(date +%s)
+    timeout --kill-after=10 {limit_s} python3 /in/{script} >>/out/{name}/output.txt 2>&1
+    echo "{name}: exit code $? after $(($(date +%s) - began)) s"
+    for file in facts.json journal.txt; do if [ -e /out/$file ]; then mv /out/$file /out/{name}/; fi; done
+    [ ! -e /machine/again ] || exit 0
+    touch /out/{name}/done
+fi
 """
+"""A part that wants a reboot is run again after it, those before it are not."""
 
 
 @dataclass(frozen=True)

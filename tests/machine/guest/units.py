@@ -541,4 +541,5 @@ STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
     weighs, unlimited, leaves, without_bus, without_polkit, costs,
 )  # fmt: skip
 
-live_through(STEPS)
+if __name__ == "__main__":
+    live_through(STEPS)
