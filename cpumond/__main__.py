@@ -10,7 +10,7 @@ def main() -> None:
         from cpumond.agent.first_aid import raise_quotas
 
         raise_quotas(os.environ)
-        if sys.argv[2:] == ["--quick"]:
+        if sys.argv[2:] == ["--quick"] and "SERVICE_RESULT" in os.environ:
             return
         from cpumond.agent.restore import main as restore
 

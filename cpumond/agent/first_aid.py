@@ -32,7 +32,9 @@ def raise_quotas(
             if directory:
                 cgroups = _read_originals(os.path.join(directory, STATE_FILE), boot)
                 root, version = _find_root(mountinfo)
-                return sum(_raise(os.path.join(root, path), version, original) for path, original in cgroups)
+                return sum(
+                    _raise(os.path.join(root, path.lstrip("/")), version, original) for path, original in cgroups
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # Not what an agent of this version wrote: `restore` says so, and takes the copy.
             continue

@@ -32,15 +32,17 @@ class Tracked:
     ``kept_late_s``: the core-seconds of ``late_cpu_s`` up to when the agent ceased to write. ``samples`` None: nobody
     could read them. ``unit``: the unit of systemd whose cgroup it is, "" by file alone; ``labels`` properties of it;
     ``override_by`` who ordered the limit that is respected; ``before_asking`` what was in force before a foreign write
-    of which systemd is asked whether it is its own.
+    of which systemd is asked whether it is its own, ``asked_at_s`` since when. ``file_missing``: the last limit went to
+    systemd alone, which makes the file.
     Times ``_s`` are of the monotonic clock.
     """
 
     __slots__ = (
-        "ancestor", "asked_mode", "before_asking", "cgroup", "config", "contested", "decision", "found", "in_force",
-        "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode", "next_check_s", "notes", "original",
-        "override_by", "override_until_s", "pinned_cores", "reapply_at_s", "refused", "restores", "result", "ring",
-        "samples", "settings", "state", "touched", "unit", "watches", "write_after_s", "write_errors",
+        "ancestor", "asked_at_s", "asked_mode", "before_asking", "cgroup", "config", "contested", "decision",
+        "file_missing", "found", "in_force", "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode",
+        "next_check_s", "notes", "original", "override_by", "override_until_s", "pinned_cores", "reapply_at_s",
+        "refused", "restores", "result", "ring", "samples", "settings", "state", "touched", "unit", "watches",
+        "write_after_s", "write_errors",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +68,8 @@ class Tracked:
         self.unit = ""
         self.labels: Mapping[str, str] = NO_LABELS
         self.before_asking: CpuSettings | None = None
+        self.asked_at_s = -math.inf
+        self.file_missing = False
         self.losses = 0
         self.reapply_at_s: float | None = None
         self.contested = False

@@ -27,14 +27,15 @@ from cpumond.agent.clock import Clock
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.notify import Notifier
 from cpumond.agent.registry import RegisteredJobs
-from cpumond.agent.restore import restore_all
+from cpumond.agent.restore import find_anew, find_strangers, restore_all, restore_cgroup
 from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
 from cpumond.agent.state_file import read_service_ends
 from cpumond.agent.table import JobTable
 from cpumond.agent.unit_limits import QUOTA, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
-from cpumond.agent.writer import ASK_AGAIN_S, LimitWriter, read_limit_cores, read_settings_or_none
+from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
+from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
@@ -62,6 +63,10 @@ RELOAD_S = 10.0
 """So long after systemd has read its units again, what it gives back is its own doing."""
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
 """At the end, for systemd to take all limits back: it must take some in each part of that time."""
+LAST_ANSWERS_S = 2.0
+"""At the end, for systemd to say whose the last changes are."""
+ANSWER_PATIENCE_S = 3.0
+"""So long an increase waits for systemd to say whose a change is."""
 CALM_S = 600.0
 """Foreign writes at least this far apart do not add up to a contest."""
 
@@ -126,6 +131,7 @@ class Agent:
         """Something that only the scheduler has to know at once."""
         self._sample_at_s = -math.inf
         self._rescan_at_s = 0.0
+        self._strays_at_s = math.inf
         self._reloaded_at_s = -math.inf
         self._rescan_due = True
         self._read_all_limits = False
@@ -302,9 +308,9 @@ class Agent:
             self._judge_unit(job, event.values, now_s)
         elif event.kind == "answer":
             job.labels = read_labels(event.values)
-        elif event.kind == "refused":
-            self._take_back(job, event.text, now_s)
-        elif event.kind == "done" and not job.watches:
+        elif event.kind in ("refused", "no-unit"):
+            self._take_back(job, event.text or "there is no such unit", now_s)
+        elif event.kind == "done" and (job.file_missing or not job.watches):
             self.table.watch_again(job)
             self._changed_limits.add(job.found.path)
 
@@ -313,14 +319,42 @@ class Agent:
         if self.writer.gone:
             root = self.hierarchies.cpu_root
             self.writer.mind_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), removed)
+        if now_s >= self._strays_at_s:
+            self._strays_at_s = now_s + GONE_S
+            self._mind_strays(now_s)
         if self.writer.returning:
             self.writer.mind_returning()
         self.writer.ask_again(now_s)
 
+    def _mind_strays(self, now_s: float) -> None:
+        """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
+        for path in [path for path in self.writer.list_overdue(now_s) if path not in self.table.jobs]:
+            cgroup = None
+            try:
+                cgroup = open_cgroup(self.hierarchies, path)
+                in_force = cgroup.read_settings() if cgroup is not None else None
+                if cgroup is None or in_force is None:
+                    if not os.path.isdir(os.path.join(self.hierarchies.cpu_root, path)):
+                        self.writer.give_back(path)
+                    continue
+                known = self.writer.find_original(cgroup)
+                if known is None and self.writer.originals[path].unit:
+                    known = self.writer.take_over(cgroup, in_force, trusted=False)
+                if known is None:
+                    self.writer.forget(path)
+                else:
+                    self.writer.give_back(path, restore_cgroup(cgroup, known))
+                    log.info("stray_restored", cgroup=path)
+            except CpumondError as error:
+                self._complain(None, error)
+            finally:
+                if cgroup is not None:
+                    cgroup.close()
+
     def _take_back(self, job: Tracked, why: str, now_s: float) -> None:
         """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
         paths = job.cgroup.watch_paths(job.settings.actuator)
-        if not job.touched or job.watches or any(os.path.exists(path) for path in paths):
+        if not job.touched or any(os.path.exists(path) for path in paths):
             return
         found = read_settings_or_none(job)
         if found is not None and found != job.in_force:
@@ -339,7 +373,7 @@ class Agent:
             self.units.want_again(job.unit)
             return True
         if job.before_asking is None:
-            job.before_asking = before
+            job.before_asking, job.asked_at_s = before, now_s
         if self.units.can_ask:
             self.units.ask(job.unit)
         else:
@@ -362,11 +396,14 @@ class Agent:
         known = any(value is not None for value in values.values())
         believed = not known or self.units.is_answer(values, found, actuator)
         told = known and self.units.was_told(job.unit)
-        if not known and change == "lower":
-            # Nobody knows whose it is: the original, which is for good, is not changed for that.
+        as_found = believed and classify_change(job.original, found, actuator) == "same"
+        raised = is_raised_above(found, job.original, actuator)
+        unsure = not known or (not told and self.writer.is_inherited(job.cgroup.path))
+        if unsure and not as_found and not raised:
+            # Nobody knows whose it is, it may be a limit of ours that systemd was told by the run before: the original,
+            # which is for good, is not changed for that.
             self._take_foreign_write(job, change, found, now_s)
             return
-        as_found = believed and classify_change(job.original, found, actuator) == "same"
         if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
             # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
             job.reapply_at_s = now_s
@@ -513,6 +550,8 @@ class Agent:
             job.result = "gone"
             self._rescan_due = True
             return
+        if decision.new_cores > decision.old_cores:
+            job.before_asking = None  # written over: an answer says nothing about it any more
         moved = applied.cores != decision.old_cores or kind in ("reapply", "pin")
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
@@ -837,9 +876,13 @@ class Agent:
         if self.assigned is not None:
             self.assigned.load(self.clock.monotonic_s())
         self.notifier.busy()
+        for path in find_strangers(find_anew(self.hierarchies, self.writer.originals)):
+            self.writer.forget(path)
+        self.notifier.busy()
         self.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
+        self._strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> None:
         """Put back what an earlier run changed and no source names now."""
@@ -1017,6 +1060,7 @@ class Agent:
         self._closed = True
         self.run_requests()
         failed = 0
+        self._judge_last_changes()
         for job in list(self.table):
             if not job.touched or job.contested:
                 continue
@@ -1051,6 +1095,18 @@ class Agent:
         self.table.close()
         self.watcher.close()
         return failed
+
+    def _judge_last_changes(self) -> None:
+        """What somebody ordered since the last tick is not to be undone."""
+        now_s = self.clock.monotonic_s()
+        try:
+            self._read_all_limits = True
+            self._take_foreign_changes(now_s)
+            if any(job.before_asking is not None for job in self.table):
+                self.units.flush(LAST_ANSWERS_S)
+                self._take_unit_news(now_s)
+        except Exception:
+            log.exception("last_changes_failed")
 
     def _leave_units(self) -> int:
         """Wait until systemd believes in the limits that are in force again; how many units it did not take.
@@ -1089,9 +1145,11 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, now_s: float)
         return "shadow"
     shrinks = decision.new_cores < decision.old_cores
     waiting = shrinks and (job.reapply_at_s is not None or now_s < job.write_after_s)
+    # More CPU does not wait for PID 1 longer than that.
+    asked = job.before_asking is not None and (shrinks or now_s < job.asked_at_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (job.contested, "contested"),
-        (job.override_until_s is not None or job.before_asking is not None, "overridden"),
+        (job.override_until_s is not None or asked, "overridden"),
         (job.pinned_cores is not None, "pinned"),
         (paused, "paused"),
         (job.mode == "up-only" and shrinks, "up-only"),

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,15 +23,15 @@ from cpumond.agent.state_file import (
     Original,
     Originals,
     count_service_end,
+    is_of_this_boot,
     load_first,
     make_directory,
-    read_boot_id,
     save,
 )
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.cgroup.settings import CpuSettings, choose_restore, compute_quota_target
-from cpumond.cgroup.systemd import UnitProperties, is_booted, is_quota, list_properties, unit_of
+from cpumond.cgroup.systemd import UnitProperties, is_booted, is_quota, list_properties, read_quota_cores, unit_of
 from cpumond.errors import (
     EXIT_UNAVAILABLE,
     CgroupWriteError,
@@ -43,6 +43,9 @@ from cpumond.errors import (
 
 LOCK_FILE = "agent.lock"
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
+STRANGERS_TIMEOUT_S = 5.0
+DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
+"""What SetUnitProperties leaves in the folder of a unit's drop-ins."""
 UNITS_TIMEOUT_S = 15.0
 """For all units together; the quotas in force are right by then."""
 
@@ -61,7 +64,8 @@ def hold_lock(runtime_dir: str, config_path: str) -> Iterator[None]:
     make_directory(runtime_dir, 0o755, "runtime_dir")
     path = os.path.join(runtime_dir, LOCK_FILE)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # The directory is the agent's, and root may be the one who runs this: no link is followed.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise from_os_error(error, f"open the lock {path}", "fix runtime_dir or run as root") from error
     try:
@@ -127,11 +131,19 @@ class RestoreReport(msgspec.Struct):
     settings: dict[str, CpuSettings] = {}
     units: dict[str, UnitProperties] = {}
 
+    def add(self, other: RestoreReport) -> None:
+        """Take in the report about other cgroups."""
+        self.restored += other.restored
+        self.gone += other.gone
+        self.errors += other.errors
+        self.settings.update(other.settings)
+        self.units.update(other.units)
+
 
 def restore_all(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> RestoreReport:
     """Put every cgroup of ``originals`` back that still is the same one; errors are collected, none stops the rest.
 
-    The cgroup of a unit is the unit's, whenever it was made.
+    The cgroup of a unit is the unit's, whenever it was made; ``find_strangers`` tells of which that is not so.
     """
     report = RestoreReport(restored=[], gone=[], errors=[], settings={}, units={})
     for path, original in sorted(originals.items(), key=lambda item: item[0].count("/")):
@@ -157,6 +169,43 @@ def restore_all(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> 
     return report
 
 
+def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
+    """Those of ``originals`` that are units with another cgroup now: restarted, or new ones of an old name."""
+    anew = {}
+    for path, original in originals.items():
+        with contextlib.suppress(OSError):
+            if original.unit and os.stat(os.path.join(hierarchies.cpu_root, path)).st_ino != original.inode:
+                anew[path] = original
+    return anew
+
+
+def find_strangers(anew: Mapping[str, Original]) -> set[str]:
+    """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
+
+    SetUnitProperties leaves a drop-in, by which a restarted unit comes with our limit; a new one of that name has none.
+    Where systemd does not answer nobody is a stranger: rather too much CPU than too little. Takes up to
+    STRANGERS_TIMEOUT_S.
+    """
+    if not anew or not is_booted():
+        return set()
+    from cpumond.cgroup.unit_bus import UnitBus  # costs more than all that was done before
+
+    bus = UnitBus(lambda: None)
+    try:
+        for original in anew.values():
+            bus.ask(original.unit, ("DropInPaths",))
+        bus.flush(STRANGERS_TIMEOUT_S)
+        told = {event.unit: event.values.get("DropInPaths") for event in bus.poll() if event.kind == "answer"}
+    finally:
+        bus.close()
+    strangers = set()
+    for path, original in anew.items():
+        files, ours = told.get(original.unit), {DROP_INS[actuator] for actuator in original.actuators}
+        if isinstance(files, list) and not ours & {os.path.basename(file) for file in files}:
+            strangers.add(path)
+    return strangers
+
+
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
     """Have systemd believe in what is in force again; ``units`` by cgroup path, as are the sentences about failures and
     ``restored``, those that are there.
@@ -178,6 +227,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
         bus.flush(UNITS_TIMEOUT_S)
         for event in bus.poll():
             path = paths.get(event.unit, "")
+            problem = event.text if event.kind == "away" else problem
             if event.kind == "answer" and path in left and _has(event.values, left[path]):
                 del left[path]
         for path, properties in left.items():
@@ -203,7 +253,7 @@ def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
 
 def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
     told = tuple((name, value) for name, value in values.items() if isinstance(value, int))
-    quotas = [value / 1e6 for name, value in properties if name == "CPUQuotaPerSecUSec"]
+    quotas = [read_quota_cores(value) for name, value in properties if name == "CPUQuotaPerSecUSec"]
     others = [(name, value) for name, value in properties if name == "CPUWeight"]
     return all(is_quota(told, cores) for cores in quotas) and all(values.get(name) == value for name, value in others)
 
@@ -296,10 +346,15 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> tuple[Restore
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
         report = RestoreReport(restored=[], gone=[], errors=[], settings={}, units={})
-        if content is not None and content.boot_id != read_boot_id():
+        if content is not None and not is_of_this_boot(content, copies[1]):
             report.gone = sorted(content.cgroups)
         elif content is not None and content.cgroups:
-            report = restore_all(open_hierarchies(paths["mountinfo"]), content.cgroups)
+            hierarchies = open_hierarchies(paths["mountinfo"])
+            anew = find_anew(hierarchies, content.cgroups)
+            report = restore_all(hierarchies, _leave_out(anew, content.cgroups))
+            strangers = find_strangers(anew)
+            report.add(restore_all(hierarchies, _leave_out(strangers, anew)))
+            report.gone += strangers
         if content is not None and content.cgroups:
             problems = restore_units(report.units, report.settings)
             report.errors += problems.values()
@@ -309,6 +364,10 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> tuple[Restore
                 if path == copies[0] or os.path.exists(path):
                     save(path, Originals(content.boot_id, left))
         return report, copies[0], complaint
+
+
+def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict[str, Original]:
+    return {path: original for path, original in originals.items() if path not in paths}
 
 
 def _check_config(config_path: str | None) -> CpumondError | None:
@@ -323,7 +382,10 @@ def _check_config(config_path: str | None) -> CpumondError | None:
 
 
 def print_restored(done: Restored) -> int:
-    """Say what was done on stdout and stderr; the exit code. Raises the configuration's error, if it has one."""
+    """Say what was done on stdout and stderr; the exit code, EXIT_UNAVAILABLE when some limit is not back.
+
+    Raises the configuration's error, if it has one, when all are.
+    """
     report = done.report
     for name in report.restored:
         print(f"restored {name}")
@@ -334,9 +396,14 @@ def print_restored(done: Restored) -> int:
     for error in [*report.errors, done.complaint]:
         if error:
             print(f"cpumond: {error}", file=sys.stderr)
+    if report.errors:
+        # Worse than a wrong configuration, and what a package's scripts must hear of.
+        if done.config_error is not None:
+            print(f"cpumond: {done.config_error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
     if done.config_error is not None:
         raise done.config_error
-    return EXIT_UNAVAILABLE if report.errors else 0
+    return 0
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:

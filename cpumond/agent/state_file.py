@@ -94,6 +94,20 @@ def read_boot_id() -> str:
         return ""
 
 
+def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bool:
+    """Whether the cgroups of ``content`` may still be there; ``copy_path`` is its copy in ``runtime_dir``.
+
+    What lies below ``run``, where that is a file system in memory, is of this boot. The boot's identity alone does not
+    tell where systemd itself runs in a container: the sandbox of the service shows the host's there, a shell that of
+    the container.
+    """
+    with contextlib.suppress(OSError):
+        in_run = os.path.realpath(copy_path).startswith(f"{run}/")
+        if in_run and os.stat(copy_path).st_dev != os.stat("/").st_dev:
+            return True
+    return content.boot_id == read_boot_id()
+
+
 def save(path: str, content: Originals | Registry | ServiceEnds, sync: bool = True) -> None:
     """Replace ``path`` by ``content``, on disk when this returns (``sync`` False: it survives a crash of the agent, not
     one of the machine). Raises CreateError or AccessError."""
@@ -101,7 +115,7 @@ def save(path: str, content: Originals | Registry | ServiceEnds, sync: bool = Tr
     header = f"cpumond-state {VERSION} sha256={hashlib.sha256(payload).hexdigest()}\n".encode()
     temporary = f"{path}.new"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, header + payload)
             if sync:

@@ -52,6 +52,7 @@ class JobTable:
         self._many = False
         self._looked = False
         self._half_made: dict[str, int] = {}
+        self._doubted: dict[str, int] = {}
         self.by_unit: dict[str, Tracked] = {}
         self._said_no_pressure = False
 
@@ -84,6 +85,7 @@ class JobTable:
         caps: dict[str, AncestorCap] = {}
         self._settings = {}
         self._half_made = {path: looks for path, looks in self._half_made.items() if path in named}
+        self._doubted = {path: inode for path, inode in self._doubted.items() if path in named}
         self._many = len(named) - len(self.jobs) > MANY_JOBS
         before = len(self.jobs)
         for path, found_job in named.items():
@@ -115,7 +117,7 @@ class JobTable:
 
     def waits_for_half(self) -> bool:
         """Whether a cgroup was found in one hierarchy and not yet in the other; asked for a few looks only."""
-        return any(looks < HALF_LOOKS for looks in self._half_made.values())
+        return bool(self._doubted) or any(looks < HALF_LOOKS for looks in self._half_made.values())
 
     def _is_same(self, job: Tracked) -> bool:
         """Whether the cgroup at this path is still the one that is held open."""
@@ -144,6 +146,10 @@ class JobTable:
                 return False
             unit = self.writer.units.name_unit(found.path)
             known = self.writer.find_original(cgroup)
+            if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
+                self.watcher.unwatch(watches)
+                cgroup.close()
+                return False
             if known is None and unit:
                 known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
             original = known.settings if known is not None else self._guess_original(found, in_force)
@@ -170,6 +176,18 @@ class JobTable:
         say = log.debug if self._many else log.info
         say("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
             cpu_limit_cores=job.ordered_cores)  # fmt: skip
+        return True
+
+    def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
+        """Whether a new cgroup of a unit that was lowered has another limit than ours, at the first look: systemd makes
+        the cgroup and writes its limits a moment later, so what is there may be the kernel's. The next look decides."""
+        if (
+            self.writer.may_come_with(cgroup.path, unit, in_force, trusted=not self._looked)
+            or self._doubted.get(cgroup.path) == cgroup.inode
+        ):
+            self._doubted.pop(cgroup.path, None)
+            return False
+        self._doubted[cgroup.path] = cgroup.inode
         return True
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
@@ -298,7 +316,8 @@ class JobTable:
         self.watcher.unwatch(job.watches)
         job.cgroup.close()
         del self.jobs[job.found.path]
-        self.by_unit.pop(job.unit, None)
+        if self.by_unit.get(job.unit) is job:
+            del self.by_unit[job.unit]
 
     def ask_labels(self, job: Tracked) -> None:
         """Ask systemd for what its source wants to be shown of a unit; it comes when it comes."""
@@ -307,7 +326,10 @@ class JobTable:
 
     def watch_again(self, job: Tracked) -> None:
         """Watch a limit file that was not there before: systemd makes one when a unit gets its first CPU setting."""
-        if not job.watches:
+        if job.file_missing or not job.watches:
+            # Watches of files that went away are dead, and cgroupfs does not say so.
+            self.watcher.unwatch(job.watches)
+            job.file_missing = False
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
 
     def _complain(self, path: str, problem: str) -> None:

@@ -50,7 +50,7 @@ class Order:
     """What one unit was told: ``wanted`` is the newest, ``older`` may still be on their way, ``believed`` is the one
     that systemd took last, however long ago."""
 
-    __slots__ = ("believed", "older", "settled_at_s", "told", "wanted")
+    __slots__ = ("believed", "older", "sent", "settled_at_s", "told", "wanted")
 
     def __init__(self) -> None:
         self.wanted: UnitProperties = ()
@@ -59,6 +59,8 @@ class Order:
         self.settled_at_s: float | None = None
         self.told = False
         """systemd took at least one of them."""
+        self.sent = False
+        """It may have: the bus was not known to be away."""
 
 
 class UnitLimits:
@@ -114,13 +116,18 @@ class UnitLimits:
         if not self._booted:
             return
         properties = list_properties(settings, actuators, self._cpu_version)
-        order = self._orders.setdefault(unit, Order())
-        if order.wanted == properties:
+        order = self._orders.get(unit) or Order()
+        if order.settled_at_s is None:
+            # What systemd was not told yet, of another actuator, is still to be told.
+            properties = _complete(properties, order.wanted)
+        if order.wanted == properties or not properties:
             return
+        self._orders[unit] = order
         self._forget_older(order)
         if order.wanted:
             order.older = [*order.older, order.wanted][-KEPT_ORDERS:]
         order.wanted, order.settled_at_s = properties, None
+        order.sent |= not self._away
         bus = self._open()
         if bus is not None:
             bus.set(unit, properties, urgent)
@@ -147,6 +154,11 @@ class UnitLimits:
         """Whether systemd ever took an order of this run for the unit."""
         order = self._orders.get(unit)
         return order is not None and order.told
+
+    def may_be_told(self, unit: str) -> bool:
+        """Whether systemd may have taken an order of this run, though its answer is not known."""
+        order = self._orders.get(unit)
+        return order is not None and (order.told or (order.sent and self.can_set))
 
     def is_late(self, unit: str, found: CpuSettings, actuator: str) -> bool:
         """Whether ``found`` is an order of ours that was followed by another one: systemd came late with it."""
@@ -218,6 +230,8 @@ class UnitLimits:
                     order.settled_at_s = self._monotonic_s()
         elif event.kind == "connected":
             self._away = False
+            for each in self._orders.values():
+                each.sent = True
             if not self._denied:
                 self._solve()
         elif event.kind == "away":
@@ -243,7 +257,7 @@ class UnitLimits:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until systemd was told everything; what it answered comes with ``poll``. False: it takes longer."""
-        if self._bus is None or self._denied:
+        if self._bus is None:
             return True
         return self._bus.flush(timeout_s)
 
@@ -251,6 +265,12 @@ class UnitLimits:
         """End the connection; limits stay as they are."""
         if self._bus is not None:
             self._bus.close()
+
+
+def _complete(properties: UnitProperties, older: UnitProperties) -> UnitProperties:
+    """``properties``, and of ``older`` the settings that they say nothing about."""
+    told = {name.startswith("CPUQuota") for name, _ in properties}
+    return properties + tuple(each for each in older if each[0].startswith("CPUQuota") not in told)
 
 
 def read_labels(values: dict[str, object]) -> dict[str, str]:

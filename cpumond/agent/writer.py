@@ -15,7 +15,7 @@ import msgspec
 
 from cpumond.agent.jobs import Tracked, find_refusal
 from cpumond.agent.restore import restore_cgroup
-from cpumond.agent.state_file import STATE_FILE, Original, Originals, load_first, read_boot_id, save
+from cpumond.agent.state_file import STATE_FILE, Original, Originals, is_of_this_boot, load_first, read_boot_id, save
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import count_threads
@@ -26,6 +26,7 @@ from cpumond.cgroup.settings import (
     choose_restore,
     compute_quota_target,
     compute_weight_target,
+    is_raised_above,
     plan_steps,
 )
 from cpumond.cgroup.systemd import align_weight, round_up
@@ -83,7 +84,7 @@ class LimitWriter:
             self.damaged = f"{complaint}; jobs start from the cpu_limit they are given, the others keep what is there"
         elif complaint:
             self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
-        if content is not None and content.boot_id == self.boot_id:
+        if content is not None and is_of_this_boot(content, self.copy_path):
             self.originals = dict(content.cgroups)
             self._inherited = set(content.cgroups)
 
@@ -101,7 +102,8 @@ class LimitWriter:
         """Have the originals of ``jobs`` on disk before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
         for job in jobs:
-            known = self.find_original(job.cgroup)
+            # What systemd did not take back yet must not be forgotten for another setting's sake.
+            known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
             actuators = known.actuators if known else ()
             if job.settings.actuator not in actuators:
                 moved = (*actuators, job.settings.actuator)
@@ -138,7 +140,8 @@ class LimitWriter:
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
-        self.give_back(job.cgroup.path, target)
+        # systemd is told what the unit ordered: what somebody writes to the file does not outlive the unit.
+        self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
@@ -152,6 +155,29 @@ class LimitWriter:
         else:
             self.forget(job.cgroup.path, now=False)
 
+    def may_come_with(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
+        """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
+        former = self._find_former(path, unit)
+        original = None if former is None else self.originals.get(former) or self.returning.get(former)
+        if former is None or original is None:
+            return True
+        if trusted or (former in self._inherited and not self.units.was_told(unit)):
+            return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
+        return all(self.units.is_ours(unit, in_force, actuator) for actuator in original.actuators)
+
+    def _find_former(self, path: str, unit: str) -> str | None:
+        """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
+        if path in self.originals or path in self.returning:
+            return path
+        return next(
+            (
+                old
+                for old in (*self.gone, *self.returning)
+                if (known := self.originals.get(old) or self.returning.get(old)) is not None and known.unit == unit
+            ),
+            None,
+        )
+
     def take_over(self, cgroup: Cgroup, in_force: CpuSettings, trusted: bool) -> Original | None:
         """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
 
@@ -159,11 +185,17 @@ class LimitWriter:
         told, as an agent before this one did it.
         """
         path = cgroup.path
-        returning = self.returning.pop(path, None)
-        original = self.originals.get(path) or returning
-        self.gone.pop(path, None)
+        former = self._find_former(path, self.units.name_unit(path)) or path
+        returning = self.returning.pop(former, None)
+        original = self.originals.get(former) or returning
+        self.gone.pop(former, None)
         if original is None or not original.unit:
             return None
+        if former != path:
+            self.originals[path] = original
+            self.forget(former)
+            if former in self._inherited:
+                self._inherited.add(path)
         ours = all(self.units.is_ours(original.unit, in_force, actuator) for actuator in original.actuators)
         unknown = trusted or (path in self._inherited and not self.units.was_told(original.unit))
         self._stale = True
@@ -173,6 +205,10 @@ class LimitWriter:
             return None
         self.originals[path] = msgspec.structs.replace(original, inode=cgroup.inode)
         return self.originals[path]
+
+    def is_inherited(self, path: str) -> bool:
+        """Whether a run before this one changed the cgroup, or told systemd of its unit."""
+        return path in self._inherited
 
     def claim_unit(self, job: Tracked) -> None:
         """Have on disk that a job is a unit, which versions before this one did not note: systemd may be told of its
@@ -196,6 +232,14 @@ class LimitWriter:
             elif (until_s is not None and now_s >= until_s) or self.originals[path].unit in removed:
                 del self.gone[path]
                 self.give_back(path)
+
+    def list_overdue(self, now_s: float) -> list[str]:
+        """Changed cgroups but those of units that have time left to come again."""
+        return [
+            path
+            for path in self.originals
+            if (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
+        ]
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
         """Forget a cgroup whose file is as it was found, or gone; a unit only when systemd has taken it, too.
@@ -225,7 +269,7 @@ class LimitWriter:
     def mind_returning(self, final: bool = False) -> None:
         """Forget the units that systemd has taken, and those of which it never took a lower limit."""
         for path, original in list(self.returning.items()):
-            never = not (self.units.can_set or self.units.was_told(original.unit) or path in self._inherited)
+            never = not (self.units.may_be_told(original.unit) or path in self._inherited)
             if path in self.originals or self.units.is_settled(original.unit) or never:
                 del self.returning[path]
                 self._stale, self._untidy = self._stale or final, True
@@ -241,9 +285,13 @@ class LimitWriter:
     def _save(self, originals: dict[str, Original]) -> None:
         content = Originals(self.boot_id, {**self.returning, **originals})
         save(self.path, content)
-        with contextlib.suppress(CreateError, AccessError):
+        try:
             # A second copy for the day when the first is lost; without it the first is still there.
             save(self.copy_path, content, sync=False)
+        except (CreateError, AccessError):
+            # First aid reads it before the other: an old one is worse than none.
+            with contextlib.suppress(OSError):
+                os.unlink(self.copy_path)
         self.originals = originals
         self._stale = self._untidy = False
 
@@ -332,8 +380,10 @@ class LimitWriter:
         steps = plan_steps(job.in_force, target.settings)
         if steps:
             self.writes_total += len(steps)
-            if not job.cgroup.write_settings(job.in_force, target.settings) and not self._has_no_file(job):
-                return False
+            if not job.cgroup.write_settings(job.in_force, target.settings):
+                if not self._has_no_file(job):
+                    return False
+                job.file_missing = True
             raised = target.settings.cores > job.in_force.cores
             job.in_force = target.settings
             if job.unit:

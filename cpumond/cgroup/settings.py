@@ -150,7 +150,7 @@ def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
     """Whether two settings give the same CPU, up to systemd's rounding of 10 ms a second."""
     if a.quota_us is None or b.quota_us is None:
         return a.quota_us is b.quota_us
-    return a == b or abs(a.cores - b.cores) < EQUAL_CORES
+    return a == b or round(abs(a.cores - b.cores), 6) < EQUAL_CORES
 
 
 def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:

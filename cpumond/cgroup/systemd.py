@@ -104,7 +104,7 @@ def is_quota(properties: UnitProperties, cores: float) -> bool:
     for name, value in properties:
         if name == "CPUQuotaPerSecUSec":
             wanted = read_quota_cores(value)
-            return wanted == cores or abs(wanted - cores) < STEP_CORES
+            return wanted == cores or round(abs(wanted - cores), 6) < STEP_CORES
     return False
 
 

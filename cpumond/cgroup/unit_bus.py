@@ -38,8 +38,10 @@ PAUSE_RATIO = 9.0
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
+MANAGED = (".service", ".scope")
+"""Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
 _DENIED = ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed")
-_NO_UNIT = ("NoSuchUnit", "UnknownObject", "UnitMasked", "LoadFailed")
+_NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _AWAY = ("ServiceUnknown", "NameHasNoOwner", "NoReply", "Timeout", "TimedOut", "Disconnected", "NoServer")
 
 
@@ -177,6 +179,11 @@ class UnitBus:
             except _Away as error:
                 said = str(error)
                 self._emit(UnitEvent("away", text=said))
+            except Exception as error:
+                # A thread that ended would leave the tick waiting for answers for ever.
+                said = f"the connection to the system bus failed: {type(error).__name__}: {error}"
+                self._emit(UnitEvent("away", text=said))
+                await self._wait_for_news(RECONNECT_MAX_S)
             finally:
                 bus.disconnect()
 
@@ -220,8 +227,9 @@ class UnitBus:
         elif message.member == "UnitRemoved":
             self._emit(UnitEvent("removed", str(message.body[0])))
         elif message.member == "NameOwnerChanged" and message.body[2]:
-            # systemd executed itself again (daemon-reexec): it asks for the subscription anew.
+            # systemd executed itself again (daemon-reexec): it asks for the subscription anew, and has read its units.
             self._subscribed = False
+            self._emit(UnitEvent("reloaded"))
             self._news.set()
 
     async def _serve(self, bus: MessageBus) -> None:
@@ -237,7 +245,7 @@ class UnitBus:
                 with contextlib.suppress(_Refused):  # already subscribed is as good
                     await self._call(bus, "Subscribe")
             began_s = time.monotonic()
-            waits = self._denied_until_s - began_s
+            waits = 0.0 if self._hurry else self._denied_until_s - began_s
             if await self._do_one(bus, denied=waits > 0.0):
                 continue
             if waits > 0.0:
@@ -260,8 +268,8 @@ class UnitBus:
         """Carry out the next thing that is queued; False when there is none. Raises _Away."""
         with self._lock:
             self._busy = False
-            question = next(iter(self._questions), None)
-            urgent = bool(self._raises)
+            urgent = bool(self._raises) and not denied
+            question = None if urgent else next(iter(self._questions), None)
             queue = self._raises or self._others
             unit = next(iter(queue), None) if not denied else None
             if question is not None:
@@ -296,7 +304,7 @@ class UnitBus:
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
         except _Refused as refused:
-            if refused.name in _DENIED:
+            if refused.name in _DENIED and unit.endswith(MANAGED):
                 # The others would be refused as well; polkit may come, so each minute one tries.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 self._emit(UnitEvent("denied", unit, properties, text=str(refused)))

@@ -9,6 +9,7 @@ import msgspec
 
 from cpumond.cli.options import config_option, print_json
 from cpumond.config import load_config
+from cpumond.errors import UsageError
 
 
 @click.command("agent", epilog="Example: cpumond agent --config /etc/cpumond/cpumond.toml")
@@ -26,11 +27,15 @@ def agent_command(config_path: str) -> int:
 @click.command("restore", epilog="Example: cpumond restore --config /etc/cpumond/cpumond.toml")
 @config_option
 @click.option(
-    "--quick", is_flag=True, help="Only raise lowered quotas, at once; for ExecStopPost=+ before the full one."
+    "--quick",
+    is_flag=True,
+    help="Only raise lowered quotas, at once; only as ExecStopPost= of the service, before the full one.",
 )
 def restore_command(config_path: str, quick: bool) -> int:
     """Put the original limits back that a dead agent left lowered (ExecStopPost=)."""
     if quick:
+        if "SERVICE_RESULT" not in os.environ:
+            raise UsageError("--quick is for ExecStopPost=, where systemd says how the service ended; leave it out")
         from cpumond.agent.first_aid import raise_quotas
 
         raise_quotas(os.environ)

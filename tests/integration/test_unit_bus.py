@@ -20,6 +20,7 @@ from dbus_fast.constants import PropertyAccess
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 from waiting import wait_until
 
+from cpumond.cgroup import unit_bus
 from cpumond.cgroup.systemd import UnitEvent
 from cpumond.cgroup.unit_bus import UnitBus
 
@@ -44,7 +45,7 @@ class Manager(ServiceInterface):
     def __init__(self) -> None:
         super().__init__("org.freedesktop.systemd1.Manager")
         self.calls: list[tuple[str, bool, dict[str, int]]] = []
-        self.refusal = ""
+        self.refusal = self.refused = ""
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.subscribers = 0
@@ -54,7 +55,7 @@ class Manager(ServiceInterface):
         while not self.may_answer.is_set():
             await asyncio.sleep(0.005)
         self.calls.append((unit, runtime, {name: variant.value for name, variant in properties}))
-        if self.refusal:
+        if self.refusal and unit.startswith(self.refused):
             raise DBusError(self.refusal, "no")
 
     @dbus_method()
@@ -215,6 +216,41 @@ def test_who_may_set_none_asks_seldom_and_can_still_ask_for_values(systemd: Syst
     client.bus.ask("a.service", (QUOTA,))
     client.wait_for("answer")
     assert len(systemd.manager.calls) == 1
+
+
+def test_another_kind_of_unit_that_is_denied_keeps_nobody_waiting(systemd: Systemd, client: Client) -> None:
+    """The rule for polkit is about services and scopes; a glob may name a mount, too."""
+    systemd.manager.refusal, systemd.manager.refused = "org.freedesktop.DBus.Error.AccessDenied", "home"
+    client.bus.set("home.mount", limit(1))
+    client.wait_for("refused")
+    client.bus.set("a.service", limit(2))
+    client.wait_for("done")
+
+
+def test_in_the_end_one_that_is_denied_keeps_nobody_waiting(systemd: Systemd, client: Client) -> None:
+    systemd.manager.refusal, systemd.manager.refused = "org.freedesktop.DBus.Error.AccessDenied", "home"
+    client.bus.set("home.service", limit(1))
+    client.wait_for("denied")
+    client.bus.set("a.service", limit(2))
+    assert client.bus.flush(20.0)
+    client.wait_for("done")
+
+
+def test_whatever_the_bus_says_it_is_asked_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that makes no sense must not leave the limits waiting for an answer for ever."""
+    monkeypatch.setattr(unit_bus, "RECONNECT_MAX_S", 0.05)
+    client.wait_for("connected")
+    real = client.bus._answer
+
+    async def stumble(*_: object) -> None:
+        monkeypatch.setattr(client.bus, "_answer", real)
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(client.bus, "_answer", stumble)
+    client.bus.ask("a.service", (QUOTA,))
+    assert "IndexError" in client.wait_for("away")[0].text
+    client.bus.ask("a.service", (QUOTA,))
+    client.wait_for("answer")
 
 
 def test_properties_are_asked_for(client: Client) -> None:

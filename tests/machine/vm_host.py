@@ -19,7 +19,7 @@ from guest_host import HERE, REPOSITORY, Facts, install_dependencies, install_pa
 
 VM = HERE / "vm.sh"
 EXTRAS = ("scheduler",)
-TOOLS = ("hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3")
+TOOLS = ("hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pyyaml>=6.0")
 SLOWNESS = 6.0
 """What is waited for is waited for so many times as long, where the processor is emulated."""
 
@@ -83,7 +83,7 @@ def make_stage(stage: Path, work: Path) -> None:
     repository = stage / "repository"
     ignored = shutil.ignore_patterns("__pycache__", "machine", "unit", "property", "bench", "data")
     shutil.copytree(REPOSITORY / "tests", repository / "tests", ignore=ignored)
-    for name in ("config", "pyproject.toml", "README.md"):
+    for name in ("config", "docs/deploy", "pyproject.toml", "README.md"):
         source = REPOSITORY / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, repository / name)
     for module in ("executor_contract.py", "waiting.py"):

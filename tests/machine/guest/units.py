@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import time
@@ -418,6 +419,44 @@ def kill() -> dict[str, Any]:
     }
 
 
+def hangs() -> dict[str, Any]:
+    """The agent does nothing any more: WatchdogSec= of the unit as it is shipped ends it."""
+    settle()
+    pid = show(AGENT, "MainPID")
+    os.kill(int(pid), signal.SIGSTOP)
+    full_s = wait(is_full, PATIENCE_S + 30.0)
+    up_s = wait(lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", PATIENCE_S)
+    return {"full_s": full_s, "up_s": up_s, "lowered_s": wait(is_lowered, PATIENCE_S), **look()}
+
+
+def namesakes() -> dict[str, Any]:
+    """The agent dies and nothing is put back. Before that is done by hand, one unit is restarted and comes with the
+    lowered limit, and another ends and a new one of its name comes with a quota of its own."""
+    name = "passing.service"
+
+    def pass_by(percent: int) -> dict[str, Any]:
+        return run(
+            "systemd-run", f"--unit={name}", f"--slice={SLICE}", f"--property=CPUQuota={percent}%", "sleep", "1000"
+        )
+
+    answers = [systemctl("start", AGENT), pass_by(200)]
+    settle()
+    lowered_s = wait(lambda: quota_us(name) == FLOOR_US and agree(name), PATIENCE_S)
+    alone = Path(f"/run/systemd/system/{AGENT}.d/alone.conf")
+    write_file(alone, "[Service]\nRestart=no\nExecStopPost=\n")
+    answers += [systemctl("daemon-reload"), systemctl("kill", "--signal", "KILL", AGENT)]
+    dead_s = wait(lambda: show(AGENT, "ActiveState") == "failed", PATIENCE_S)
+    answers += [systemctl("restart", UNIT), systemctl("stop", name), pass_by(100)]
+    before = {"work_us": quota_us(), "passing_us": quota_us(name)}
+    restored = run("cpumond", "restore", "--config", "/etc/cpumond/cpumond.toml")
+    after = {"work": look(), "passing": look(name)}
+    alone.unlink()
+    answers += [systemctl("stop", name), systemctl("daemon-reload"), systemctl("start", AGENT)]
+    return {
+        "answers": answers, "lowered_s": lowered_s, "dead_s": dead_s, "before": before, "restored": restored, **after,
+    }  # fmt: skip
+
+
 def delegates() -> dict[str, Any]:
     """What lies below a unit is written by file, and systemd leaves it alone."""
     path = f"{SLICE}/delegated.service/child"
@@ -537,7 +576,8 @@ def costs() -> dict[str, Any]:
 
 
 STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
-    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill, delegates,
+    install, lowers, reloads, wakes, restarts, stops, orders, back_to_normal, outranked, by_hand, kill, hangs,
+    namesakes, delegates,
     weighs, unlimited, leaves, without_bus, without_polkit, costs,
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import structlog
 from fake_node import FakeNode
+from fake_units import UnitNode
 
 Records = list[dict[str, Any]]
 
@@ -33,3 +34,13 @@ def make_node(tmp_path: Path, logs: Records) -> Iterator[Callable[..., FakeNode]
     for node in nodes:
         if not node.reports.closed:
             node.agent.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[UnitNode]:
+    """A host with one unit; its agent has started, and ends with the test."""
+    made = UnitNode(tmp_path)
+    made.start()
+    yield made
+    if not made.bus.closed:
+        made.agent.close()

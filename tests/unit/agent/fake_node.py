@@ -90,10 +90,14 @@ class FakeNode:
         self.agent.start()
         return self
 
-    def kill_and_restart(self) -> FakeNode:
-        """The agent dies without a word, another one starts."""
+    def drop_agent(self) -> None:
+        """The agent dies without a word."""
         self.agent.table.close()
         self.agent.watcher.close()
+
+    def kill_and_restart(self) -> FakeNode:
+        """The agent dies without a word, another one starts."""
+        self.drop_agent()
         self.agent = self.make_agent()
         return self.start()
 

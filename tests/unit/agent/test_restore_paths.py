@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cpumond.agent import restore
 from cpumond.agent.restore import DEFAULT_CONFIG_PATH, DEFAULT_PATHS, find_paths, main
+from cpumond.agent.state_file import STATE_FILE, Original, Originals, read_boot_id, save
+from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import DEFAULT_CONFIG_PATH as OF_THE_CONFIGURATION
 from cpumond.config import AgentConfig
+from cpumond.errors import CgroupWriteError, CpumondError
+from cpumond.testing import make_v2_host, v2_cgroup
 
 UNDER_SYSTEMD = {"STATE_DIRECTORY": "/sys/state", "RUNTIME_DIRECTORY": "/sys/run"}
 
@@ -66,6 +72,38 @@ def test_the_short_way_restores_and_says_what_is_wrong(tmp_path: Path, capsys: p
     assert out == f"nothing to restore in {tmp_path}/state/originals.state\n"
     assert "no_such: unknown key" in err
     assert err.count("\n") == 1
+
+
+def test_a_limit_that_is_not_back_is_worse_than_a_wrong_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package's scripts keep the state file for this exit code alone."""
+    path = write(tmp_path, f'state_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}/run"\nno_such = 1\n')
+    mountinfo = make_v2_host(tmp_path, {"a": v2_cgroup(quota="50000 100000")})
+    (tmp_path / "cpumond.toml").write_text((tmp_path / "cpumond.toml").read_text() + f'mountinfo = "{mountinfo}"\n')
+    inode = os.stat(tmp_path / "cgroup" / "a").st_ino
+    save(f"{tmp_path}/{STATE_FILE}", Originals(read_boot_id(), {"a": Original(inode, CpuSettings(100_000, 100_000))}))
+
+    def refuse(*_: object) -> None:
+        raise CgroupWriteError("cpu.max", "100000", OSError(22, "Invalid argument"))
+
+    monkeypatch.setattr(restore, "restore_cgroup", refuse)
+    assert main(["--config", path], {}) == 69
+    refused, wrong = capsys.readouterr().err.splitlines()
+    assert "cpu.max" in refused
+    assert "no_such: unknown key" in wrong
+    monkeypatch.undo()
+    assert main(["--config", path], {}) == 78
+
+
+def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
+    """Its directory is the agent's; root may run the command."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / restore.LOCK_FILE).symlink_to(tmp_path / "target")
+    with pytest.raises(CpumondError, match="open the lock"), restore.hold_lock(str(tmp_path / "run"), ""):
+        pass
+    assert (tmp_path / "target").read_text() == "precious"
 
 
 def test_the_file_of_the_environment_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from cpumond.agent.state_file import (
     Pin,
     RegisteredJob,
     Registry,
+    is_of_this_boot,
     load,
     make_directory,
     put_aside,
@@ -35,6 +38,31 @@ REGISTRY = Registry(
     {"a": RegisteredJob("a", "jobs/a", "op", 2.5, {"mode": "shadow", "vote_window_size": 3})},
     {"a": Pin(1.5, 1.7e9), "b": Pin(0.1)},
 )
+
+
+def test_a_copy_in_memory_is_of_this_boot(tmp_path: Path) -> None:
+    """Whatever identity of the boot the writer saw; on a disk that outlives the boot only the identity counts."""
+    memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        for place in (memory, tmp_path):
+            save(str(place / "copy"), CONTENT, sync=False)
+        assert is_of_this_boot(CONTENT, str(memory / "copy"), str(memory))
+        assert not is_of_this_boot(CONTENT, str(memory / "copy"), "/run")
+        assert not is_of_this_boot(CONTENT, str(memory / "none"), str(memory))
+        assert is_of_this_boot(Originals(read_boot_id()), "/none")
+        if os.stat(tmp_path).st_dev == os.stat("/").st_dev:
+            assert not is_of_this_boot(CONTENT, str(tmp_path / "copy"), str(tmp_path))
+    finally:
+        shutil.rmtree(memory)
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    """The directory is the agent's; root may be the one who writes."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "file.new").symlink_to(tmp_path / "target")
+    with pytest.raises(CpumondError, match=r"write .*file"):
+        save(str(tmp_path / "file"), CONTENT)
+    assert (tmp_path / "target").read_text() == "precious"
 
 
 @pytest.fixture

@@ -11,150 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_node import QUICK, FakeNode
+from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
-from cpumond.agent.control import describe_job
 from cpumond.agent.loop import Agent
 from cpumond.agent.restore import restore_all
-from cpumond.agent.state_file import Originals, load, save
+from cpumond.agent.state_file import Originals, save
 from cpumond.agent.unit_limits import UnitLimits, read_labels
 from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
-from cpumond.testing import v2_cgroup
-
-QUOTA = "CPUQuotaPerSecUSec"
-UNIT = "work.service"
-PATH = f"batch.slice/{UNIT}"
-UNITS = QUICK + '\n[[source]]\nkind = "systemd"\nslices = ["batch.slice"]\nlabels = ["User"]\n'
-
-
-class ScriptedBus:
-    """A systemd that is told things, and believes in them when the test says so."""
-
-    def __init__(self) -> None:
-        self.told: dict[str, UnitProperties] = {}
-        self.believed: dict[str, UnitProperties] = {}
-        self.asked: list[tuple[str, tuple[str, ...]]] = []
-        self.news = [UnitEvent("connected")]
-        self.reachable = True
-        self.denies = False
-        self.closed = 0
-
-    def set(self, unit: str, properties: UnitProperties, urgent: bool = False) -> None:
-        self.told[unit] = properties
-
-    def drop(self, unit: str) -> None:
-        self.told.pop(unit, None)
-
-    def ask(self, unit: str, names: tuple[str, ...]) -> None:
-        self.asked.append((unit, names))
-
-    def has_news(self) -> bool:
-        return bool(self.news)
-
-    def poll(self) -> list[UnitEvent]:
-        news, self.news = self.news, []
-        return news
-
-    def flush(self, timeout_s: float) -> bool:
-        self.obey()
-        return self.reachable
-
-    def close(self, timeout_s: float = 1.0) -> None:
-        self.closed += 1
-
-    # ---- for the test
-
-    def obey(self) -> None:
-        """Believe in what was told so far, or refuse it."""
-        for unit, properties in self.told.items() if self.reachable else ():
-            if self.denies:
-                self.news.append(UnitEvent("denied", unit, properties, text="not you"))
-                continue
-            self.believed[unit] = properties
-            self.news.append(UnitEvent("done", unit, properties))
-        if self.reachable and not self.denies:
-            self.told = {}
-
-    def answer(self) -> None:
-        """Answer all questions about limits."""
-        for unit, names in self.asked:
-            if QUOTA in names:
-                values: dict[str, object] = {QUOTA: None, "CPUWeight": NO_LIMIT, **dict(self.believed[unit])}
-                self.news.append(UnitEvent("answer", unit, values=values))
-        self.asked = []
-
-    def quota_cores(self, unit: str = UNIT) -> float:
-        return dict(self.believed[unit])[QUOTA] / 1e6
-
-
-class UnitNode(FakeNode):
-    """A host with one unit of four cores, ``work.service``, and its systemd."""
-
-    folder = "batch.slice"
-    managed_roots = '["batch.slice"]'
-
-    def __init__(self, directory: Path, quota: str = "400000 100000") -> None:
-        self.bus = ScriptedBus()
-        self.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
-        super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
-
-    def make_agent(self) -> Agent:
-        config = self.read_config()
-        os.makedirs(config.state_dir, exist_ok=True)
-        os.makedirs(config.runtime_dir, exist_ok=True)
-        units = UnitLimits(2, self.clock.monotonic_s, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
-        return Agent(config, open_hierarchies(config.mountinfo), self.reports, clock=self.clock, units=units)
-
-    @property
-    def file(self) -> Path:
-        return self.root / PATH / "cpu.max"
-
-    def limit(self) -> float:
-        return self.cores(UNIT)
-
-    def systemd_writes(self) -> None:
-        """What daemon-reload does: the file becomes what systemd believes in."""
-        value = dict(self.bus.believed[UNIT])[QUOTA]
-        self.file.write_text(f"{'max' if value == NO_LIMIT else value // 10_000 * 1000} 100000\n")
-
-    def order(self, cores: float) -> None:
-        """``systemctl set-property``."""
-        self.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
-        self.systemd_writes()
-
-    def lower(self) -> float:
-        """Let it idle down to its least limit, and systemd believe in that."""
-        self.ticks(8)
-        self.bus.obey()
-        self.tick()
-        assert self.limit() == 0.5
-        return self.limit()
-
-    def status(self) -> dict[str, object]:
-        [view] = self.snapshot().jobs
-        return describe_job(view)
-
-    def originals(self) -> Originals:
-        content = load(str(self.directory / "state" / "originals.state"), Originals)
-        assert content is not None
-        return content
-
-    def restart_unit(self) -> None:
-        """Another cgroup of the same unit, with what systemd believes in."""
-        self.remove(UNIT)
-        self.tick()
-        self.make(UNIT)
-        self.systemd_writes()
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[UnitNode]:
-    made = UnitNode(tmp_path)
-    made.start()
-    yield made
-    if not made.bus.closed:
-        made.agent.close()
+from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent
 
 
 def test_systemd_is_told_of_each_limit_after_the_file(node: UnitNode) -> None:
@@ -246,14 +110,17 @@ def test_a_write_to_the_file_alone_is_drift_or_an_override_as_ever(node: UnitNod
     assert (job["status"], job["override_by"], job["cpu_limit"]) == ("overridden", "", 4.0)
 
 
-def test_without_an_answer_a_foreign_write_counts_as_an_order(node: UnitNode) -> None:
+def test_without_an_answer_a_raise_is_respected_and_the_original_stays(node: UnitNode) -> None:
     node.lower()
     node.file.write_text("150000 100000\n")
     node.tick()
     node.bus.news.append(UnitEvent("away", text="the bus is away"))
     snapshot = node.tick()
-    assert node.status()["override_by"] == "systemctl set-property"
+    job = node.status()
+    assert (job["status"], job["override_by"], job["cpu_limit"], node.limit()) == ("overridden", "", 4.0, 1.5)
     assert "the bus is away" in snapshot.problems[-1]
+    node.agent.close()
+    assert node.limit() == 4.0
 
 
 def test_what_a_reload_gives_back_that_outranks_us_is_taken_again_at_once(node: UnitNode) -> None:
@@ -322,7 +189,7 @@ def test_a_unit_that_comes_with_another_limit_has_a_new_order(node: UnitNode) ->
     node.lower()
     node.bus.believed[UNIT] = ((QUOTA, 3_000_000),)
     node.restart_unit()
-    node.tick()
+    node.ticks(2)
     assert node.status()["cpu_limit"] == 3.0
 
 
@@ -478,7 +345,7 @@ def test_an_order_that_was_settled_long_ago_is_not_taken_for_a_late_one(node: Un
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
     node.make(UNIT)
     node.order(1.0)
-    node.tick()
+    node.ticks(2)
     assert node.status()["cpu_limit"] == 1.0
     assert UNIT not in node.bus.told
 
@@ -568,7 +435,7 @@ def test_another_job_of_the_same_name_is_not_sent_the_old_ones_limit(node: UnitN
     node.make(UNIT)
     node.order(cores)
     node.bus.news.append(UnitEvent("removed", UNIT))
-    node.tick()
+    node.ticks(2)
     assert UNIT not in node.bus.told
     assert node.status()["cpu_limit"] == cores
 
@@ -596,7 +463,7 @@ def test_a_raise_by_hand_of_a_unit_that_no_source_names_now_is_kept(node: UnitNo
 
 
 def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNode) -> None:
-    """Its limit is somebody else's; systemd must not keep ours."""
+    """Its file is somebody else's; systemd must keep neither that nor ours, when that writer is gone."""
     node.lower()
     for back_off_s in (6, 12, 24, 48, 0):
         node.file.write_text("10000 100000\n")
@@ -604,9 +471,10 @@ def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNo
         node.bus.answer()
         node.ticks(back_off_s + 1)
     assert node.status()["status"] == "contested"
-    assert node.bus.told[UNIT] == ((QUOTA, 100_000),)
+    assert node.limit() == 0.1
+    assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
     [original] = node.originals().cgroups.values()
-    assert (original.unit, original.settings.cores) == (UNIT, 0.1)
+    assert (original.unit, original.settings.cores) == (UNIT, 4.0)
     node.bus.reachable = False
     assert node.agent.close() == 1
     assert list(node.originals().cgroups) == [PATH]

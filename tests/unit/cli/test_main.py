@@ -120,6 +120,7 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
         (["--nonsense"], r"cpumond: No such option.* See 'cpumond --help'\.\n"),
         (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
         (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
+        (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),
         (["explain"], r"cpumond: Missing argument 'JOB'\. See 'cpumond explain --help'\.\n"),
         (["schema"], r"cpumond: Missing argument 'NAME'\. .*heartbeat.*\. See 'cpumond schema --help'\.\n"),
     ],

@@ -1,0 +1,144 @@
+"""A host with a unit whose limits are moved, and its systemd as a script."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fake_node import QUICK, FakeNode
+
+from cpumond.agent.control import describe_job
+from cpumond.agent.loop import Agent
+from cpumond.agent.state_file import Originals, load
+from cpumond.agent.unit_limits import UnitLimits
+from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
+from cpumond.testing import v2_cgroup
+
+QUOTA = "CPUQuotaPerSecUSec"
+UNIT = "work.service"
+PATH = f"batch.slice/{UNIT}"
+UNITS = QUICK + '\n[[source]]\nkind = "systemd"\nslices = ["batch.slice"]\nlabels = ["User"]\n'
+
+
+class ScriptedBus:
+    """A systemd that is told things, and believes in them when the test says so."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, UnitProperties] = {}
+        self.believed: dict[str, UnitProperties] = {}
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.news = [UnitEvent("connected")]
+        self.reachable = True
+        self.denies = False
+        self.answers_when_flushed = False
+        self.closed = 0
+
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False) -> None:
+        self.told[unit] = properties
+
+    def drop(self, unit: str) -> None:
+        self.told.pop(unit, None)
+
+    def ask(self, unit: str, names: tuple[str, ...]) -> None:
+        self.asked.append((unit, names))
+
+    def has_news(self) -> bool:
+        return bool(self.news)
+
+    def poll(self) -> list[UnitEvent]:
+        news, self.news = self.news, []
+        return news
+
+    def flush(self, timeout_s: float) -> bool:
+        self.obey()
+        if self.answers_when_flushed:
+            self.answer()
+        return self.reachable
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        self.closed += 1
+
+    # ---- for the test
+
+    def obey(self) -> None:
+        """Believe in what was told so far, or refuse it."""
+        for unit, properties in self.told.items() if self.reachable else ():
+            if self.denies:
+                self.news.append(UnitEvent("denied", unit, properties, text="not you"))
+                continue
+            self.believed[unit] = properties
+            self.news.append(UnitEvent("done", unit, properties))
+        if self.reachable and not self.denies:
+            self.told = {}
+
+    def answer(self) -> None:
+        """Answer all questions about limits."""
+        for unit, names in self.asked:
+            if QUOTA in names:
+                values: dict[str, object] = {QUOTA: None, "CPUWeight": NO_LIMIT, **dict(self.believed[unit])}
+                self.news.append(UnitEvent("answer", unit, values=values))
+        self.asked = []
+
+    def quota_cores(self, unit: str = UNIT) -> float:
+        return dict(self.believed[unit])[QUOTA] / 1e6
+
+
+class UnitNode(FakeNode):
+    """A host with one unit of four cores, ``work.service``, and its systemd."""
+
+    folder = "batch.slice"
+    managed_roots = '["batch.slice"]'
+
+    def __init__(self, directory: Path, quota: str = "400000 100000") -> None:
+        self.bus = ScriptedBus()
+        self.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
+        super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
+
+    def make_agent(self) -> Agent:
+        config = self.read_config()
+        os.makedirs(config.state_dir, exist_ok=True)
+        os.makedirs(config.runtime_dir, exist_ok=True)
+        units = UnitLimits(2, self.clock.monotonic_s, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
+        return Agent(config, open_hierarchies(config.mountinfo), self.reports, clock=self.clock, units=units)
+
+    @property
+    def file(self) -> Path:
+        return self.root / PATH / "cpu.max"
+
+    def limit(self) -> float:
+        return self.cores(UNIT)
+
+    def systemd_writes(self) -> None:
+        """What daemon-reload does: the file becomes what systemd believes in."""
+        value = dict(self.bus.believed[UNIT])[QUOTA]
+        self.file.write_text(f"{'max' if value == NO_LIMIT else value // 10_000 * 1000} 100000\n")
+
+    def order(self, cores: float) -> None:
+        """``systemctl set-property``."""
+        self.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
+        self.systemd_writes()
+
+    def lower(self) -> float:
+        """Let it idle down to its least limit, and systemd believe in that."""
+        self.ticks(8)
+        self.bus.obey()
+        self.tick()
+        assert self.limit() == 0.5
+        return self.limit()
+
+    def status(self) -> dict[str, object]:
+        [view] = self.snapshot().jobs
+        return describe_job(view)
+
+    def originals(self) -> Originals:
+        content = load(str(self.directory / "state" / "originals.state"), Originals)
+        assert content is not None
+        return content
+
+    def restart_unit(self) -> None:
+        """Another cgroup of the same unit, with what systemd believes in."""
+        self.remove(UNIT)
+        self.tick()
+        self.make(UNIT)
+        self.systemd_writes()
