@@ -328,7 +328,7 @@ class Agent:
 
     def _mind_strays(self, now_s: float) -> None:
         """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
-        for path in [path for path in self.writer.list_overdue(now_s) if path not in self.table.jobs]:
+        for path in self.writer.list_strays(now_s, self.table.jobs):
             cgroup = None
             try:
                 cgroup = open_cgroup(self.hierarchies, path)
@@ -346,6 +346,7 @@ class Agent:
                     self.writer.give_back(path, restore_cgroup(cgroup, known))
                     log.info("stray_restored", cgroup=path)
             except CpumondError as error:
+                self._strays_at_s = now_s + ASK_AGAIN_S
                 self._complain(None, error)
             finally:
                 if cgroup is not None:

@@ -233,12 +233,12 @@ class LimitWriter:
                 del self.gone[path]
                 self.give_back(path)
 
-    def list_overdue(self, now_s: float) -> list[str]:
-        """Changed cgroups but those of units that have time left to come again."""
+    def list_strays(self, now_s: float, jobs: Container[str]) -> list[str]:
+        """Changed cgroups that are none of ``jobs``, but those of units that have time left to come again."""
         return [
             path
             for path in self.originals
-            if (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
+            if path not in jobs and (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
         ]
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import httpx2
 import pytest
 from closed_loop import WAIT_S, WORKER, CpuMeter, Loop
+from waiting import SLOWNESS
 
 from cpumond.cgroup.mounts import Hierarchies
 
 pytestmark = pytest.mark.cgroup
 
-CHECK_S = 0.25
+CHECK_S = 0.25 * SLOWNESS
 FLOOR = 0.4
 DECREASE = 0.8
 MONITOR = f"{{enable_cpu_reclaim=%true;min_cpu_limit={FLOOR};decrease_coefficient={DECREASE};smoothing_factor=0.3}}"
@@ -35,7 +36,10 @@ def loop(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
         f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n'
         "[min_spare_job_resources_on_node]\ncpu = 1.0\nmemory = 268435456\n"
     )
-    with Loop(tmp_path, hierarchies, cpu=2.0, memory=4 * 2**30, scheduler_config=config) as cluster:
+    period = f"{CHECK_S:g}s"
+    with Loop(
+        tmp_path, hierarchies, cpu=2.0, memory=4 * 2**30, check_period=period, scheduler_config=config
+    ) as cluster:
         yield cluster
     assert cluster.leftovers() == []
 
@@ -96,7 +100,7 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         )
         waited_s = started_at - max(freed_at, ordered_at)
         assert freed_at < started_at
-        assert waited_s < 10.0, f"B started {waited_s:.1f} s after there was room for it"
+        assert waited_s < 10.0 * SLOWNESS, f"B started {waited_s:.1f} s after there was room for it"
         loop.wait(lambda: loop.quota_cores(a_job["cgroup"]) == FLOOR, "A is down at its floor", WAIT_S)
         [started] = [each for each in loop.nodes[0].log_events("job_started") if each["job_id"] == b_job["id"]]
         [a_view] = loop.jobs(a, "running")

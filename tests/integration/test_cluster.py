@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_over, wait_until
 
 from cpumond.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.errors import UnavailableError
@@ -38,18 +38,14 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def list_cgroups(pid: int | str) -> list[str]:
-    """Cgroups of the cluster of a process, in all hierarchies."""
+    """Cgroups of the cluster of a process, in all hierarchies, wherever its service has its own."""
     roots = {mount.mount_point for mount in read_mounts("/proc/self/mountinfo")}
-    return [path for root in roots for path in glob.glob(f"{root}/{CLUSTER_PREFIX}{pid}")]
+    return [path for root in roots for path in glob.glob(f"{root}/**/{CLUSTER_PREFIX}{pid}", recursive=True)]
 
 
 def two(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The jobs when there are two, else none."""
     return jobs if len(jobs) == 2 else []
-
-
-def is_over(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_nodes_are_what_was_asked_for(cluster: Cluster) -> None:

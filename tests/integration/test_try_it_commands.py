@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_over, wait_until
 
 from cpumond.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.cli.demo_host import remove_leftovers
@@ -221,7 +221,7 @@ def list_parts(directory: Path) -> list[psutil.Process]:
 
 
 def all_ended(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return all(is_over(process) for process in processes)
 
 
 @pytest.mark.cgroup
@@ -393,6 +393,6 @@ def test_demo_of_an_ordinary_user_without_cgroups_of_its_own_simulates_the_kerne
 
 
 def leftovers(hierarchies: Hierarchies, pid: int) -> list[str]:
-    """Cgroups that a demo with this process id left, in any hierarchy."""
+    """Cgroups that a demo with this process id left, in any hierarchy, wherever its service has its own."""
     roots = {mount.mount_point for mount in read_mounts("/proc/self/mountinfo")} | {hierarchies.cpu_root}
-    return [path for root in roots for path in glob.glob(f"{root}/cpumond-demo-{pid}*")]
+    return [path for root in roots for path in glob.glob(f"{root}/**/cpumond-demo-{pid}*", recursive=True)]

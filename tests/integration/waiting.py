@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
 
 SLOWNESS = float(os.environ.get("CPUMOND_SLOWNESS", "1"))
@@ -28,3 +30,11 @@ def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_
             return value
         assert time.monotonic() < deadline_s, f"{what} did not come true within {timeout_s:g} s"
         pause.wait(0.02)
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether a process has ended, though nobody may have asked for its exit code yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

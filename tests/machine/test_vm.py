@@ -35,7 +35,7 @@ NOT_HERE = {"browser": "needs a browser", "prometheus": "needs Prometheus"}
 """By marker: what the guest does not have."""
 LEFT_OUT = {
     "test_closed_loop.py::test_the_unmodified_client": "needs the yt command line",
-    "test_closed_loop.py::test_freed_cpu": "judges wall times that an emulated processor misses",
+    "test_try_it_commands.py::test_demo_tells": "the demo's story is told in seconds that an emulated processor misses",
 }
 """By the beginning of the name."""
 TOO_SLOW = "too slow on an emulated processor; CPUMOND_MACHINE=full runs it"
@@ -47,11 +47,29 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_pressure.py",
         "test_cgroup_executor.py::TestCgroupExecutor",
         "test_agent_v1.py",
+        "test_agent_page.py",
         "test_agent_v1_life.py::test_a_cgroup_that_goes",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
         "test_agent_v1_policy.py::test_a_foreign_raise_is",
         "test_agent_v1_policy.py::test_a_burst_of_somebody_else",
+        "test_closed_loop.py",
+        "test_closed_loop_faults.py::test_a_job",
+        "test_closed_loop_faults.py::test_a_killed_keeper",
+        "test_closed_loop_faults.py::test_a_preempted_job",
+        "test_closed_loop_faults.py::test_an_operation",
+        "test_closed_loop_faults.py::test_jobs_that_end_at_once",
+        "test_closed_loop_faults.py::test_jobs_whose_user",
+        "test_closed_loop_faults.py::test_restore_gives",
+        "test_closed_loop_faults.py::test_what_a_job_leaves",
+        "test_cluster.py::test_a_node_and_the_scheduler",
+        "test_control_commands.py::test_a_job",
+        "test_control_commands.py::test_doctor_sees",
+        "test_control_commands.py::test_explain",
+        "test_control_commands.py::test_status_shows",
         "test_job_requests.py::test_a_job_is_explained_as_its_node_does",
+        "test_try_it_commands.py::test_a_load",
+        "test_try_it_commands.py::test_a_recorded",
+        "test_try_it_commands.py::test_dry_run",
     ),
     "v1": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
     "hybrid": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
@@ -60,20 +78,25 @@ QUICK: dict[str, tuple[str, ...]] = {
 SLOW = (
     "test_cgroup_executor.py::TestCgroupExecutor::test_many",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
+    "test_closed_loop_faults.py::test_a_job_of_a_node_that_is_away",
+    "test_closed_loop_faults.py::test_a_job_that_waits_for_room",
 )
 """Beginnings of the names of those among them that are not."""
-STEPS = ("install", "lowers", "reloads", "wakes", "orders", "back_to_normal", "kill")
+STEPS = (
+    "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "hangs",
+    "delegates", "weighs", "unlimited", "leaves",
+)  # fmt: skip
 """Of ``guest/units.py``."""
-QUICK_CHECKS = {
-    "check_installed", "check_quota_goes_down", "check_reload_changes_nothing", "check_load_wakes_up",
-    "check_orders_by_hand_are_respected", "check_killed_agent",
+SLOW_CHECKS = {
+    "check_reload_that_gives_the_quota_back", "check_write_to_the_file_alone", "check_namesakes",
+    "check_without_the_bus", "check_without_polkit",
 }  # fmt: skip
 INTEGRATION = REPOSITORY / "tests" / "integration"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(INTEGRATION.glob("test_*.py"))}
 FILES = {name for name, text in TEXTS.items() if "mark.cgroup" in text}
 """Of tests that touch cgroups."""
 TESTS = Part("vm_tests", 7200 if FULL else 900)
-UNITS = Part("units", 900)
+UNITS = Part("units", 1800 if FULL else 900)
 CONTRACT_OF_SYSTEMD = Part("systemd_contract", 600)
 REBOOT = Part("reboot", 300)
 PARTS = {"v2": (UNITS, TESTS, CONTRACT_OF_SYSTEMD, REBOOT), "v1": (TESTS,), "hybrid": (TESTS,)}
@@ -192,7 +215,7 @@ def test_the_executor_of_kind_systemd(v2: Machine) -> None:
 
 @pytest.mark.parametrize(
     "check",
-    [check for check in CHECKS if FULL or check.__name__ in QUICK_CHECKS],
+    [check for check in CHECKS if FULL or check.__name__ not in SLOW_CHECKS],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
 def test_units(v2: Machine, check: Callable[[Facts, float], None]) -> None:
