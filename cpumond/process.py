@@ -10,8 +10,10 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
 
 from cpumond.config import parse_listen
 from cpumond.errors import CreateError, from_os_error
@@ -19,50 +21,90 @@ from cpumond.errors import CreateError, from_os_error
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What the kernel answers about an address, or a family of addresses, that this machine does not have."""
 
+IP_FREEBIND: Final = 15
+IPV6_FREEBIND: Final = 78
+"""Of <linux/in.h> and <linux/in6.h>; ``socket`` does not name them."""
+
 MAX_STATUS = 800
 """Characters: systemd drops a message of more than 4096 bytes, however it is made."""
 EXTEND_S = 30
+
+log = structlog.get_logger()
 
 
 def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
     """The TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
 
-    ``key`` is where it was configured ("table.key"), for messages. Raises CreateError or AccessError.
+    An address that this machine does not have is left out beside one that it has. Where it has none of them they may
+    come later (DHCP, a VPN, a failover): they are listened on already, and a warning in the log says so. ``key`` is
+    where it was configured ("table.key"), for messages. Raises CreateError or AccessError.
     """
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
-    advice = f"set [{table}] {name} to a free address of this machine"
+    doing, advice = f"listen on {listen}", f"set [{table}] {name} to a free address of this machine"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager tries again after this one, and the name may be known by then.
+        # Not a ConfigError: the service manager tries again after this one, some times, and the name may be known then.
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise CreateError(f"cannot listen on {listen}: {host!r}: {reason}; {advice}") from None
-    sockets: list[socket.socket] = []
-    problem: OSError | None = None
-    for family, _, _, _, address in found:
-        if sockets and port == 0:
-            address = (address[0], sockets[0].getsockname()[1], *address[2:])  # noqa: PLW2901 - one port for a host
-        try:
-            sockets.append(_listen(family, address, backlog, alone=len(found) == 1))
-        except OSError as error:
-            problem = error
-            if error.errno not in ABSENT_ERRNOS:
-                break
-    if problem is not None and (not sockets or problem.errno not in ABSENT_ERRNOS):
-        close_sockets(sockets)
-        raise from_os_error(problem, f"listen on {listen}", advice) from problem
+        raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
+    places = [(family, address) for family, _, _, _, address in found]
+    try:
+        return _listen_on_all(places, backlog)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise from_os_error(error, doing, advice) from error
+    try:
+        sockets = _listen_on_all(places, backlog, is_early=True)
+    except OSError as error:
+        raise from_os_error(error, doing, advice) from error
+    addresses = " and ".join(str(sock.getsockname()[0]) for sock in sockets)
+    log.warning(
+        "address_not_here",
+        error=f"[{table}] {name}: this host does not have the address {addresses} yet; it will be answered on when it "
+        "comes",
+        advice=f"if it stays so, compare `ip address` with [{table}] {name}",
+    )
     return sockets
 
 
-def _listen(family: int, address: tuple[Any, ...], backlog: int, alone: bool) -> socket.socket:
+def _listen_on_all(
+    places: Sequence[tuple[int, tuple[Any, ...]]], backlog: int, is_early: bool = False
+) -> list[socket.socket]:
+    """One socket for each family and address; those that are absent are left out, unless all are. Raises OSError."""
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, place in places:
+        # One port for a host, also where the kernel chose it.
+        port = sockets[0].getsockname()[1] if sockets else place[1]
+        try:
+            sockets.append(_listen(family, (place[0], port, *place[2:]), backlog, len(places) == 1, is_early))
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                close_sockets(sockets)
+                raise
+            if absent is None or error.errno == errno.EADDRNOTAVAIL:
+                absent = error
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
+
+
+def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
     # With its protocol named, the event loop turns Nagle's algorithm off: an answer in two pieces would wait 40 ms.
     tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not alone:
+        if family == socket.AF_INET6 and not is_alone:
             # The host's IPv4 address has a socket of its own; "[::]" alone takes both.
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if is_early:
+            is_v6 = family == socket.AF_INET6
+            # A kernel without it refuses the address once more, in words that say what is wrong.
+            with contextlib.suppress(OSError):
+                tcp.setsockopt(
+                    socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
+                )
         tcp.bind(address)
         tcp.listen(backlog)
     except OSError:

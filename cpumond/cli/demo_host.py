@@ -72,6 +72,8 @@ def choose_place(name: str) -> Place:
     if os.environ.get(SCOPE_GUARD):
         scope = _own_scope(hierarchies)
         if scope is not None:
+            for parent in _list_scopes(hierarchies.cpu_root, os.path.dirname(scope)):
+                remove_leftovers(name, parent)
             return Place(f"{scope}/{own}", hierarchies.layout)
     elif shutil.which("systemd-run"):
         _start_again_in_scope()
@@ -95,6 +97,12 @@ def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
         # Not delegated, or without the cpu controller: no real cgroup for us here.
         return None
     return paths[0]
+
+
+def _list_scopes(cpu_root: str, parent: str) -> list[str]:
+    """The scopes that systemd has in the slice ``parent``; those of killed processes of ours are among them."""
+    with os.scandir(os.path.join(cpu_root, parent)) as entries:
+        return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
 
 
 def _start_again_in_scope() -> None:

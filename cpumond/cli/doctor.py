@@ -49,6 +49,7 @@ from cpumond.cli.doctor_checks import (
 from cpumond.cli.doctor_host import (
     CONNECT_S,
     AgentSeen,
+    find_absent,
     find_agent,
     is_delegated,
     list_children,
@@ -177,7 +178,8 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("scheduler", lambda: [check_scheduler(config.scheduler.url, try_connect)])
     booted = os.path.isdir("/run/systemd/system")
     look("executor", lambda: check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
-    look("metrics", lambda: [check_metrics(config.metrics.listen, seen.running, try_connect, read_metrics)])
+    listen = config.metrics.listen
+    look("metrics", lambda: [check_metrics(listen, seen.running, try_connect, read_metrics, find_absent)])
     return findings
 
 
@@ -253,7 +255,8 @@ def _examine_systemd(
         paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
         root = hierarchies.cpu_root
         own = config.executor.cgroup_root if config.executor.kind != "none" else ""
-        findings.append(check_unit_rights(paths, see_bus(seen)))
+        expected = any(source.kind == "systemd" for source in config.source)
+        findings.append(check_unit_rights(paths, see_bus(seen), expected))
         findings += check_owners(
             paths, hierarchies.cpu_version, lambda path: is_delegated(os.path.join(root, path)), own
         )
@@ -261,7 +264,7 @@ def _examine_systemd(
 
 
 def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, seen: AgentSeen) -> list[Finding]:
-    from cpumond.agent.state_file import STATE_FILE, Originals, load, read_boot_id
+    from cpumond.agent.state_file import STATE_FILE, Originals, is_of_this_boot, load
 
     path = os.path.join(config.state_dir, STATE_FILE)
     if not may(os.path.dirname(path), os.X_OK) and os.path.isdir(config.state_dir):
@@ -276,4 +279,6 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
         )
         return [Finding("leftovers", "fail", str(error), advice)]
     root = None if hierarchies is None else hierarchies.cpu_root
-    return [check_leftovers(path, content, seen.running, read_boot_id(), root)]
+    copy = os.path.join(config.runtime_dir, STATE_FILE)
+    is_current = content is not None and is_of_this_boot(content, copy)
+    return [check_leftovers(path, content, seen.running, is_current, root)]

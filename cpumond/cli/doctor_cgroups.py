@@ -252,11 +252,13 @@ def check_rights(version: int, directories: list[str]) -> Finding:
     return Finding("rights", "warn", text, advice)
 
 
-def check_leftovers(path: str, content: Originals | None, running: bool, boot_id: str, cpu_root: str | None) -> Finding:
-    """Limits that a dead agent left lowered."""
+def check_leftovers(
+    path: str, content: Originals | None, running: bool, is_current: bool, cpu_root: str | None
+) -> Finding:
+    """Limits that a dead agent left lowered; ``is_current``: in this boot of the machine."""
     if content is None or not content.cgroups:
         return Finding("leftovers", "ok", f"{path} names no cgroup to put back")
-    if content.boot_id != boot_id:
+    if not is_current:
         return Finding("leftovers", "ok", f"{path} is of an earlier boot; its cgroups are gone")
     left = [name for name, original in content.cgroups.items() if _has_inode(cpu_root, name, original.inode)]
     if running:

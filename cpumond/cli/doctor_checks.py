@@ -271,12 +271,20 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
 
 
 def check_metrics(
-    listen: str, running: bool, connect: Callable[[str, int], str], read: Callable[[str], str]
+    listen: str,
+    running: bool,
+    connect: Callable[[str, int], str],
+    read: Callable[[str], str],
+    find_absent: Callable[[str], str],
 ) -> Finding:
-    """Whether the metrics' address is free, or served by the agent."""
+    """Whether the metrics' address is free, or served by the agent, or not one of this host's (yet)."""
     if not listen:
         return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
     host, port = parse_listen(listen, "metrics.listen")
+    absent = find_absent(host)
+    if absent:
+        text = f"this host does not have the address {absent}; on {listen} nobody is answered until it comes"
+        return Finding("metrics", "warn", text, "if it stays so, compare `ip address` with [metrics] listen")
     asked = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     if connect(asked, port):
         if running:

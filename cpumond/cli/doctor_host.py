@@ -31,6 +31,12 @@ RULE_PLACES: Final = (
 )
 POLKIT_ACTION: Final = "org.freedesktop.systemd1.manage-units"
 POLKIT_SERVICE: Final = "/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"
+POLKIT_UNIT: Final = "polkit.service"
+POLKIT_BACKEND: Final = (
+    "get-property", "org.freedesktop.PolicyKit1", "/org/freedesktop/PolicyKit1/Authority",
+    "org.freedesktop.PolicyKit1.Authority", "BackendName",
+)  # fmt: skip
+ANSWER_S: Final = 5
 BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_socket")
 
 
@@ -47,7 +53,7 @@ class BusSeen(msgspec.Struct, frozen=True):
     """What decides whether the agent may set properties of units.
 
     ``account`` the agent's user; ``rules`` the polkit rules about units that name it; ``hidden_rules`` directories or
-    files of rules that may not be looked at.
+    files of rules that may not be looked at; ``polkit_problem`` why an installed polkit does not go by them.
     """
 
     account: str
@@ -57,6 +63,7 @@ class BusSeen(msgspec.Struct, frozen=True):
     has_polkit: bool
     rules: tuple[str, ...] = ()
     hidden_rules: tuple[str, ...] = ()
+    polkit_problem: str = ""
 
 
 # ---- the agent
@@ -149,14 +156,21 @@ def list_process_names() -> list[str]:
 
 def read_systemd_version() -> str:
     """The first line of ``systemctl --version``; "" where there is none."""
-    program = shutil.which("systemctl")
+    code, text = _ask("systemctl", "--version")
+    return text.partition("\n")[0] if code == 0 else ""
+
+
+def _ask(name: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a program that only looks; -1 where it is not there or does not come to its end."""
+    program = shutil.which(name)
     if program is None:
-        return ""
+        return -1, ""
+    command = [program, *arguments]
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - found on PATH, no input
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)  # noqa: S603 - found on PATH, no input
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.partition("\n")[0]
+        return -1, ""
+    return done.returncode, (done.stdout or done.stderr).strip()
 
 
 def read_account(seen: AgentSeen) -> tuple[str, bool]:
@@ -178,15 +192,32 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
 
 def _show_property(unit: str, name: str) -> str:
     """A property of a unit as ``systemctl show`` says it; "" where systemd or the unit is not there."""
-    program = shutil.which("systemctl")
-    if program is None or not os.path.isdir("/run/systemd/system"):
+    if not os.path.isdir("/run/systemd/system"):
         return ""
-    command = [program, "show", "--value", "--property", name, unit]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - as below
-    except (OSError, subprocess.SubprocessError):
+    code, text = _ask("systemctl", "show", "--value", "--property", name, unit)
+    return text if code == 0 else ""
+
+
+def find_polkit_problem() -> str:
+    """Why an installed polkit does not go by its rules, in half a sentence; "" when it does, or will once it is asked.
+
+    One that runs is asked for its name; one that does not is not started for that.
+    """
+    loaded = _show_property(POLKIT_UNIT, "LoadState")
+    if loaded == "masked":
+        return f"{POLKIT_UNIT} is masked"
+    if loaded == "not-found":
+        return f"there is no {POLKIT_UNIT}"
+    state = _show_property(POLKIT_UNIT, "ActiveState")
+    if state == "failed":
+        return f"{POLKIT_UNIT} has failed"
+    if state != "active" or shutil.which("busctl") is None:
         return ""
-    return done.stdout.strip()
+    code, text = _ask("busctl", "--system", "--auto-start=no", f"--timeout={CONNECT_S:g}", *POLKIT_BACKEND)
+    if code != 0:
+        return f"{POLKIT_UNIT} does not answer" + (f" ({text.splitlines()[0]})" if text else "")
+    # Before version 0.106 it was another one, which does not know files of rules.
+    return "" if text == 's "js"' else f"this polkit ({text.partition(' ')[2]}) reads no rules"
 
 
 def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -215,17 +246,19 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
 
 
 def see_bus(seen: AgentSeen) -> BusSeen:
-    """What decides whether the agent may set properties of units; nothing is sent to the bus."""
+    """What decides whether the agent may set properties of units; nobody is asked to set one."""
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
+    has_polkit = os.path.exists(POLKIT_SERVICE)
     return BusSeen(
         account,
         is_root,
         importlib.util.find_spec("dbus_fast") is not None,
         any(map(os.path.exists, BUS_SOCKETS)),
-        os.path.exists(POLKIT_SERVICE),
+        has_polkit,
         rules,
         hidden,
+        find_polkit_problem() if has_polkit else "",
     )
 
 
@@ -238,6 +271,29 @@ def try_connect(host: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         return error.strerror or str(error) if isinstance(error, OSError) else "not a host name"
     return ""
+
+
+def find_absent(host: str) -> str:
+    """The addresses of ``host`` where this machine has none of them; "" when it has one, or that cannot be told."""
+    from cpumond.process import ABSENT_ERRNOS  # what an agent listens with, too much for `--help`
+
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return ""
+    absent = []
+    for family, _, _, _, address in found:
+        try:
+            # Nothing is sent, and no port is taken that somebody may want.
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                return ""
+            absent.append(str(address[0]))
+        else:
+            return ""
+    return " and ".join(absent)
 
 
 def read_metrics(url: str) -> str:

@@ -1,6 +1,6 @@
 """What ``cpumond doctor`` says about systemd's units and about others who manage cgroups of their own.
 
-Each check takes what it looks at and gives findings; nothing is asked of systemd and nothing is changed.
+Each check takes what it looks at and gives findings; nothing is changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpumond.cgroup.systemd import unit_of
 from cpumond.cli.doctor_checks import Finding
-from cpumond.cli.doctor_host import BusSeen
+from cpumond.cli.doctor_host import POLKIT_UNIT, BusSeen
 from cpumond.cli.tables import count
 from cpumond.errors import CgroupReadError, CpumondError
 
@@ -39,13 +39,17 @@ MANAGED_DEPTH: Final = 3
 # ---- rights
 
 
-def check_unit_rights(paths: Iterable[str], seen: BusSeen) -> Finding:
-    """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload."""
-    units = sorted({unit for path in paths if (unit := unit_of(path))})
+def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
+    """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload.
+
+    ``paths`` of jobs; ``are_expected``: a source looks for units, also while none runs. Services and scopes: a slice is
+    none that the polkit rule names.
+    """
+    units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})
     check = "unit limits"
-    if not units:
-        return Finding(check, "ok", "no job is a unit of systemd itself: limits are written by file alone")
-    about = f"{count(len(units), 'job')} of systemd's units, such as {units[0]}"
+    if not (units or are_expected):
+        return Finding(check, "ok", "no job is a service or scope of systemd itself: limits are written by file alone")
+    about = f"{count(len(units), 'job')} of systemd's units, such as {units[0]}" if units else "no unit is a job now"
     without = "; without it their limits are written by file alone, and each daemon-reload takes them away for a while"
     if not seen.has_library:
         return Finding(check, "warn", f"{about}: dbus-fast is not installed", "pip install dbus-fast" + without)
@@ -56,6 +60,9 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen) -> Finding:
     if not seen.has_polkit:
         text = f"{about}: there is no polkit, so systemd lets only root set their limits, not {seen.account}"
         return Finding(check, "warn", text, "install polkitd" + without)
+    if seen.polkit_problem:
+        text = f"{about}: {seen.polkit_problem}, so systemd lets only root set their limits, not {seen.account}"
+        return Finding(check, "warn", text, f"see `systemctl status {POLKIT_UNIT}`" + without)
     if seen.rules:
         return Finding(check, "ok", f"{about}: {seen.rules[0]} lets {seen.account} set their limits")
     if seen.hidden_rules:

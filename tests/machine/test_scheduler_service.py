@@ -13,6 +13,9 @@ from guest_host import Facts, assert_quiet, boot, of
 LIMIT_S = 180
 MAX_EXPOSURE = 1.4
 """Of 10. What remains is the network (0.5), its sockets (0.4) and the addresses they may reach (0.2)."""
+WRITABLE = {"/tmp", "/var/tmp", "/var/lib/private/cpumond-scheduler"}
+NO_FILES = {"/dev/hugepages", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc"}
+"""Mounts of the kernel's own things, which are there as far as the kernel has them."""
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
@@ -49,7 +52,7 @@ def test_it_has_no_rights(facts: Facts) -> None:
     assert (rights["NoNewPrivs"], rights["Seccomp"]) == (["1"], ["2"])
     assert set(fact["run"]) <= {"credentials", "systemd"}
     assert {"/", "/sys", "/sys/fs/cgroup"} <= set(fact["read_only"])
-    assert [path for path in fact["writable"] if path.startswith("/var/lib")] == ["/var/lib/private/cpumond-scheduler"]
+    assert set(fact["writable"]) - NO_FILES == WRITABLE
     assert fact["state"] == "0o700"
     assert "scheduler.db" in fact["files"]
 
@@ -90,6 +93,17 @@ def test_tokens_come_from_a_file_of_root(facts: Facts) -> None:
     assert_quiet(fact["answer"])
     assert fact["mode"] in ("0o400", "0o440"), "how systemd gives it to the service depends on its version"
     assert (fact["without"], fact["with"]) == (401, 200)
+    assert_quiet(fact["back"])
+
+
+def test_its_address_may_come_late(facts: Facts) -> None:
+    """The same process answers there as soon as the host has it."""
+    fact = of(facts, "late_address")
+    assert_quiet(fact["answer"])
+    assert fact["journal"].count("address_not_here") == 1
+    assert "[api] listen: this host does not have the address 203.0.113.7 yet" in fact["journal"]
+    assert fact["status"] == 200
+    assert fact["same_pid"]
     assert_quiet(fact["back"])
 
 

@@ -1,6 +1,6 @@
 """The service in a real systemd: start, reload, crash, hang, stop, and what each leaves in a real cgroup.
 
-One boot lives the whole life (``guest/service_life.py``, about half a minute) and leaves facts; each test judges one.
+One boot lives the whole life (``guest/service_life.py``, some two minutes) and leaves facts; each test judges one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ import re
 import pytest
 from guest_host import Facts, assert_quiet, boot, of
 
-LIMIT_S = 180
+LIMIT_S = 360
+MAX_EXPOSURE = 2.0
+MAX_EXPOSURE_AS_ROOT = 2.3
+"""With the drop-in of the executor: root itself (0.4) and the capability to give files away (0.2) come on top; without
+them no job could be started."""
+DEATHS = 10
+STATES_OF_POLKIT = {
+    "idle": ("ok", "cpumond.rules lets cpumond set their limits"),
+    "running": ("ok", "cpumond.rules lets cpumond set their limits"),
+    "hung": ("warn", "polkit.service does not answer"),
+    "masked": ("warn", "polkit.service is masked"),
+}
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
@@ -25,7 +36,9 @@ ORIGINAL = {
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What one boot saw, step by step."""
-    return boot("service_life.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MACHINE_PACKAGES", "polkitd")
+        return boot("service_life.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
 def test_files_are_installed(facts: Facts) -> None:
@@ -62,6 +75,7 @@ def test_fresh_install_writes_nothing_and_says_so(facts: Facts) -> None:
     assert fact["files"]["count"] > 20
     assert fact["files"]["written"] == []
     assert fact["files"]["changed"] == {}
+    assert fact["control"] == ["/sys/fs/cgroup/cpu/jobs/one/cpu.shares"], "a write would not have been seen"
     sentence = "shadow mode: nothing is written; no jobs: no [[source]] is configured"
     assert fact["StatusText"].startswith(sentence)
     assert f'Status: "{sentence}' in fact["status"]
@@ -87,15 +101,12 @@ def test_service_starts_with_settings_that_write(facts: Facts) -> None:
 
 
 def test_exposure_is_low(facts: Facts) -> None:
-    """``systemd-analyze security`` of the units as they are loaded, from 0 to 10.
-
-    Root with the right to start units, as the drop-in for the executor makes it, costs what it costs.
-    """
-    assert of(facts, "fresh")["exposure"] <= 2.0
+    """``systemd-analyze security`` of the units as they are loaded, from 0 to 10."""
+    assert of(facts, "fresh")["exposure"] <= MAX_EXPOSURE
     fact = of(facts, "executor")
     assert_quiet(fact["reload"])
     assert_quiet(fact["verify"])
-    assert fact["exposure"] <= 2.5
+    assert fact["exposure"] <= MAX_EXPOSURE_AS_ROOT
 
 
 def test_limit_goes_down(facts: Facts) -> None:
@@ -119,22 +130,66 @@ def test_agent_has_one_capability(facts: Facts) -> None:
     assert fact["CapEff"] == fact["CapBnd"] == fact["CapAmb"] == ["0000000000000002"]
     assert (fact["NoNewPrivs"], fact["Seccomp"]) == (["1"], ["2"])
     assert set(fact["run"]) <= {"cpumond", "dbus", "systemd"}
-    assert fact["shadow"] == ""
+    assert fact["config"], "what it may read cannot be looked at"
+    secrets = fact["secrets"]
+    assert [path for path, (on_the_host, _) in secrets.items() if not on_the_host] == []
+    assert [path for path, (_, for_the_agent) in secrets.items() if for_the_agent] == []
     assert {"/", "/etc/cpumond", "/sys", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/systemd"} <= set(fact["read_only"])
     assert not {"/sys/fs/cgroup/cpu", "/run/cpumond", "/var/lib/cpumond"} & set(fact["read_only"])
 
 
+def test_doctor_knows_whether_polkit_works(facts: Facts) -> None:
+    """One that runs is asked, one that sleeps is not woken up; one that is masked or hangs is no right."""
+    fact = of(facts, "polkit")
+    assert_quiet(fact["start"])
+    said = {state: [(finding["level"], finding["text"]) for finding in fact[state]] for state in STATES_OF_POLKIT}
+    about = re.compile(r"1 job of systemd's units, such as run-\w+\.service: ")
+    assert all(len(findings) == 1 and about.match(findings[0][1]) for findings in said.values()), said
+    for state, (level, words) in STATES_OF_POLKIT.items():
+        assert (said[state][0][0], words in said[state][0][1]) == (level, True), said[state]
+    assert fact["idle_state"] == "inactive"
+
+
 def test_reload_brings_new_settings(facts: Facts) -> None:
-    """In the same process; a wrong file is refused with its reason and the agent goes on."""
+    """In the same process; a wrong file is refused with its reason and the agent goes on with those it has."""
     fact = of(facts, "reload")
-    assert_quiet(fact["answer"])
-    assert fact["halved_s"] is not None
+    for command in ("restart", "answer", "wrong", "last"):
+        assert_quiet(fact[command])
+    assert fact["high_s"] is not None
+    assert fact["floor_s"] is not None
     assert fact["said_s"] is not None
+    assert fact["ticks_s"] is not None
+    assert fact["kept_us"] == 30_000, "the wrong file took the settings away"
+    assert fact["left_s"] is not None, "the floor is not that of the settings"
     assert fact["status_s"] is not None, "systemctl status does not say that the reload was refused"
     assert fact["forgotten_s"] is not None
     assert fact["same_pid"]
     assert fact["ActiveState"] == "active"
-    assert_quiet(fact["last"])
+
+
+def find_in_order(lines: list[str], *patterns: str) -> list[str]:
+    """The first line that fits each pattern, each after the one before; shorter where that ends."""
+    found = []
+    rest = iter(lines)
+    for pattern in patterns:
+        line = next((line for line in rest if re.search(pattern, line)), None)
+        if line is None:
+            break
+        found.append(line)
+    return found
+
+
+def test_manager_hears_of_a_reload(facts: Facts) -> None:
+    """RELOADING=1 puts the unit into ActiveState=reloading, READY=1 takes it out: nobody told systemd otherwise."""
+    fact = of(facts, "signalled")
+    assert fact["back_s"] is not None, fact["manager"]
+    order = (
+        r"Got notification message from PID \d+ \(RELOADING=1, MONOTONIC_USEC=\d+\)",
+        r"Changed running -> reload$",
+        r"Got notification message from PID \d+ \(READY=1, STATUS=.*\)",
+        r"Changed reload -> running$",
+    )
+    assert len(find_in_order(fact["manager"], *order)) == len(order), fact["manager"]
 
 
 def test_another_systemd_still_hears_the_agent(facts: Facts) -> None:
@@ -149,7 +204,7 @@ def test_another_systemd_still_hears_the_agent(facts: Facts) -> None:
     assert fact["ActiveState"] == "active"
 
 
-@pytest.mark.parametrize(("step", "restarts", "within_s"), [("kill", "1", 2.0), ("hang", "2", 2.0 + 5.0 + 2.0)])
+@pytest.mark.parametrize(("step", "restarts", "within_s"), [("kill", "1", 2.0), ("hang", "1", 10.0 + 5.0 + 2.0)])
 def test_lost_agent_leaves_no_lowered_limit(facts: Facts, step: str, restarts: str, within_s: float) -> None:
     """Killed at once, or by the watchdog: the original settings come back byte for byte, then the agent."""
     fact = of(facts, step)
@@ -163,17 +218,59 @@ def test_lost_agent_leaves_no_lowered_limit(facts: Facts, step: str, restarts: s
 
 
 def test_watchdog_ended_the_hanging_agent(facts: Facts) -> None:
-    assert "Watchdog timeout" in of(facts, "hang")["journal"]
+    """In the time that the unit gives it as it is shipped."""
+    fact = of(facts, "hang")
+    for answer in fact["ready"]:
+        assert_quiet(answer)
+    assert (fact["WatchdogUSec"], fact["TimeoutAbortUSec"]) == ("10s", "5s")
+    assert "Watchdog timeout" in fact["journal"]
 
 
 def test_ends_of_the_agent_are_counted_by_what_systemd_called_them(facts: Facts) -> None:
     """Over restarts, by the command that puts the limits back; so that Prometheus sees what it could not scrape."""
     counts = dict(line.removeprefix("cpumond_service_ends_total").split() for line in of(facts, "hang")["ends"])
     assert {result: count for result, count in counts.items() if float(count)} == {
-        '{result="success"}': "2.0",
+        '{result="success"}': "4.0",
         '{result="signal"}': "1.0",
         '{result="watchdog"}': "1.0",
     }
+
+
+def test_without_its_capability_no_limit_moves(facts: Facts) -> None:
+    """The one that the unit has is the least that works: without it the agent lives, changes nothing, and says so."""
+    fact = of(facts, "no_rights")
+    for answer in (*fact["ready"], fact["answer"]):
+        assert_quiet(answer)
+    assert fact["CapEff"] == fact["CapBnd"] == fact["CapAmb"] == ["0000000000000000"]
+    assert fact["said_s"] is not None, fact["journal"]
+    assert fact["ticks_s"] is not None
+    assert fact["ActiveState"] == "active"
+    assert fact["settings"] == ORIGINAL
+    assert "Permission denied" in fact["status"]["output"], fact["status"]
+
+
+def test_an_error_that_stays_is_tried_ten_times(facts: Facts) -> None:
+    """A port that another program has: the agent stays off then, and the journal says why."""
+    fact = of(facts, "busy_port")
+    for answer in fact["ready"]:
+        assert_quiet(answer)
+    assert fact["answer"]["code"] != 0
+    assert fact["off_s"] is not None, fact["journal"]
+    assert fact["restarts"] == str(DEATHS)
+    assert fact["journal"].count("cannot listen on 127.0.0.1:9799: Address already in use") == DEATHS
+    assert "Start request repeated too quickly" in fact["journal"]
+
+
+def test_an_address_may_come_late(facts: Facts) -> None:
+    """The same process answers there as soon as the host has it; before that the log and ``doctor`` say so."""
+    fact = of(facts, "late_address")
+    for answer in (*fact["ready"], fact["answer"], fact["back"]):
+        assert_quiet(answer)
+    assert fact["journal"].count("address_not_here") == 1
+    assert "[metrics] listen: this host does not have the address 203.0.113.7 yet" in fact["journal"]
+    assert [(finding["level"], "203.0.113.7" in finding["text"]) for finding in fact["doctor"]] == [("warn", True)]
+    assert fact["answered"]
+    assert fact["same_pid"]
 
 
 def test_pause_survives_restart(facts: Facts) -> None:
@@ -189,6 +286,8 @@ def test_pause_survives_restart(facts: Facts) -> None:
 def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
     fact = of(facts, "stop")
     assert fact["lowered_s"] is not None
+    assert set(fact["quotas"]) == {100_000}
+    assert len(fact["quotas"]) > 100
     assert_quiet(fact["answer"])
     assert fact["took_s"] < 10.0
     assert fact["settings"] == ORIGINAL
@@ -196,6 +295,21 @@ def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
     assert fact["processes"] == []
     assert "control.sock" not in fact["run"]
     assert not fact["cgroup"]
+
+
+def test_agent_restores_before_its_stop_ends(facts: Facts) -> None:
+    """ActiveState=deactivating with SubState=stop-sigterm is the agent's own time; STOPPING=1 and more time for many
+    limits come in it, and for what systemd runs after it nothing is left to do."""
+    fact = of(facts, "stop")
+    order = (
+        r"Changed running -> stop-sigterm$",
+        r"Got notification message from PID \d+ \(STOPPING=1\)",
+        r"Got notification message from PID \d+ \(EXTEND_TIMEOUT_USEC=\d+, STATUS=restoring limits\)",
+        r"Changed stop-sigterm -> stop-post$",
+        r"^nothing to restore in /var/lib/cpumond/originals.state$",
+        r"Changed \S+ -> dead$",
+    )
+    assert len(find_in_order(fact["manager"], *order)) == len(order), fact["manager"]
 
 
 def test_restore_after_stop_changes_nothing(facts: Facts) -> None:
@@ -217,8 +331,13 @@ def test_journal_has_fields_of_a_change(facts: Facts) -> None:
 
 
 def test_wrong_configuration_is_tried_once(facts: Facts) -> None:
-    """Exit code 78, no restart, no change."""
+    """Exit code 78, no restart; and the limit that an agent before it left low is put back."""
     fact = of(facts, "wrong_config")
+    assert fact["left"]["lowered_s"] is not None
+    assert fact["left"]["left_us"] < 100_000, "nothing was left to put back"
+    assert [(finding["level"], finding["text"]) for finding in fact["left"]["doctor"]] == [
+        ("fail", "a dead agent left the limits of 1 cgroup, such as 'jobs/one'")
+    ]
     assert fact["answer"]["code"] != 0
     assert fact["settled_s"] is not None
     assert (fact["ActiveState"], fact["ExecMainStatus"]) == ("failed", "78")
@@ -236,8 +355,11 @@ def test_crash_with_wrong_configuration_restores(facts: Facts) -> None:
 
 
 def test_originals_of_another_boot_are_dropped(facts: Facts) -> None:
-    """After a power cut the limits of this boot are the originals, whatever the state file says of the last one."""
-    fact = of(facts, "boot")
+    """After a power cut the limits of this boot are the originals, whatever the state file says of the last one.
+
+    The other boot is in the file only.
+    """
+    fact = of(facts, "state_of_another_boot")
     assert_quiet(fact["start"])
     assert fact["lowered_s"] is not None
     assert fact["off_s"] is not None

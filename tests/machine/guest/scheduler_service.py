@@ -22,6 +22,7 @@ from typing import Any
 import guest_tools
 from guest_tools import (
     WRAPPER,
+    add_address,
     install_files,
     journal_after,
     journal_cursor,
@@ -41,6 +42,8 @@ STATE_DIR = Path("/var/lib/private/cpumond-scheduler")
 CONF_D = Path("/etc/cpumond/scheduler.conf.d")
 CREDENTIAL = f"/run/credentials/{UNIT}.service/tokens"
 TOKEN = "a-token-of-this-test"  # noqa: S105
+LATE_ADDRESS = "203.0.113.7"
+"""Kept for documentation; the guest has no network at first."""
 WATCHDOG_S = 2
 """A shorter watchdog than the unit's, only to wait less."""
 
@@ -52,11 +55,13 @@ def show(name: str) -> str:
     return guest_tools.show(UNIT, name)
 
 
-def ask(method: str, path: str, body: Any = None, token: str = "", timeout_s: float = 10.0) -> tuple[int, bytes]:
+def ask(
+    method: str, path: str, body: Any = None, token: str = "", timeout_s: float = 10.0, address: str = ADDRESS
+) -> tuple[int, bytes]:
     """Status and content of the scheduler's answer. Raises OSError when there is none."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"OAuth {token}"} if token else {})}
     content = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{ADDRESS}{path}", content, headers, method=method)  # noqa: S310
+    request = urllib.request.Request(f"{address}{path}", content, headers, method=method)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             return answer.status, bytes(answer.read())
@@ -204,6 +209,21 @@ def tokens() -> dict[str, Any]:
     return {**result, "back": systemctl("restart", UNIT)}
 
 
+def late_address() -> dict[str, Any]:
+    """The address that the nodes know comes when the scheduler runs already; nobody restarts it."""
+    listen = f'[api]\nlisten = "{LATE_ADDRESS}:9757"\ntokens_file = "{CREDENTIAL}"\n'
+    write_file(CONF_D / "late.toml", listen)
+    cursor, answer = journal_cursor(), systemctl("restart", UNIT)
+    pid = show("MainPID")
+    add_address(LATE_ADDRESS)
+    try:
+        status, _ = ask("GET", "/api/v1/operations", token=TOKEN, address=f"http://{LATE_ADDRESS}:9757")
+    finally:
+        (CONF_D / "late.toml").unlink()
+    result = {"answer": answer, "status": status, "same_pid": show("MainPID") == pid}
+    return {**result, "journal": journal_after(cursor, UNIT), "back": systemctl("restart", UNIT)}
+
+
 def stop() -> dict[str, Any]:
     """An orderly end: all is in the one file, which is sound."""
     order()
@@ -247,6 +267,6 @@ def wrong_config() -> dict[str, Any]:
 
 
 live_through(
-    (install, start, work, kill, hang, tokens, stop, wrong_config),
+    (install, start, work, kill, hang, tokens, late_address, stop, wrong_config),
     stop_after=lambda step: step is start and show("ActiveState") != "active",
 )

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any
 import guest_tools
 from guest_tools import (
     WRAPPER,
+    add_address,
     install_files,
     journal_after,
     journal_cursor,
@@ -67,6 +69,7 @@ id_regex = "jobs/(?P<id>.+)"
 cpu_limit = 1.0
 """
 OTHER_QUOTA_US = 50_000
+HIGH_FLOOR_US, STEEP_FLOOR_US = 90_000, 30_000
 CHECK_PERIOD_S = 0.1
 SHADOW = """
 [monitor]
@@ -80,13 +83,39 @@ kind = "glob"
 pattern = "jobs/*"
 id_regex = "jobs/(?P<id>.+)"
 """
-STEEP = "[monitor]\ndecrease_coefficient = 0.5\n"
+HIGH = "[monitor]\nmin_cpu_limit = 0.9\n"
+STEEP = "[monitor]\ndecrease_coefficient = 0.5\nmin_cpu_limit = 0.3\n"
 WRONG = "[monitor]\nno_such_option = 1\n"
 DROP_IN = Path("/etc/cpumond/conf.d/50-test.toml")
 
 PAUSE = Path("/run/cpumond/pause")
 WATCHDOG_S = 2
-"""A shorter watchdog than the unit's, only to wait less."""
+"""A shorter watchdog than the unit's, only to wait less; a hang is waited for with the unit's own."""
+TEST_DROP_IN = "/usr/lib/systemd/system/cpumond.service.d/test.conf"
+STEP_DROP_IN = "/run/systemd/system/cpumond.service.d/step.conf"
+SECRETS = (
+    "/etc/credstore/token",
+    "/etc/credstore.encrypted/token",
+    "/etc/krb5.keytab",
+    "/etc/shadow",
+    "/etc/ssh/ssh_host_key",
+    "/etc/ssl/private/key.pem",
+    "/var/lib/containers/storage/file",
+    "/var/lib/docker/volumes/file",
+    "/var/lib/kubelet/pki/key.pem",
+    "/var/lib/systemd/credential.secret",
+)
+"""What the agent's capability alone would let it read."""
+LATE_ADDRESS = "203.0.113.7"
+"""Kept for documentation; the guest has no network at first."""
+BUSY_PORT = 9799
+UNITS_CONFIG = """
+[[source]]
+kind = "systemd"
+slices = ["cpumond-jobs.slice"]
+"""
+MANY = 100
+"""Jobs besides the one, whose limits are to be restored."""
 
 LIGHT_LOAD = """
 import time
@@ -176,13 +205,24 @@ class LimitFiles:
     def read(self) -> dict[str, str]:
         return {path: Path(path).read_text() for path in self.paths if os.path.exists(path)}
 
+    def list_written(self) -> list[str]:
+        """Which were written since the last look."""
+        written = set()
+        while (event := self.inotify.sync_get()) is not None:
+            written.add(str(event.path))
+        return sorted(written)
+
     def look(self) -> dict[str, Any]:
         """Which were written since the start, and which hold something else now."""
-        written, now = [], self.read()
-        while (event := self.inotify.sync_get()) is not None:
-            written.append(str(event.path))
+        written, now = self.list_written(), self.read()
         changed = {path: [text, now[path]] for path, text in self.before.items() if now.get(path, text) != text}
-        return {"count": len(self.paths), "written": sorted(set(written)), "changed": changed}
+        return {"count": len(self.paths), "written": written, "changed": changed}
+
+    def prove(self) -> list[str]:
+        """What is seen to be written when one file is, with what it holds already."""
+        path = CPU / "cpu.shares"
+        path.write_text(path.read_text())
+        return self.list_written()
 
 
 def install() -> dict[str, Any]:
@@ -197,6 +237,9 @@ def install() -> dict[str, Any]:
         }
     )
     write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    for path in SECRETS:
+        if not os.path.exists(path):
+            write_file(path, "a secret\n", 0o600)
     result = {"sysusers": run("systemd-sysusers"), "tmpfiles": run("systemd-tmpfiles", "--create", "cpumond.conf")}
     load = subprocess.Popen([sys.executable, "-c", LIGHT_LOAD])
     for directory in (CPU, CPUACCT):
@@ -255,6 +298,7 @@ def fresh() -> dict[str, Any]:
         "enabled": systemctl("is-enabled", UNIT)["output"].strip(),
         "ticks_s": ticks_s,
         "files": files.look(),
+        "control": files.prove(),
         "status": run("systemctl", "status", "--no-pager", UNIT)["output"],
         "journal": journal_after(cursor, UNIT),
         "exposure": measure_exposure(f"{UNIT}.service"),
@@ -287,7 +331,7 @@ def shadow() -> dict[str, Any]:
 
 def start() -> dict[str, Any]:
     """The last step: limits move. A shorter watchdog than the unit's from here on, only to wait less."""
-    write_file("/usr/lib/systemd/system/cpumond.service.d/test.conf", f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
+    write_file(TEST_DROP_IN, f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
     DROP_IN.unlink()
     write_file("/etc/cpumond/cpumond.toml", CONFIG)
     reload, answer = systemctl("daemon-reload"), systemctl("restart", UNIT)
@@ -322,28 +366,101 @@ def sandbox() -> dict[str, Any]:
     return {
         **read_rights(pid),
         "run": sorted(os.listdir(root / "run")),
-        "shadow": (root / "etc/shadow").read_text(),
+        "secrets": {path: [bool(read_secret(path)), bool(read_secret(f"{root}{path}"))] for path in SECRETS},
+        "config": bool(read_secret(f"{root}/etc/cpumond/cpumond.toml")),
         "read_only": sorted(path for path, is_ro in read_mounts(pid).items() if is_ro),
     }
 
 
+def ask_doctor(check: str, *arguments: str) -> list[dict[str, Any]]:
+    """What ``cpumond doctor`` finds in one check."""
+    findings = json.loads(run("cpumond", "doctor", "--json", *arguments)["output"])["findings"]
+    return [finding for finding in findings if finding["check"] == check]
+
+
+def polkit() -> dict[str, Any]:
+    """What ``doctor`` says of the right to set limits of units, while polkit is in one state or another."""
+    install_files({"systemd/cpumond.rules": "/usr/share/polkit-1/rules.d/cpumond.rules"})
+    config = "/run/units.toml"
+    write_file(config, UNITS_CONFIG)
+
+    def ask() -> list[dict[str, Any]]:
+        return ask_doctor("unit limits", "--config", config)
+
+    systemctl("stop", "polkit.service")
+    result: dict[str, Any] = {"idle": ask(), "idle_state": guest_tools.show("polkit.service", "ActiveState")}
+    result["start"], result["running"] = systemctl("start", "polkit.service"), ask()
+    pid = int(guest_tools.show("polkit.service", "MainPID"))
+    os.kill(pid, signal.SIGSTOP)
+    result["hung"] = ask()
+    os.kill(pid, signal.SIGCONT)
+    systemctl("mask", "--now", "polkit.service")
+    result["masked"] = ask()
+    systemctl("unmask", "polkit.service")
+    return result
+
+
+def read_secret(path: str) -> bytes:
+    """What root reads in a file; nothing where that is closed or not there."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for_ticks(number: int) -> float | None:
+    """For so many checks from now on."""
+    begin_ticks = read_ticks()
+    return wait(lambda: read_ticks() >= begin_ticks + number)
+
+
 def reload() -> dict[str, Any]:
-    """New settings come into force in the same process; a wrong file changes nothing."""
+    """New settings come into force in the same process; a wrong file changes nothing.
+
+    Each time with another floor: the limit goes there, stays while the wrong file is there, and leaves it with them.
+    """
+    DROP_IN.write_text(HIGH)
+    restart, high_s = systemctl("restart", UNIT), wait(lambda: quota_us() == HIGH_FLOOR_US)
     pid = show("MainPID")
     DROP_IN.write_text(STEEP)
     answer = systemctl("reload", UNIT)
-    halved_s = wait(lambda: quota_us() <= 0.6 * QUOTA_US)
+    floor_s = wait(lambda: quota_us() == STEEP_FLOOR_US)
     DROP_IN.write_text(WRONG)
     cursor = journal_cursor()
     wrong = systemctl("reload", UNIT)
     said_s = wait(lambda: "no_such_option" in journal_after(cursor, UNIT))
     status_s = wait(lambda: "no_such_option" in show("StatusText"))
-    after = {"same_pid": show("MainPID") == pid, "ActiveState": show("ActiveState")}
+    ticks_s, kept_us = wait_for_ticks(5), quota_us()
+    after = {"same_pid": show("MainPID") == pid, "ActiveState": show("ActiveState"), "kept_us": kept_us}
     DROP_IN.unlink()
     last = systemctl("reload", UNIT)
     forgotten_s = wait(lambda: "no_such_option" not in show("StatusText"))
+    left_s = wait(lambda: quota_us() < STEEP_FLOOR_US)
+    waited = {"high_s": high_s, "floor_s": floor_s, "ticks_s": ticks_s, "left_s": left_s}
     said = {"said_s": said_s, "status_s": status_s, "forgotten_s": forgotten_s}
-    return {"answer": answer, "halved_s": halved_s, "wrong": wrong, "last": last, **said, **after}
+    return {"restart": restart, "answer": answer, "wrong": wrong, "last": last, **waited, **said, **after}
+
+
+def listen_to_manager(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Do it while systemd itself logs which messages it gets from the agent, and the states it puts the unit into."""
+    cursor = journal_cursor()
+    systemctl("log-level", "debug")
+    try:
+        result = work()
+    finally:
+        systemctl("log-level", "info")
+    return {**result, "manager": journal_after(cursor, UNIT).splitlines()}
+
+
+def signalled() -> dict[str, Any]:
+    """A reload that systemd learns of from the agent's messages alone: the signal does not come from ``systemctl``."""
+    cursor = journal_cursor()
+
+    def work() -> dict[str, Any]:
+        os.kill(int(show("MainPID")), signal.SIGHUP)
+        return {"back_s": wait(lambda: "Changed reload -> running" in journal_after(cursor, UNIT))}
+
+    return listen_to_manager(work)
 
 
 def reexec() -> dict[str, Any]:
@@ -353,13 +470,11 @@ def reexec() -> dict[str, Any]:
     """
     lowered_s = wait(is_lowered)
     PAUSE.touch()
-    paused_ticks = read_ticks()
-    wait(lambda: read_ticks() >= paused_ticks + 2)
+    wait_for_ticks(2)
     pid, before = show("MainPID"), read_settings()
     answers = [systemctl("daemon-reload"), systemctl("daemon-reexec")]
     after = read_settings()
-    begin_ticks = read_ticks()
-    lived_s = wait(lambda: read_ticks() >= begin_ticks + 1.5 * WATCHDOG_S / CHECK_PERIOD_S)
+    lived_s = wait_for_ticks(round(1.5 * WATCHDOG_S / CHECK_PERIOD_S))
     PAUSE.unlink()
     return {
         "lowered_s": lowered_s,
@@ -395,10 +510,80 @@ def kill() -> dict[str, Any]:
 
 
 def hang() -> dict[str, Any]:
-    result = lose(lambda pid: os.kill(int(pid), signal.SIGSTOP))
+    """With the watchdog of the unit as it is shipped, from here on."""
+    os.unlink(TEST_DROP_IN)
+    ready = [systemctl("daemon-reload"), systemctl("restart", UNIT)]
+    times = {name: show(name) for name in ("WatchdogUSec", "TimeoutAbortUSec")}
+    result = {"ready": ready, **times, **lose(lambda pid: os.kill(int(pid), signal.SIGSTOP))}
     journal = run("journalctl", "-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")["output"]
     ends = [line for line in read_metrics().splitlines() if line.startswith("cpumond_service_ends_total")]
     return {**result, "journal": journal, "ends": ends}
+
+
+def begin_step(drop_in: str = "") -> list[dict[str, Any]]:
+    """Off, with no deaths counted, and with some more lines in the unit, or those of the last step gone."""
+    answers = [systemctl("stop", UNIT)]
+    if drop_in:
+        write_file(STEP_DROP_IN, f"[Service]\n{drop_in}")
+    else:
+        Path(STEP_DROP_IN).unlink(missing_ok=True)
+    return [*answers, systemctl("daemon-reload"), systemctl("reset-failed", UNIT)]
+
+
+def no_rights() -> dict[str, Any]:
+    """Without its one capability the agent works, but no limit moves, which it says."""
+    ready = begin_step("CapabilityBoundingSet=\nAmbientCapabilities=\n")
+    cursor, answer = journal_cursor(), systemctl("start", UNIT)
+    said_s = wait(lambda: "limit_write_failed" in journal_after(cursor, UNIT))
+    return {
+        "ready": ready,
+        "answer": answer,
+        "said_s": said_s,
+        "ticks_s": wait_for_ticks(10),
+        "settings": read_settings(),
+        "journal": journal_after(cursor, UNIT),
+        "status": run("cpumond", "status"),
+        "ActiveState": show("ActiveState"),
+        **read_rights(show("MainPID")),
+    }
+
+
+def busy_port() -> dict[str, Any]:
+    """An error that stays: another program has the port. What is shortened is only the wait between two starts."""
+    ready = begin_step("RestartSec=100ms\n")
+    write_file(DROP_IN, f'[metrics]\nlisten = "127.0.0.1:{BUSY_PORT}"\n')
+    cursor = journal_cursor()
+    with socket.create_server(("127.0.0.1", BUSY_PORT)):
+        answer = systemctl("start", UNIT)
+        off_s = wait(lambda: show("ActiveState") == "failed", 120.0)
+        journal = journal_after(cursor, UNIT)
+    DROP_IN.unlink()
+    restarts = show("NRestarts")
+    return {"ready": ready, "answer": answer, "off_s": off_s, "restarts": restarts, "journal": journal}
+
+
+def late_address() -> dict[str, Any]:
+    """The address of the metrics comes when the agent runs already; nobody restarts it."""
+    ready = begin_step()
+    write_file(DROP_IN, f'[metrics]\nlisten = "{LATE_ADDRESS}:9756"\n')
+    cursor, answer = journal_cursor(), systemctl("start", UNIT)
+    pid, doctor = show("MainPID"), ask_doctor("metrics")
+    add_address(LATE_ADDRESS)
+
+    def is_answered() -> bool:
+        with urllib.request.urlopen(f"http://{LATE_ADDRESS}:9756/metrics", timeout=10) as reply:
+            return b"cpumond_ticks_total" in reply.read()
+
+    result = {
+        "ready": ready,
+        "answer": answer,
+        "doctor": doctor,
+        "answered": is_answered(),
+        "same_pid": show("MainPID") == pid,
+        "journal": journal_after(cursor, UNIT),
+    }
+    DROP_IN.unlink()
+    return {**result, "back": systemctl("restart", UNIT)}
 
 
 def pause() -> dict[str, Any]:
@@ -415,14 +600,28 @@ def pause() -> dict[str, Any]:
 
 
 def stop() -> dict[str, Any]:
-    """An orderly end: every setting as it was, nothing left behind."""
-    lowered_s = wait(is_lowered)
+    """An orderly end, with many jobs: every setting as it was, nothing left behind."""
+    many = [f"{CPU}-{number}" for number in range(MANY)]
+    for path in many:
+        for directory in (path, path.replace(str(CPU), str(CPUACCT))):
+            os.mkdir(directory)
+        Path(path, "cpu.cfs_quota_us").write_text(str(QUOTA_US))
+    systemctl("restart", UNIT)
+
+    def read_quotas() -> list[int]:
+        return [quota_us(), *(int(Path(path, "cpu.cfs_quota_us").read_text()) for path in many)]
+
+    lowered_s = wait(lambda: max(read_quotas()) < QUOTA_US)
     begin_s = time.monotonic()
-    answer = systemctl("stop", UNIT)
+    heard = listen_to_manager(lambda: {"answer": systemctl("stop", UNIT), "took_s": time.monotonic() - begin_s})
+    quotas = read_quotas()
+    for path in many:
+        for directory in (path, path.replace(str(CPU), str(CPUACCT))):
+            os.rmdir(directory)
     return {
         "lowered_s": lowered_s,
-        "answer": answer,
-        "took_s": time.monotonic() - begin_s,
+        "quotas": quotas,
+        **heard,
         "settings": read_settings(),
         "Result": show("Result"),
         "processes": agent_processes(),
@@ -439,13 +638,27 @@ def journal() -> dict[str, Any]:
     return {"entries": [json.loads(line) for line in lines]}
 
 
+def leave_lowered() -> dict[str, Any]:
+    """The agent dies, and nothing of the unit puts the limit back."""
+    ready = begin_step("Restart=no\nExecStopPost=\n")
+    result: dict[str, Any] = {"ready": ready, "start": systemctl("start", UNIT)}
+    result["lowered_s"] = wait(is_lowered)
+    systemctl("kill", "--signal", "KILL", UNIT)
+    result["off_s"] = wait(lambda: show("ActiveState") == "failed")
+    result["left_us"], result["doctor"] = quota_us(), ask_doctor("leftovers")
+    begin_step()
+    return result
+
+
 def wrong_config() -> dict[str, Any]:
-    """A configuration that is wrong at the start: one try, the reason in the journal."""
-    systemctl("reset-failed", UNIT)
+    """A configuration that is wrong at the start: one try, the reason in the journal, and a limit that was left low is
+    put back all the same."""
+    left = leave_lowered()
     DROP_IN.write_text(WRONG)
     answer = systemctl("start", UNIT)
     settled_s = wait(lambda: show("ActiveState") in ("failed", "inactive"))
     return {
+        "left": left,
         "answer": answer,
         "settled_s": settled_s,
         "ActiveState": show("ActiveState"),
@@ -468,19 +681,13 @@ def crash_with_wrong_config() -> dict[str, Any]:
     return result
 
 
-def boot() -> dict[str, Any]:
+def state_of_another_boot() -> dict[str, Any]:
     """The power went while a limit was lowered; after the boot the job's cgroup has another limit of its own.
 
-    The other boot is played: the state file tells of another one, and nothing is left in /run.
+    No boot: the state file is made to tell of another one, and nothing is left in /run. Machines that really boot
+    again are in ``test_vm.py``.
     """
-    drop_in = "/run/systemd/system/cpumond.service.d/boot.conf"
-    systemctl("reset-failed", UNIT)
-    write_file(drop_in, "[Service]\nRestart=no\nExecStopPost=\n")
-    result: dict[str, Any] = {"reload": systemctl("daemon-reload"), "start": systemctl("start", UNIT)}
-    result["lowered_s"] = wait(is_lowered)
-    systemctl("kill", "--signal", "KILL", UNIT)
-    result["off_s"] = wait(lambda: show("ActiveState") == "failed")
-    result["left_us"] = quota_us()
+    result = leave_lowered()
     state = Path("/var/lib/cpumond/originals.state")
     content = json.loads(state.read_bytes().partition(b"\n")[2])
     result["state"] = {**content}
@@ -490,9 +697,6 @@ def boot() -> dict[str, Any]:
     shutil.rmtree("/run/cpumond")
     (CPU / "cpu.cfs_burst_us").write_text("0")
     (CPU / "cpu.cfs_quota_us").write_text(str(OTHER_QUOTA_US))
-    os.unlink(drop_in)
-    systemctl("reset-failed", UNIT)
-    systemctl("daemon-reload")
     cursor = journal_cursor()
     result["again"] = systemctl("start", UNIT)
     most_us = [quota_us()]
@@ -522,7 +726,8 @@ def executor() -> dict[str, Any]:
 
 
 LIFE = (
-    install, fresh, shadow, long_ends, start, lower, sandbox, reload, reexec, kill, hang, pause, stop, journal,
-    wrong_config, crash_with_wrong_config, boot, executor,
+    install, fresh, shadow, long_ends, start, lower, sandbox, polkit, reload, signalled, reexec, kill, hang, no_rights,
+    busy_port, late_address, pause, stop, journal, wrong_config, crash_with_wrong_config, state_of_another_boot,
+    executor,
 )  # fmt: skip
 live_through(LIFE, stop_after=lambda step: step in (fresh, start) and show("ActiveState") != "active")

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpumond.agent import state_file
 from cpumond.agent.restore import hold_lock
 from cpumond.agent.state_file import Original, Originals, RegisteredJob, Registry, read_boot_id, save
 from cpumond.cgroup.mounts import Hierarchies, Mount, read_mounts
@@ -392,22 +393,43 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
     inode = (tmp_path / "job").stat().st_ino
     content = Originals("boot", {"job": Original(inode, SETTINGS), "gone": Original(1, SETTINGS)})
 
-    def check(content: Originals | None, running: bool = False, boot_id: str = "boot") -> Finding:
-        return doctor_cgroups.check_leftovers("/s", content, running, boot_id, str(tmp_path))
+    def check(content: Originals | None, running: bool = False, is_current: bool = True) -> Finding:
+        return doctor_cgroups.check_leftovers("/s", content, running, is_current, str(tmp_path))
 
     finding = check(content)
     assert finding.level == "fail"
     assert finding.text == "a dead agent left the limits of 1 cgroup, such as 'job'"
     assert "cpumond restore" in finding.advice
     assert check(content, running=True).text == "/s holds the original limits of 1 cgroup"
-    assert "earlier boot" in check(content, boot_id="other").text
+    assert "earlier boot" in check(content, is_current=False).text
     assert check(None).text == "/s names no cgroup to put back"
     assert check(Originals("boot", {"gone": Original(1, SETTINGS)})).text == "the cgroups of /s are gone"
 
 
 def test_leftovers_count_where_no_hierarchy_tells(tmp_path):
-    finding = doctor_cgroups.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, "b", None)
+    finding = doctor_cgroups.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, True, None)
     assert finding.level == "fail"
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_leftovers_are_of_this_boot_by_the_rule_of_restore(config, tmp_path, monkeypatch, is_current):
+    """In a container with a boot id of its own the service is shown another one than the shell of ``doctor``: then the
+    copy in ``runtime_dir`` tells."""
+    asked: list[tuple[str, str]] = []
+
+    def is_of_this_boot(content: Originals, copy_path: str) -> bool:
+        asked.append((content.boot_id, copy_path))
+        return is_current
+
+    monkeypatch.setattr(state_file, "is_of_this_boot", is_of_this_boot)
+    loaded = load_config(str(config))
+    os.mkdir(loaded.state_dir)
+    inode = (tmp_path / "cgroup/jobs/job-1").stat().st_ino
+    save(f"{loaded.state_dir}/originals.state", Originals("another", {"jobs/job-1": Original(inode, SETTINGS)}))
+    (finding,) = doctor._examine_leftovers(loaded, hybrid(tmp_path / "cgroup"), AgentSeen(False))
+    assert asked == [("another", f"{loaded.runtime_dir}/originals.state")]
+    assert finding.level == ("fail" if is_current else "ok")
+    assert ("earlier boot" in finding.text) is not is_current
 
 
 def test_the_pause_file(tmp_path):
@@ -545,16 +567,41 @@ def test_the_receiver_of_reports():
     ],
 )
 def test_the_address_of_the_metrics(running, problem, text, level, said):
-    finding = doctor_checks.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text)
+    finding = doctor_checks.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text, lambda _: "")
     assert (finding.level, finding.text) == (level, said)
 
 
 def test_an_address_of_all_interfaces_is_asked_on_loopback():
     asked: list[str] = []
-    doctor_checks.check_metrics("0.0.0.0:9", True, answer_with(""), lambda url: asked.append(url) or "")
-    doctor_checks.check_metrics("[::]:9", True, answer_with(""), lambda url: asked.append(url) or "")
+    for listen in ("0.0.0.0:9", "[::]:9"):
+        doctor_checks.check_metrics(
+            listen, True, answer_with(""), lambda url: asked.append(url) or "", doctor_host.find_absent
+        )
     assert asked == ["http://127.0.0.1:9/metrics", "http://[::1]:9/metrics"]
-    assert doctor_checks.check_metrics("", True, answer_with(""), lambda _: "").level == "ok"
+    assert doctor_checks.check_metrics("", True, answer_with(""), lambda _: "", lambda _: "x").level == "ok"
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:9", "[2001:db8::1]:9"])
+@pytest.mark.parametrize("running", [True, False])
+def test_an_address_that_is_not_here_is_a_warning(listen, running):
+    """Whoever has it elsewhere is not asked. These are kept for documentation."""
+    finding = doctor_checks.check_metrics(
+        listen, running, answer_with(""), lambda _: pytest.fail("asked"), doctor_host.find_absent
+    )
+    assert (finding.check, finding.level) == ("metrics", "warn")
+    assert finding.text == (
+        f"this host does not have the address {listen[:-2].strip('[]')}; on {listen} nobody is answered until it comes"
+    )
+    assert "`ip address`" in finding.advice
+
+
+def test_which_hosts_are_absent(monkeypatch):
+    assert [doctor_host.find_absent(host) for host in ("127.0.0.1", "localhost", "::", "a..b")] == [""] * 4
+    found = [(socket.AF_INET, 2, 17, "", (address, 0)) for address in ("192.0.2.1", "203.0.113.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert doctor_host.find_absent("node-7") == "192.0.2.1 and 203.0.113.1"
+    found.append((socket.AF_INET, 2, 17, "", ("127.0.0.1", 0)))
+    assert doctor_host.find_absent("node-7") == ""
 
 
 def test_a_connection_is_tried_for_real():

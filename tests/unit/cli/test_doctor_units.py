@@ -38,6 +38,12 @@ def seen(**changes: object) -> BusSeen:
         (seen(has_library=False), "warn", "dbus-fast is not installed"),
         (seen(has_bus=False), "warn", "there is no system bus"),
         (seen(has_polkit=False), "warn", "there is no polkit, so systemd lets only root set their limits, not cpumond"),
+        (
+            seen(polkit_problem="polkit.service is masked"),
+            "warn",
+            "polkit.service is masked, so systemd lets only root",
+        ),
+        (seen(is_root=True, polkit_problem="polkit.service is masked"), "ok", "the agent runs as root"),
         (seen(rules=()), "warn", "no polkit rule lets cpumond set their limits"),
         (seen(rules=(), hidden_rules=("/etc/polkit-1/rules.d",)), "warn", "is hidden in /etc/polkit-1/rules.d"),
     ],
@@ -53,8 +59,51 @@ def test_whether_systemd_will_let_the_agent_set_limits_of_units(bus, level, said
 def test_rights_do_not_matter_without_units():
     finding = doctor_units.check_unit_rights(["jobs/x", "a.slice/b.service/job"], seen(has_library=False))
     assert (finding.level, finding.text) == (
-        "ok", "no job is a unit of systemd itself: limits are written by file alone",
+        "ok", "no job is a service or scope of systemd itself: limits are written by file alone",
     )  # fmt: skip
+
+
+def test_a_slice_is_no_unit_that_the_rule_is_about():
+    """``managed_roots`` names one, which stands for the jobs where none is there."""
+    alone = doctor_units.check_unit_rights(["batch.slice"], GOOD)
+    assert (alone.level, "no job is a service or scope" in alone.text) == ("ok", True)
+    mixed = doctor_units.check_unit_rights(["batch.slice", "batch.slice/a.scope"], GOOD)
+    assert mixed.text.startswith("1 job of systemd's units, such as a.scope: ")
+
+
+def test_units_that_are_still_to_come_need_the_rights_already():
+    finding = doctor_units.check_unit_rights(["batch.slice"], seen(has_polkit=False), are_expected=True)
+    assert finding.level == "warn"
+    assert finding.text.startswith("no unit is a job now: there is no polkit, so systemd lets only root")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "active", "answer", "problem"),
+    [
+        ("loaded", "active", "echo 's \"js\"'", ""),
+        ("loaded", "inactive", "echo 'must not be asked' >&2; exit 1", ""),
+        ("masked", "inactive", "exit 1", "polkit.service is masked"),
+        ("not-found", "inactive", "exit 1", "there is no polkit.service"),
+        ("loaded", "failed", "exit 1", "polkit.service has failed"),
+        ("loaded", "active", "echo 'Call failed: Connection timed out' >&2; exit 1",
+         "polkit.service does not answer (Call failed: Connection timed out)"),
+        ("loaded", "active", "exit 1", "polkit.service does not answer"),
+        ("loaded", "active", "echo 's \"local\"'", 'this polkit ("local") reads no rules'),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_polkit(tmp_path, monkeypatch, loaded, active, answer, problem):
+    """Programs of systemd that answer as they do on such hosts; it is seen with the real ones in the machine."""
+    programs = {
+        "systemctl": f'case "$*" in *LoadState*) echo {loaded};; *ActiveState*) echo {active};; esac',
+        "busctl": answer,
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    real = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path == "/run/systemd/system" or real(path))
+    assert doctor_host.find_polkit_problem() == problem
 
 
 def test_the_shipped_rule_is_found_under_any_name(tmp_path):
