@@ -91,6 +91,12 @@ class Tracked:
         return self.mode in ("reclaim", "up-only") and not self.refused
 
     @property
+    def is_held(self) -> bool:
+        """Whether somebody else decides about the limit: a pin, an order that is respected, or a lost contest."""
+        respected = self.override_until_s is not None or self.before_asking is not None
+        return self.pinned_cores is not None or respected or self.contested
+
+    @property
     def ordered_cores(self) -> float:
         """What the job ordered: its ``cpu_limit``, or the CPU that was found."""
         return self.state.hard_cores if self.found.cpu_limit_cores is None else self.found.cpu_limit_cores

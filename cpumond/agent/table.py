@@ -21,7 +21,7 @@ from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import CgroupReadError, CpumondError
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
-from cpumond.monitor.policy import move_hard, restart_at
+from cpumond.monitor.policy import compute_floor, move_hard, restart_at
 from cpumond.units import cores_to_quota_us
 
 MANY_JOBS = 20
@@ -283,9 +283,13 @@ class JobTable:
             (job.begin_writes if job.writes else job.end_writes)()
 
     def follow_hard(self, job: Tracked, now_s: float) -> None:
-        """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow."""
+        """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow; so is
+        one below a floor that a reload has raised."""
         before = job.state.limit_cores
         job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
+        floor = compute_floor(job.state.hard_cores, (), job.settings)
+        if job.state.limit_cores < floor and job.writes and not job.is_held:
+            job.state = msgspec.structs.replace(job.state, limit_cores=floor)
         if job.touched and job.state.limit_cores > before:
             job.reapply_at_s, job.pinned_cores = now_s, None
 

@@ -52,6 +52,23 @@ def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make
     assert ring(node, "light") == [("shrink", "applied")] * 3
 
 
+def test_a_floor_that_a_reload_raises_holds_at_once(make_node):
+    """Not only for what would still be taken; a limit that somebody else decides about is left to them."""
+    node = make_node({"a": FOUR, "pinned": FOUR}).start()
+    node.ticks(8)
+    control.pin_job(node.agent, "pinned", {"cpu_limit": 0.3})
+    node.tick()
+    assert (node.cores("a"), node.cores("pinned")) == (0.5, 0.3)
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.5") + source())
+    node.ticks(2)
+    assert (node.cores("a"), node.cores("pinned")) == (1.5, 0.3)
+    node.ticks(6)
+    assert node.cores("a") == 1.5
+    node.reload(QUICK + source())
+    node.ticks(8)
+    assert node.cores("a") == 0.5
+
+
 def press(node: FakeNode, job: str, total_s: float) -> None:
     node.write(job, "cpu.pressure", f"some avg10=0.00 avg60=0.00 avg300=0.00 total={int(total_s * 1e6)}\n")
 
