@@ -10,7 +10,7 @@ import msgspec
 from cpumond.agent.assigned import Usage
 from cpumond.agent.ring import DecisionRecord, DecisionRing, SampleRing
 from cpumond.cgroup import Cgroup
-from cpumond.cgroup.files import is_leaf, read_cpus, read_mode_xattr
+from cpumond.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.config import AgentConfig
@@ -293,9 +293,11 @@ def resolve_job(
 
 
 def find_refusal(config: AgentConfig, path: str, directory: str) -> str:
-    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, or not a leaf."""
+    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, no leaf, or the agent's own."""
     if not path:
         return "the root cgroup is never changed"
+    if path in find_vital():
+        return find_vital()[path]
     if not any(root == "" or path == root or path.startswith(root + "/") for root in config.managed_roots):
         return "it is outside managed_roots"
     if not is_leaf(directory):

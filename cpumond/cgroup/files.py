@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure, parse_pressure_total
@@ -36,6 +39,24 @@ def open_counter(path: str) -> int | None:
         if error.errno == errno.EMFILE:
             raise CgroupReadError(path, f"{error.strerror}; raise LimitNOFILE (2 descriptors per job)") from error
         raise CgroupReadError(path, error) from error
+
+
+@functools.cache
+def find_vital(proc: str = "/proc") -> dict[str, str]:
+    """Cgroups that must never be lowered, and why: those of PID 1 and of this process, relative in the hierarchy with
+    the cpu controller. The root is none of them; a process that does not tell has none."""
+    found = {}
+    for process, why in (("self", "this program itself runs in it"), ("1", "PID 1 runs in it")):
+        by_controller = {}
+        with contextlib.suppress(OSError):
+            text = Path(proc, process, "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+            for line in text.splitlines():
+                _, controllers, path = line.split(":", 2)
+                by_controller.update(dict.fromkeys(controllers.split(","), path.strip("/")))
+        path = by_controller.get("cpu", by_controller.get("", ""))
+        if path:
+            found[path] = why
+    return found
 
 
 def is_leaf(directory: str) -> bool:

@@ -170,9 +170,11 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         if why:
             refused.setdefault(why, []).append(path)
     for why, where in refused.items():
-        advice = (
-            "add what is above them to managed_roots" if "managed_roots" in why else "match their leaf cgroups instead"
-        )
+        advice = "leave them out of the source"
+        if "managed_roots" in why:
+            advice = "add what is above them to managed_roots"
+        elif "child cgroups" in why:
+            advice = "match their leaf cgroups instead"
         text = f"{len(where)} of them will never be written, such as {where[0]!r}: {why}"
         findings.append(Finding(check, "warn", text, advice))
     return findings

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control
+from cpumond.agent import control, jobs
 from cpumond.agent.loop import Agent
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import open_hierarchies
@@ -50,6 +50,14 @@ def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make
     assert (node.cores("light"), node.cores("busy")) == (0.5, 4.0)
     assert (node.job("light").current_cores, node.job("busy").current_cores) == (0.5, 4.0)
     assert ring(node, "light") == [("shrink", "applied")] * 3
+
+
+def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
+    monkeypatch.setattr(jobs, "find_vital", lambda: {"jobs/a": "PID 1 runs in it"})
+    node = make_node({"a": FOUR, "b": FOUR}).start()
+    node.ticks(8)
+    assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
+    assert node.job("a").refused == "PID 1 runs in it"
 
 
 def test_a_floor_that_a_reload_raises_holds_at_once(make_node):
