@@ -32,8 +32,8 @@ cpumond ($version) unstable; urgency=medium
 CHANGELOG
 
 # debhelper gives the build an empty home; pip's cache and settings are still the caller's.
-export PIP_CACHE_DIR="${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/pip}"
-settings=${XDG_CONFIG_HOME:-$HOME/.config}/pip/pip.conf
+export PIP_CACHE_DIR="${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/pip}"
+settings=${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/pip/pip.conf
 if [ -z "${PIP_CONFIG_FILE:-}" ] && [ -e "$settings" ]; then export PIP_CONFIG_FILE="$settings"; fi
 dpkg-buildpackage --build=binary --unsigned-source --unsigned-changes --no-pre-clean >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; exit 1; }

@@ -39,6 +39,8 @@ CONFIG_PAGES: Final = {
     "cpumond-scheduler.toml": (DEFAULT_SCHEDULER_CONFIG_PATH, "configuration of the scheduler of cpumond"),
 }
 """Name of a page of section 5 -> the file it is about, and what that is."""
+CONFIG_FOLDERS: Final = {"cpumond.toml": "conf.d", "cpumond-scheduler.toml": "scheduler.conf.d"}
+EVERY_KEY: Final = "Every key is below, with its default"
 RELATED_CONFIG: Final = {"agent": "cpumond.toml(5)", "scheduler": "cpumond-scheduler.toml(5)"}
 DURATION: Final = re.compile(r'"[0-9.]+(ms|s|m|h|d)"')
 WIDTH: Final = 78
@@ -340,7 +342,8 @@ def make_config_page(name: str) -> Page:
     path, summary = CONFIG_PAGES[name]
     top, tables = read_config((CONFIG / os.path.basename(path)).read_text(encoding="utf-8"))
     page = Page(name, 5, summary)
-    page.add("SYNOPSIS", [literal(path)])
+    folder = os.path.join(os.path.dirname(path), CONFIG_FOLDERS[name])
+    page.add("SYNOPSIS", [literal(path), ".br", literal(f"{folder}/*.toml")])
     page.add("DESCRIPTION", (line for text in top for line in (".PP", *prose(drop_file_name(text)))))
     for table in tables:
         title = f'"THE TABLE {escape(table.heading)}"' if table.heading else "KEYS"
@@ -352,8 +355,8 @@ def make_config_page(name: str) -> Page:
 
 
 def drop_file_name(text: str) -> str:
-    """The first line of a file begins with the file's name."""
-    text = re.sub(r"^\S+\.toml - ", "", text)
+    """What a comment says about the file it is in is not about the page, nor about the file of a package."""
+    text = re.sub(r"^\S+\.toml - ", "", text).replace("Every key is here, commented out, with its default", EVERY_KEY)
     return text[:1].upper() + text[1:]
 
 

@@ -331,7 +331,7 @@ class Agent:
         for path in self.writer.list_strays(now_s, self.table.jobs):
             cgroup = None
             try:
-                cgroup = open_cgroup(self.hierarchies, path)
+                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
                 in_force = cgroup.read_settings() if cgroup is not None else None
                 if cgroup is None or in_force is None:
                     if not os.path.isdir(os.path.join(self.hierarchies.cpu_root, path)):

@@ -150,7 +150,7 @@ def restore_all(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> 
         cgroup = None
         settings: CpuSettings | None = None
         try:
-            cgroup = open_cgroup(hierarchies, path)
+            cgroup = open_cgroup(hierarchies.without_counters(), path)
             if cgroup is not None and (cgroup.inode == original.inode or original.unit):
                 settings = restore_cgroup(cgroup, original)
             if settings is None:

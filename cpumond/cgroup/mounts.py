@@ -38,6 +38,10 @@ class Hierarchies(msgspec.Struct, frozen=True):
             return "v2"
         return "v1" if self.unified_root is None else "hybrid"
 
+    def without_counters(self) -> Hierarchies:
+        """The same for who only puts limits back: CPU time is not looked for, so its cgroup need not be there (v1)."""
+        return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
+
 
 def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -> list[Mount]:
     """The cgroup mounts of a mountinfo text (proc(5)), in its order.

@@ -7,13 +7,16 @@ image's build stage in directories of the test.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +33,7 @@ from cpumond import __version__
 from cpumond.cli import COMMANDS
 from cpumond.config import AgentConfig, load_config, parse_listen
 from cpumond.discovery import list_jobs
+from cpumond.errors import EXIT_PERMISSION
 from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.tokens import load_tokens
 from cpumond.testing import CgroupTree, make_tree
@@ -46,6 +50,8 @@ API_VERSIONS = {
     "StatefulSet": "apps/v1",
 }
 DROP_IN = "10-kubernetes.toml"
+NO_RIGHTS = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+"""Root as the containers have it: `capabilities: {drop: [ALL]}`."""
 
 Manifest = dict[str, Any]
 
@@ -297,10 +303,16 @@ class Pod:
         tools = agent.directory / "bin"
         tools.mkdir()
         wrapper = tools / "cpumond"
-        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m cpumond "$@" --config {agent.config_path}\n')
+        wrapper.write_text(
+            f"#!/bin/sh\ndate +%s.%N >>{agent.directory}/calls\n"
+            f'exec {sys.executable} -m cpumond "$@" --config {agent.config_path}\n'
+        )
         wrapper.chmod(0o755)
+        self.log_path = agent.directory / "pod.log"
+        self.calls_path = agent.directory / "calls"
         self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NODE_NAME": "worker-7"}
         self._running: list[subprocess.Popen[bytes]] = []
+        agent.prefix = NO_RIGHTS
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
         """Start a container's program."""
@@ -308,10 +320,17 @@ class Pod:
         [program] = container["args"]
         program = program.replace("/run/cpumond", str(self._agent.directory / "run"))
         program = program.replace("/etc/cpumond", str(self.etc))
-        command = [*container["command"], program]
-        process = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        command = [*NO_RIGHTS, *container["command"], program]
+        with open(self.log_path, "ab") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self._running.append(process)
         return process
+
+    def calls(self) -> list[float]:
+        """When `cpumond` was called, in seconds since the epoch."""
+        return [float(each) for each in self.calls_path.read_text().split()] if self.calls_path.exists() else []
 
     def close(self) -> None:
         """End what still runs, with what it waits for."""
@@ -323,9 +342,12 @@ class Pod:
 
 @pytest.fixture
 def pod(manifests: list[Manifest], agent: AgentProcess) -> Iterator[Pod]:
-    """The agent's pod; its agent is started by the test."""
-    if shutil.which("flock") is None:
-        pytest.skip("needs flock of util-linux, which the image has")
+    """The agent's pod; its agent is started by the test, with as few rights."""
+    for tool in ("flock", "setpriv"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} of util-linux, which the image has")
+    if os.geteuid() != 0:
+        pytest.skip("only root can give rights away as the pod does")
     pod = Pod(find(manifests, "DaemonSet", "cpumond"), agent)
     yield pod
     pod.close()
@@ -338,10 +360,13 @@ def test_the_guard_gives_back_what_a_killed_agent_had_lowered(cgroups: CgroupTre
     make(cgroups, "a")
     guard = pod.start("guard")
     agent.start(describe_agent(cgroups))
+    taken_s = []
     for _ in range(2):
         wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
+        begin_s = time.monotonic()
         agent.stop(signal.SIGKILL)
-        wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the guard gave it back", 10)  # 0.5 s on an idle machine
+        wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the guard gave it back", 10)
+        taken_s.append(time.monotonic() - begin_s)
         assert guard.poll() is None
         wait_until(lambda: not agent.socket_path.exists(), "the old socket is gone")
         # As the kubelet does, until the guard's `restore` has let go of the lock.
@@ -353,6 +378,38 @@ def test_the_guard_gives_back_what_a_killed_agent_had_lowered(cgroups: CgroupTre
     assert agent.stop() == 0
     assert cgroups.quota_cores("a") == 1.5
     assert guard.wait(10) == 0
+    assert min(taken_s) < 2.0, "as the table in README.md says; twice 0.5 s on an idle machine"
+
+
+def test_a_guard_that_can_do_nothing_does_not_spin(pod: Pod, agent: AgentProcess):
+    """The socket is not its own to remove."""
+    run_dir = agent.directory / "run"
+    run_dir.mkdir()
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(run_dir / "control.sock"))
+    os.chown(run_dir, 12345, 12345)
+    agent.write_config("")
+    pod.start("guard")
+    wait_until(lambda: len(pod.calls()) > 2, "it tried three times", 30)
+    times = pod.calls()
+    assert all(later - earlier > 1.0 for earlier, later in itertools.pairwise(times)), times
+
+
+def test_beside_the_package_the_agent_of_the_pod_says_why_it_does_not_start(pod: Pod, agent: AgentProcess):
+    """The lock in /run/cpumond is the package's user's, who alone can open it."""
+    run_dir = agent.directory / "run"
+    run_dir.mkdir()
+    lock = run_dir / "agent.lock"
+    lock.touch(0o600)
+    for path in (lock, run_dir):
+        os.chown(path, 12345, 12345)
+    agent.write_config("")
+    assert pod.start("restore").wait(20) == 0, "what it cannot do is no reason to hide the agent's own sentence"
+    agent.start(wait=False)
+    assert agent.process is not None
+    assert agent.process.wait(30) == EXIT_PERMISSION
+    [said] = re.findall(r'"(cannot open the lock [^"]*)"', (DEPLOY / "README.md").read_text().replace("\n", " "))
+    assert said.replace("/run/cpumond", str(run_dir)) in agent.log()
 
 
 @pytest.mark.cgroup
@@ -453,6 +510,7 @@ def test_the_steps_of_the_build_give_a_program_that_runs(steps, tmp_path: Path):
 
 
 COMMAND = re.compile(r"(?:^|&& |; |-- |exec [\w-]+ )cpumond ([a-z-]+)([^|;&\n]*)", re.MULTILINE)
+PLAIN = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
 OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
 
 
@@ -476,6 +534,24 @@ def test_every_command_and_option_in_the_documents_exists(document: Path):
             command = command.commands[words[0]]
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, (name, rest)
+
+
+TOOL = re.compile(r"(?:^|[|;&] *|sudo )(journalctl|systemctl|systemd-[\w-]+)\b([^|;&\n]*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, REPOSITORY / "docs" / "runbook.md", REPOSITORY / "README.md"], ids=str
+)
+def test_every_option_of_systemd_s_commands_in_the_documents_exists(document: Path):
+    found = TOOL.findall(read_code(document))
+    assert found or document.parent == DEPLOY
+    for tool, rest in found:
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; Debian's package systemd has it")
+        answer = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=PLAIN)
+        known = set(re.findall(r"(?<![\w-])--?\w[\w-]*", answer.stdout))
+        named = {word.partition("=")[0] for word in re.sub(r'"[^"]*"', "", rest).split() if word.startswith("-")}
+        assert named <= known, (tool, rest)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
@@ -503,3 +579,17 @@ def test_everything_copied_into_the_image_exists(steps):
     for name, argument in steps:
         if name == "COPY" and not argument.startswith("--from="):
             assert all((REPOSITORY / each).exists() for each in argument.split()[:-1]), argument
+
+
+def test_nothing_else_goes_along_into_the_build(steps):
+    """Not the history, environments and results of builds in a checkout."""
+    lines = (REPOSITORY / ".containerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    copied = {
+        each.rstrip("/")
+        for name, argument in steps
+        if name == "COPY" and not argument.startswith("--from=")
+        for each in argument.split()[:-1]
+    }
+    assert rules[0] == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == copied

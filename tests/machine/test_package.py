@@ -1,22 +1,31 @@
 """The Debian package: built by Debian's tools, checked by lintian, and lived through in a throw-away Debian.
 
-One boot installs it, upgrades it from the version before, removes and purges it (``guest/package.py``) while the agent
-holds a job's limit down, and leaves facts; each test judges one.
+One boot installs it as the README says, upgrades it, removes and purges it (``guest/package.py``) while the agent holds
+limits of jobs down, and leaves facts; each test judges one. "The version before" is this one under a lower number: no
+other was released yet.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from guest_host import HERE, REPOSITORY, Facts, assert_quiet, of, run_guest, skip_without_means
 
 from cpumond import __version__
+from cpumond.config import load_config
+from cpumond.scheduler.config import load_scheduler_config
 
-LIMIT_S = 240
+LIMIT_S = 400
+PACKAGES = "polkitd zsh fish bash-completion man-db"
+"""What the package recommends, and what loads its completions and pages."""
 BEFORE = "0.0.9"
 ORIGINAL = {
     "cpu.cfs_period_us": "100000",
@@ -65,7 +74,7 @@ def package_before(package: Path) -> Path:
     for path, old, new in (
         (tree / "DEBIAN" / "control", f"Version: {__version__}", f"Version: {BEFORE}"),
         (program, f'__version__ = "{__version__}"', f'__version__ = "{BEFORE}"'),
-        (tree / "etc" / "cpumond" / "cpumond.toml", "# cpumond.toml", "# Of the version before.\n# cpumond.toml"),
+        (tree / "etc" / "cpumond" / "cpumond.toml", "# The agent", "# Of the version before.\n# The agent"),
     ):
         text = path.read_text(encoding="utf-8")
         assert old in text
@@ -77,16 +86,46 @@ def package_before(package: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(package: Path, package_before: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def broken_package(package: Path) -> Path:
+    """A next version whose first script fails, before any file was unpacked."""
+    folder = package.parents[1] / "broken"
+    control = folder / "tree" / "DEBIAN"
+    control.mkdir(parents=True)
+    fields = {"Package": "cpumond", "Version": "999", "Architecture": "all", "Maintainer": "Nobody", "Description": "-"}
+    (control / "control").write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+    (control / "preinst").write_text("#!/bin/sh\nexit 1\n")
+    (control / "preinst").chmod(0o755)
+    target = folder / "cpumond_999_all.deb"
+    run("dpkg-deb", "--root-owner-group", "-Znone", "--build", str(control.parent), str(target))
+    return target
+
+
+def read_readme() -> dict[str, Any]:
+    """What the README tells to type: the installation in three lines, the configuration, the steps of a roll-out."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Install as a service\n")[2].partition("\n## ")[0]
+    (lines,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    settings = re.findall(r'`(?:\[monitor\] )?((?:mode|actuator) = "\w+")`', section)
+    assert settings == ['mode = "reclaim"', 'actuator = "weight"', 'actuator = "quota"'], "in this order"
+    return {"lines": lines.splitlines(), "toml": toml, **dict(zip(("mode", "weight", "quota"), settings, strict=True))}
+
+
+@pytest.fixture(scope="module")
+def facts(package: Path, package_before: Path, broken_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What one boot saw, step by step."""
     skip_without_means()
     work = tmp_path_factory.mktemp("machine")
     stage = work / "in"
     shutil.copytree(HERE / "guest", stage)
-    for path in (package, package_before):
-        (stage / path.parent.name).mkdir()
-        shutil.copy(path, stage / path.parent.name)
-    return run_guest("package.py", stage, work / "out", LIMIT_S)
+    # A checkout each, with what build-deb.sh leaves in it.
+    for path in (package, package_before, broken_package):
+        (stage / path.parent.name / "dist").mkdir(parents=True)
+        shutil.copy(path, stage / path.parent.name / "dist")
+    (stage / "readme.json").write_text(json.dumps(read_readme()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MACHINE_PACKAGES", PACKAGES)
+        return run_guest("package.py", stage, work / "out", LIMIT_S)
 
 
 def test_the_package_has_the_version_of_the_program(package: Path) -> None:
@@ -112,6 +151,35 @@ def test_nothing_in_the_package_knows_where_it_was_built(package: Path, tmp_path
             assert "debian/" not in path.read_text(encoding="utf-8"), path
 
 
+def test_what_dpkg_might_ask_about_has_nothing_to_change(package: Path, tmp_path: Path) -> None:
+    """Valid, without a key even in comments, and it says where one's own go."""
+    run("dpkg-deb", "--extract", str(package), str(tmp_path))
+    etc = tmp_path / "etc" / "cpumond"
+    for name, folder in (("cpumond.toml", "conf.d"), ("scheduler.toml", "scheduler.conf.d")):
+        text = (etc / name).read_text(encoding="utf-8")
+        assert not re.search(r"^#?[\w-]+ = |^#?\[", text, re.MULTILINE)
+        assert f"/etc/cpumond/{folder}/*.toml" in text
+        assert list((etc / folder).iterdir()) == []
+        assert (tmp_path / "usr/share/doc/cpumond/config" / name).is_file()
+        assert f"/usr/share/doc/cpumond/config/{name}" in text
+    for load, name in ((load_config, "cpumond.toml"), (load_scheduler_config, "scheduler.toml")):
+        shipped, full = (
+            {**msgspec.structs.asdict(load(str(folder / name))), "path": ""} for folder in (etc, REPOSITORY / "config")
+        )
+        assert shipped == full
+
+
+def test_links_in_the_installed_documents_lead_somewhere(package: Path, tmp_path: Path) -> None:
+    run("dpkg-deb", "--extract", str(package), str(tmp_path))
+    documents = sorted((tmp_path / "usr/share/doc/cpumond").rglob("*.md"))
+    assert len(documents) >= 5
+    for document in documents:
+        text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
+        for target in targets:
+            assert "://" in target or (document.parent / target).exists(), (document.name, target)
+
+
 def test_the_jobs_are_there(facts: Facts) -> None:
     fact = of(facts, "jobs")
     assert_quiet(fact["answer"])
@@ -127,7 +195,8 @@ def test_a_fresh_installation_starts_nothing(facts: Facts) -> None:
     assert fact["user"].endswith(":/var/lib/cpumond:/usr/sbin/nologin\n")
     assert fact["password"].startswith("!")
     assert_quiet(fact["verify"])
-    assert fact["completion"]["output"] == "pool\n"
+    assert fact["modes"] == {"/etc/cpumond": "0o755", "/etc/cpumond/conf.d": "0o755"}
+    assert fact["check"]["code"] == 0, fact["check"]
     assert fact["bytecode"] > 50, "each start would compile the program again"
     assert fact["settings"] == ORIGINAL
 
@@ -135,33 +204,86 @@ def test_a_fresh_installation_starts_nothing(facts: Facts) -> None:
 def test_the_service_comes_up_in_shadow_mode_and_says_so(facts: Facts) -> None:
     fact = of(facts, "enable")
     assert fact["answer"]["code"] == 0, fact["answer"]
+    assert fact["disable"] == 0
     assert_quiet(fact["scheduler"])
     assert fact["states"] == RUNNING
     assert "shadow" in fact["status_text"] + fact["journal"], fact
     assert fact["settings"] == ORIGINAL
 
 
+def test_shells_load_the_completion(facts: Facts) -> None:
+    """What Tab makes of ``cpumond ope`` in a terminal."""
+    assert of(facts, "shells")["completed"] == dict.fromkeys(("bash", "zsh", "fish"), "<cpumond><operation>")
+
+
+def test_man_finds_the_pages(facts: Facts) -> None:
+    pages = {name.partition(" ")[2]: text.split("\n") for name, text in of(facts, "shells")["pages"].items()}
+    for name, lines in pages.items():
+        assert lines[0].startswith(f"{name.upper()}("), lines
+        assert len(lines) > 40, name
+
+
 def test_shadow_mode_decides_and_writes_nothing(facts: Facts) -> None:
+    """Installed, configured and enabled by the README's three lines."""
     fact = of(facts, "shadow")
-    assert_quiet(fact["answer"])
+    editor, enable = fact["answers"]
+    assert_quiet(editor)
+    assert enable["code"] == 0, enable
     assert fact["decided_s"] is not None, fact
-    assert "shadow" in fact["status"]
+    assert re.search(
+        r"\(would be\).*^two\.service +shadow +1\.00 +1\.00 +0\.", fact["status"], re.DOTALL | re.MULTILINE
+    )
+    assert "shadow" in fact["status_text"]
     assert fact["settings"] == ORIGINAL
 
 
-def test_reclaim_lowers(facts: Facts) -> None:
-    fact = of(facts, "reclaim")
+def test_weight_takes_precedence_and_no_cpu(facts: Facts) -> None:
+    fact = of(facts, "weight")
     assert_quiet(fact["answer"])
+    assert fact["before"] == [int(ORIGINAL["cpu.shares"]), 1024]
+    assert fact["lowered_s"] is not None, fact
+    assert {**fact["settings"], "cpu.shares": ORIGINAL["cpu.shares"]} == ORIGINAL
+
+
+def test_quota_lowers_and_gives_the_weight_back(facts: Facts) -> None:
+    fact = of(facts, "quota")
+    assert_quiet(fact["answer"])
+    assert fact["lowered_s"] is not None
+    assert fact["told_s"] is not None, "the rule for polkit lets the agent tell systemd"
+    assert fact["shares"] == of(facts, "weight")["before"]
+
+
+def test_an_upgrade_that_fails_leaves_the_old_version_running(facts: Facts) -> None:
+    fact = of(facts, "broken_upgrade")
+    assert fact["answer"]["code"] != 0
+    assert fact["states"] == RUNNING
+    assert fact["new_pid"] not in ("0", fact["old_pid"]), "it was stopped before any file could change"
+    assert fact["version"] == f"cpumond, version {BEFORE}\n"
+    assert fact["lowered_again_s"] is not None
+    assert not fact["left_behind"]
+
+
+def test_an_upgrade_waits_for_an_agent_that_is_about_to_end(facts: Facts) -> None:
+    fact = of(facts, "upgrade_while_ending")
+    for name in ("died", "stopped"):
+        assert fact[name]["is_ending"]
+        assert "another agent is running" not in fact[name]["answer"]["output"], fact[name]
+    assert fact["died"]["states"] == RUNNING
+    assert fact["stopped"]["states"] == {**RUNNING, "cpumond": "loaded inactive"}
+    assert_quiet(fact["start"])
     assert fact["lowered_s"] is not None
 
 
 def test_an_upgrade_with_jobs_running(facts: Facts) -> None:
-    """While files are replaced every job has what it ordered; the new agent then goes on."""
+    """While files are replaced every job has what it ordered; the new agent then goes on. Nothing is asked."""
     fact = of(facts, "upgrade")
     assert fact["answer"]["code"] == 0, fact["answer"]
     assert fact["looks"] > 50
     assert fact["lowered_alone_s"] < 1.0
-    assert fact["while_unpacking"] in ([], [int(ORIGINAL["cpu.cfs_quota_us"])])
+    assert fact["unpacking_looks"] > 0
+    assert fact["while_unpacking"] == [int(ORIGINAL["cpu.cfs_quota_us"])]
+    assert "onfiguration file" not in fact["answer"]["output"]
+    assert fact["mode"] == "0o700", "as the operator wants it"
     assert fact["version"] == f"cpumond, version {__version__}\n"
     assert fact["states"] == RUNNING
     assert fact["new_pid"] not in ("0", fact["old_pid"])
@@ -193,23 +315,57 @@ def test_an_upgrade_with_a_wrong_configuration_is_complete_and_restores(facts: F
     assert fact["settings"] == ORIGINAL
 
 
+def test_an_agent_that_does_not_stop_keeps_its_program(facts: Facts) -> None:
+    fact = of(facts, "remove_refused")
+    assert_quiet(fact["start"])
+    assert fact["answer"]["code"] != 0
+    assert "cpumond: the agent still runs" in fact["answer"]["output"]
+    assert fact["installed"] == "deinstall ok installed", "wanted off, and complete"
+    assert fact["version"] == f"cpumond, version {__version__}\n"
+    assert fact["new_pid"] == fact["old_pid"] != "0"
+
+
 def test_removing_restores_and_keeps_what_the_operator_wrote(facts: Facts) -> None:
     fact = of(facts, "remove")
-    assert_quiet(fact["start"])
     assert fact["lowered_s"] is not None
     assert fact["answer"]["code"] == 0, fact["answer"]
     assert fact["lowered_alone_s"] < 1.0
     assert fact["settings"] == ORIGINAL
     assert fact["states"] == GONE
     assert fact["program"] == []
-    assert fact["configuration"] == ["50-jobs.toml", "60-reclaim.toml", "cpumond.toml", "scheduler.toml"]
+    assert fact["configuration"] == [
+        *("05-pace.toml", "cpumond.toml", "jobs.toml"),
+        *("other-jobs.toml", "rollout.toml", "scheduler.toml"),
+    ]
     assert fact["state"]
+
+
+def test_purging_keeps_what_is_still_needed_and_says_what_to_do(facts: Facts) -> None:
+    """One limit cannot go back, which counts more than the configuration that is wrong as well; a job runs."""
+    fact = of(facts, "purge_unfinished")
+    assert fact["install"]["code"] == 0, fact["install"]
+    assert fact["after_install"] == OFF
+    assert_quiet(fact["job"])
+    assert fact["lowered_s"] is not None
+    answer = fact["answer"]
+    assert answer["code"] == 0, answer
+    for said in ("no_such_option", "not all limits are back", "/var/lib/cpumond stays", "jobs still run"):
+        assert said in answer["output"]
+    assert int(fact["settings"]["cpu.cfs_quota_us"]) < 100_000
+    assert {name: fact["settings"][name] for name in ("unit", "property")} == {"unit": "100000", "property": "1s"}
+    assert fact["states"] == [True, True]
+    assert fact["marker"]
+    assert fact["job_files"]
+    assert not fact["left_configuration"]
+    assert fact["again"]["code"] == 0, fact["again"]
+    assert not fact["marker_again"]
+    assert fact["restore"]["code"] == 0, fact["restore"]
+    assert fact["settings_again"] == ORIGINAL
 
 
 def test_purging_restores_what_a_killed_agent_left_and_leaves_nothing(facts: Facts) -> None:
     fact = of(facts, "purge")
-    assert fact["install"]["code"] == 0, fact["install"]
-    assert fact["after_install"] == OFF
+    assert fact["jobs_dir"]
     assert fact["lowered_s"] is not None
     assert int(fact["still_lowered"]["cpu.cfs_quota_us"]) < 100_000
     assert int(fact["still_lowered"]["unit"]) < 100_000

@@ -16,7 +16,7 @@ from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import DEFAULT_CONFIG_PATH as OF_THE_CONFIGURATION
 from cpumond.config import AgentConfig
 from cpumond.errors import CgroupWriteError, CpumondError
-from cpumond.testing import make_v2_host, v2_cgroup
+from cpumond.testing import make_tree, make_v2_host, v2_cgroup, write_mountinfo
 
 UNDER_SYSTEMD = {"STATE_DIRECTORY": "/sys/state", "RUNTIME_DIRECTORY": "/sys/run"}
 
@@ -94,6 +94,22 @@ def test_a_limit_that_is_not_back_is_worse_than_a_wrong_configuration(
     assert "no_such: unknown key" in wrong
     monkeypatch.undo()
     assert main(["--config", path], {}) == 78
+
+
+def test_a_cgroup_whose_counters_are_not_there_is_put_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On v1 with cpu and cpuacct apart systemd puts units into the first alone."""
+    files = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n", "cpu.shares": "1024\n", "cpu.stat": ""}
+    make_tree(tmp_path, {"cpu": {"a": files}, "cpuacct": {"cpuacct.usage": "0\n"}})
+    mountinfo = write_mountinfo(
+        tmp_path / "mountinfo", {str(tmp_path / "cpu"): "cpu", str(tmp_path / "cpuacct"): "cpuacct"}
+    )
+    path = write(tmp_path, f'state_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}/run"\nmountinfo = "{mountinfo}"\n')
+    inode = os.stat(tmp_path / "cpu" / "a").st_ino
+    settings = CpuSettings(200_000, 100_000, None, 1024)
+    save(f"{tmp_path}/{STATE_FILE}", Originals(read_boot_id(), {"a": Original(inode, settings)}))
+    assert main(["--config", path], {}) == 0
+    assert capsys.readouterr().out == "restored a\n"
+    assert (tmp_path / "cpu" / "a" / "cpu.cfs_quota_us").read_text().strip() == "200000"
 
 
 def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
