@@ -298,7 +298,8 @@ def test_after_a_restart_of_the_host_its_jobs_are_lost_and_started_again(own, ga
     # Played: nothing of the host's memory is left, and what is on disk tells of another boot.
     node.kill()
     for pid in (keeper, *pids):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it went with the one before it
+            os.kill(pid, signal.SIGKILL)
     own.wait(lambda: not any(is_alive(pid) for pid in (keeper, *pids)), "all are gone")
     for mount in read_mounts(MOUNTINFO):
         with contextlib.suppress(FileNotFoundError):

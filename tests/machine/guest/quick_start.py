@@ -44,6 +44,8 @@ def find_start(argv: object) -> list[str] | None:
     if not isinstance(argv, Sequence) or isinstance(argv, str) or not argv or argv[0] != sys.executable:
         return None
     words = [os.fspath(word) for word in argv[1:]]
+    if words[2:3] in (["cluster"], ["demo"]):
+        return None  # they start the other parts themselves, and these are to be started as they do it
     if words[:2] == ["-m", "cpumond"] or words[:3] == ["-P", "-c", LAUNCH_PROGRAM]:
         return words
     return None
