@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,13 +101,24 @@ def gather_wheels(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """With the image built as the recipe's head says for hosts without a network."""
+def podman() -> Iterator[Podman]:
+    """With the image."""
     skip_without_means()
     if shutil.which("podman") is None:
         pytest.skip("podman is missing; Debian's package podman has it")
-    work = tmp_path_factory.mktemp("podman")
-    podman, wheels = Podman(work), work / "wheels"
+    # Podman takes no path of more than 50 characters for what it keeps of running containers.
+    work = Path(tempfile.mkdtemp(prefix="cpumond-"))
+    try:
+        made = Podman(work)
+        build_image(made, work / "wheels")
+        yield made
+        made.run("podman rm --all --force")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def build_image(podman: Podman, wheels: Path) -> None:
+    """As the recipe's head says for hosts without a network."""
     gather_wheels(wheels)
     environment = {**os.environ, "MACHINE_PACKAGES": "python3-venv"}
     made = subprocess.run(
@@ -118,9 +130,6 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         "$PWD/wheels", str(wheels)
     )
     podman.run(BLOCKS["podman build"].replace("podman build", f"podman build {offline}"))
-    yield podman
-    podman.run("podman rm --all --force")
-    shutil.rmtree(work, ignore_errors=True)
 
 
 @pytest.fixture
