@@ -412,16 +412,23 @@ class Agent:
         elif as_found and not told:
             self._take_foreign_write(job, change, found, now_s, by_systemd=True)
         elif believed and not self.units.is_wanted(job.unit, found, actuator):
-            self._respect_order(job, change, found, now_s)
+            self._respect_order(job, change, found, values, now_s)
         else:
             self._take_foreign_write(job, change, found, now_s)
 
-    def _respect_order(self, job: Tracked, change: Literal["raise", "lower"], found: CpuSettings, now_s: float) -> None:
+    def _respect_order(
+        self,
+        job: Tracked,
+        change: Literal["raise", "lower"],
+        found: CpuSettings,
+        values: dict[str, object],
+        now_s: float,
+    ) -> None:
         """Somebody used ``systemctl set-property``, or edited the unit: that is what it orders from now on."""
         self.totals.foreign_writes[change] += 1
         self._report_due = True
         old_cores = job.state.limit_cores
-        self.units.forget(job.unit)
+        self.units.confirm(job.unit, found, job.settings.actuator, values)
         job.original = raise_original(job.original, found, job.settings.actuator)
         self.writer.keep(job)
         self.table.follow_hard(job, now_s)

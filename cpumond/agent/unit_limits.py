@@ -6,7 +6,7 @@ The kernel's file is written first, by ``writer``: that holds at once. Then syst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -138,6 +138,20 @@ class UnitLimits:
         if order is not None and order.wanted and bus is not None:
             order.settled_at_s = None
             bus.set(unit, order.wanted, urgent=True)
+
+    def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
+        """Have systemd want what somebody else ordered (``found``, in its own ``values`` where they are known).
+
+        An order of ours may still be on its way and land after theirs: this one comes after both.
+        """
+        order, bus = self._orders.get(unit), self._open()
+        if order is None or not order.wanted or bus is None:
+            return
+        properties = list_properties(found, (actuator,), self._cpu_version)
+        told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
+        order.older = [*order.older, order.wanted][-KEPT_ORDERS:]
+        order.wanted, order.settled_at_s = told or properties, None
+        bus.set(unit, order.wanted, urgent=True)
 
     def forget(self, unit: str) -> None:
         """Somebody else decides about this unit from now on, or it is gone."""

@@ -809,7 +809,8 @@ def test_a_preempted_job_makes_room_and_is_started_again(contested, gates, tmp_p
     gates.end(owner["id"])
     contested.await_state(owners, "completed")
     [again] = contested.await_running(guests)
-    assert (gates.directory / "guests").read_text().split() == [guest["id"], again["id"]]
+    said = gates.directory / "guests"
+    contested.wait(lambda: said.read_text().split() == [guest["id"], again["id"]], "it has begun anew", WAIT_S)
 
 
 def test_a_job_that_waits_for_room_on_its_node_is_not_started_after_its_operation_was_aborted(

@@ -213,6 +213,30 @@ def test_more_cpu_does_not_wait_for_an_answer_for_long(node: UnitNode) -> None:
 # ---- others write
 
 
+def test_an_order_of_ours_that_lands_after_somebody_s_is_no_order(node: UnitNode) -> None:
+    """Sent before theirs, carried out after it: systemd believes in ours for a moment, and says so."""
+    node.lower()
+    node.order(1.5)
+    node.tick()
+    node.bus.answer()
+    node.tick()
+    assert node.bus.told[UNIT] == ((QUOTA, 1_500_000),)
+    node.order(0.5)
+    node.tick()
+    node.bus.answer()
+    node.tick()
+    assert node.status()["cpu_limit"] == 1.5
+    node.bus.obey()
+    node.systemd_writes()
+    node.tick()
+    node.bus.answer()
+    node.ticks(2)
+    assert (node.limit(), node.status()["cpu_limit"]) == (1.5, 1.5)
+    assert node.originals().cgroups[PATH].settings.cores == 1.5
+    node.agent.close()
+    assert node.limit() == 1.5
+
+
 def test_an_order_right_before_the_end_is_respected(node: UnitNode) -> None:
     """``systemctl set-property``, and ``systemctl stop cpumond`` before the next tick."""
     node.lower()
