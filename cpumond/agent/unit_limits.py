@@ -149,7 +149,8 @@ class UnitLimits:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
-        order.older = [*order.older, order.wanted][-KEPT_ORDERS:]
+        # Those before it were carried out before it was sent, and may be somebody's next order.
+        order.older = [order.wanted]
         order.wanted, order.settled_at_s = told or properties, None
         bus.set(unit, order.wanted, urgent=True)
 
