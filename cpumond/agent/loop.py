@@ -1114,6 +1114,7 @@ class Agent:
                 self.units.flush(LAST_ANSWERS_S)
                 self._take_unit_news(now_s)
         except Exception:
+            # Whatever it is, the limits still go back.
             log.exception("last_changes_failed")
 
     def _leave_units(self) -> int:
