@@ -35,7 +35,7 @@ from cpumond.agent.table import JobTable
 from cpumond.agent.unit_limits import QUOTA, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
-from cpumond.cgroup import open_cgroup
+from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
@@ -299,6 +299,8 @@ class Agent:
                     if event.kind == "away":
                         self._judge_unit(each, {}, now_s)
                     self._take_back(each, event.text, now_s)
+            elif event.kind == "replaced":
+                self._take_order(event, now_s)
             elif job is not None:
                 self._take_news_of(job, event, now_s)
         return {event.unit for event in events if event.kind == "removed"}
@@ -313,6 +315,48 @@ class Agent:
         elif event.kind == "done" and (job.file_missing or not job.watches):
             self.table.watch_again(job)
             self._changed_limits.add(job.found.path)
+
+    def _take_order(self, event: UnitEvent, now_s: float) -> None:
+        """Somebody gave a unit another limit just before ours was to be set, which then was not."""
+        job = self.table.by_unit.get(event.unit)
+        if job is None or not job.touched or job.contested:
+            self._accept_order(event)
+            return
+        found, before = read_settings_or_none(job), job.before_asking or job.in_force
+        if found is None:
+            return  # its next cgroup comes with what was ordered
+        self._judge_foreign_change(job, found, now_s)
+        ordered = self.units.read_values(event.values, found)
+        if self.units.was_told(job.unit):
+            job.before_asking, job.in_force = before, ordered
+            self._judge_unit(job, event.values, now_s)
+        if not self.units.is_wanted(job.unit, ordered, job.settings.actuator):
+            self.units.want_again(job.unit)
+        job.in_force = self._obey_order(job.cgroup, event.values) or found
+
+    def _accept_order(self, event: UnitEvent) -> None:
+        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs stays."""
+        for path in self.writer.accept(event.unit):
+            cgroup = None
+            try:
+                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
+                if cgroup is not None:
+                    self._obey_order(cgroup, event.values)
+            except CpumondError as error:
+                self._complain(None, error)
+            finally:
+                if cgroup is not None:
+                    cgroup.close()
+
+    def _obey_order(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
+        """Have the file say what systemd believes: it may have been written by us since. None: it does not."""
+        if self.is_paused():
+            return None
+        try:
+            return self.writer.obey(cgroup, values)
+        except CpumondError as error:
+            self._complain(None, error)
+            return None
 
     def _mind_units(self, now_s: float, removed: set[str]) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
@@ -1126,7 +1170,9 @@ class Agent:
         for _ in range(UNITS_FLUSHES if left else 0):
             before = len(left)
             done = self.units.flush(UNITS_FLUSH_S)
-            self.units.poll()
+            for event in self.units.poll():
+                if event.kind == "replaced":
+                    self._accept_order(event)
             self.writer.mind_returning(final=True)
             self.notifier.busy()
             if done or not left or len(left) == before:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 
 from cpumond.cgroup.settings import CpuSettings
@@ -23,6 +24,7 @@ from cpumond.cgroup.systemd import (
     shares_of,
     unit_of,
 )
+from cpumond.units import MIN_QUOTA_US
 
 if TYPE_CHECKING:
     from cpumond.cgroup.unit_bus import UnitBus
@@ -220,6 +222,18 @@ class UnitLimits:
         weight = DEFAULT_WEIGHT if value == NO_LIMIT else value
         return found.weight == (weight if self._cpu_version == 2 else shares_of(weight))
 
+    def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
+        """``found`` with those limits that systemd tells (``values``)."""
+        quota, weight = values.get(QUOTA), values.get(WEIGHT)
+        if isinstance(quota, int):
+            quota_us = None if quota == NO_LIMIT else max(quota * found.period_us // 1_000_000, MIN_QUOTA_US)
+            burst_us = found.burst_us if found.burst_us is None or quota_us is None else min(found.burst_us, quota_us)
+            found = msgspec.structs.replace(found, quota_us=quota_us, burst_us=burst_us)
+        if isinstance(weight, int):
+            weight = DEFAULT_WEIGHT if weight == NO_LIMIT else weight
+            found = msgspec.structs.replace(found, weight=weight if self._cpu_version == 2 else shares_of(weight))
+        return found
+
     def has_news(self) -> bool:
         """Whether ``poll`` would give something."""
         return self._bus is not None and self._bus.has_news()
@@ -243,6 +257,8 @@ class UnitLimits:
                 order.believed = event.properties if event.kind == "done" else ()
                 if order.wanted == event.properties:
                     order.settled_at_s = self._monotonic_s()
+        elif event.kind == "replaced" and order is not None:
+            order.believed, order.older = (), []
         elif event.kind == "connected":
             self._away = False
             for each in self._orders.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
@@ -255,6 +255,29 @@ class LimitWriter:
                 self.returning[path] = msgspec.structs.replace(original, settings=settings)
             else:
                 self.units.forget(original.unit)
+
+    def accept(self, unit: str) -> list[str]:
+        """Forget a unit to which somebody gave another limit while its original was on its way; its cgroups."""
+        known = {**self.originals, **self.returning}
+        paths = [path for path, original in known.items() if original.unit == unit]
+        for path in paths:
+            self.gone.pop(path, None)
+            self.returning.pop(path, None)
+            self.forget(path)
+        self._stale |= bool(paths)
+        self.units.forget(unit)
+        return paths
+
+    def obey(self, cgroup: Cgroup, values: Mapping[str, object]) -> CpuSettings | None:
+        """Bring a unit's file to what systemd tells (``values``); what is in force then, None: the cgroup is gone.
+
+        Raises CgroupReadError or CgroupWriteError.
+        """
+        found = cgroup.read_settings()
+        if found is None:
+            return None
+        ordered = self.units.read_values(values, found)
+        return ordered if cgroup.write_settings(found, ordered) else None
 
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
         """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""

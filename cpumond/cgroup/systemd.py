@@ -53,6 +53,15 @@ def unit_of(path: str) -> str:
     return name
 
 
+def object_path(unit: str) -> str:
+    """Where a unit is on the bus: whatever is no letter and no digit, and a digit in front, is written in hex."""
+    name = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 and (index or not chr(byte).isdigit()) else f"_{byte:02x}"
+        for index, byte in enumerate(unit.encode())
+    )
+    return f"/org/freedesktop/systemd1/unit/{name or '_'}"
+
+
 def round_up(cores: float) -> float:
     """``cores`` in whole percents, rounded up, as the documents never give less than they say."""
     if not math.isfinite(cores):
@@ -111,7 +120,8 @@ def is_quota(properties: UnitProperties, cores: float) -> bool:
 class UnitEvent(msgspec.Struct, frozen=True):
     """News of systemd.
 
-    ``done``: a unit has ``properties`` now; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that somebody else
+    gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
     not want them (``text``); ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``;
     ``reloaded``: it has read its units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's
     properties, None for those it did not tell.

@@ -17,7 +17,7 @@ from typing import Any, Final
 from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 
-from cpumond.cgroup.systemd import UnitEvent, UnitProperties
+from cpumond.cgroup.systemd import UnitEvent, UnitProperties, object_path
 from cpumond.errors import describe
 
 SYSTEMD: Final = "org.freedesktop.systemd1"
@@ -37,6 +37,11 @@ PAUSE_RATIO = 9.0
 """After a call that can wait, a pause so many times as long: PID 1 is ours for a tenth of its time at most."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
+
+LOOK_FRESH_S = 0.05
+LOOKS = 3
+"""Before a unit is set it is looked at, at most so often until an answer is no older than that."""
+LOOKED_AT = ("CPUQuotaPerSecUSec", "CPUWeight")
 
 MANAGED = (".service", ".scope")
 """Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
@@ -60,6 +65,9 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
+    A unit that was set before is looked at first: when it does not have any more what it was given, somebody else
+    ordered something. Then it is not set, and told once (``replaced``); the next ``set`` counts again.
+
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
     """
@@ -72,6 +80,7 @@ class UnitBus:
         self._raises: dict[str, UnitProperties] = {}
         self._others: dict[str, UnitProperties] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
+        self._taken: dict[str, dict[str, int]] = {}
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -96,8 +105,9 @@ class UnitBus:
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Forget what a unit was to be set to, if systemd was not told yet."""
+        """Forget what a unit was set to, and what it was to be set to if systemd was not told yet."""
         with self._lock:
+            self._taken.pop(unit, None)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
@@ -225,6 +235,7 @@ class UnitBus:
         if message.member == "Reloading" and not message.body[0]:
             self._emit(UnitEvent("reloaded"))
         elif message.member == "UnitRemoved":
+            self._forget_taken(str(message.body[0]))
             self._emit(UnitEvent("removed", str(message.body[0])))
         elif message.member == "NameOwnerChanged" and message.body[2]:
             # systemd executed itself again (daemon-reexec): it asks for the subscription anew, and has read its units.
@@ -301,9 +312,20 @@ class UnitBus:
     async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
         """Raises _Away."""
         body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
+        replaced = await self._find_replaced(bus, unit, properties)
+        if replaced:
+            with self._lock:
+                if unit in self._taken:
+                    self._taken[unit].update(replaced)
+            self._emit(UnitEvent("replaced", unit, properties, values=dict(replaced)))
+            return
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
+        except _Away:
+            self._forget_taken(unit)  # it may have been set, or not
+            raise
         except _Refused as refused:
+            self._forget_taken(unit)
             if refused.name in _DENIED and unit.endswith(MANAGED):
                 # The others would be refused as well; polkit may come, so each minute one tries.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
@@ -313,7 +335,34 @@ class UnitBus:
             else:
                 self._emit(UnitEvent("refused", unit, properties, text=str(refused)))
         else:
+            with self._lock:
+                self._taken.setdefault(unit, {}).update(properties)
             self._emit(UnitEvent("done", unit, properties))
+
+    def _forget_taken(self, unit: str) -> None:
+        with self._lock:
+            self._taken.pop(unit, None)
+
+    async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, int]:
+        """What somebody else gave a unit since systemd took our last order, by name. Raises _Away.
+
+        The bus knows no "set it if it is still": what is set between this and our own order is missed.
+        """
+        with self._lock:
+            taken = dict(self._taken.get(unit, {}))
+        wanted = {name: value for name, value in properties if name in LOOKED_AT and name in taken}
+        replaced: dict[str, int] = {}
+        for _ in range(LOOKS if wanted else 0):
+            began_s = time.monotonic()
+            for name, value in wanted.items():
+                body = [f"{SYSTEMD}.{_kind(unit)}", name]
+                with contextlib.suppress(_Refused):
+                    answer = await self._call(bus, "Get", "ss", body, SYSTEMD, object_path(unit), f"{BUS}.Properties")
+                    if answer[0].value not in (taken[name], value):
+                        replaced[name] = answer[0].value
+            if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
+                break
+        return replaced
 
     async def _answer(self, bus: MessageBus, unit: str, names: tuple[str, ...]) -> None:
         """Raises _Away."""
@@ -321,7 +370,7 @@ class UnitBus:
         with contextlib.suppress(_Refused):
             path = (await self._call(bus, "LoadUnit", "s", [unit]))[0]
             for name in names:
-                for kind in (unit.rpartition(".")[2].capitalize(), "Unit"):
+                for kind in (_kind(unit), "Unit"):
                     with contextlib.suppress(_Refused):
                         body = [f"{SYSTEMD}.{kind}", name]
                         answer = await self._call(bus, "Get", "ss", body, SYSTEMD, path, f"{BUS}.Properties")
@@ -357,3 +406,8 @@ class UnitBus:
                 raise _Away(f"systemd does not answer on the system bus: {text}")
             raise _Refused(name, text)
         return list(reply.body)
+
+
+def _kind(unit: str) -> str:
+    """The interface of a unit's kind, its last word."""
+    return unit.rpartition(".")[2].capitalize()

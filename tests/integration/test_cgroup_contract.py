@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from asyncinotify import Inotify, Mask
-from waiting import wait_until
+from waiting import count_descriptors, wait_until
 
 from cpumond.agent.watch import Watcher
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -150,10 +150,6 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
     if request.param == "real":
         return RealHost(request.getfixturevalue("cgroups"))
     return make_v2(tmp_path) if request.param == "v2" else make_v1(tmp_path, request.param)
-
-
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 class TestCgroup:

@@ -6,6 +6,7 @@ What the real one does with it is shown in ``tests/machine/test_units_as_jobs.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -21,7 +22,7 @@ from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus
 from waiting import wait_until
 
 from cpumond.cgroup import unit_bus
-from cpumond.cgroup.systemd import UnitEvent
+from cpumond.cgroup.systemd import UnitEvent, object_path
 from cpumond.cgroup.unit_bus import UnitBus
 
 QUOTA = "CPUQuotaPerSecUSec"
@@ -64,7 +65,7 @@ class Manager(ServiceInterface):
 
     @dbus_method()
     def LoadUnit(self, unit: "s") -> "o":
-        return "/org/freedesktop/systemd1/unit/one"
+        return object_path(unit)
 
     @dbus_signal()
     def Reloading(self, active: bool) -> "b":
@@ -72,16 +73,22 @@ class Manager(ServiceInterface):
 
     @dbus_signal()
     def UnitRemoved(self, unit: str) -> "so":
-        return [unit, "/org/freedesktop/systemd1/unit/one"]
+        return [unit, object_path(unit)]
 
 
 class Unit(ServiceInterface):
     def __init__(self) -> None:
         super().__init__("org.freedesktop.systemd1.Service")
 
+        self.quota = 1_500_000
+        self.looks = 0
+        self.look_slowly = 0.0
+
     @dbus_property(access=PropertyAccess.READ)
-    def CPUQuotaPerSecUSec(self) -> "t":
-        return 1_500_000
+    async def CPUQuotaPerSecUSec(self) -> "t":
+        self.looks += 1
+        await asyncio.sleep(self.look_slowly)
+        return self.quota
 
 
 class Systemd:
@@ -91,6 +98,7 @@ class Systemd:
         self.directory = directory
         self.address = f"unix:path={directory / 'bus'}"
         self.manager = Manager()
+        self.unit = Unit()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -109,7 +117,10 @@ class Systemd:
     async def _serve(self) -> None:
         self.bus = await MessageBus(bus_address=self.address).connect()
         self.bus.export("/org/freedesktop/systemd1", self.manager)
-        self.bus.export("/org/freedesktop/systemd1/unit/one", Unit())
+        self.bus.export(object_path("a.service"), self.unit)
+        while not self.unit.looks:
+            await asyncio.sleep(0.001)  # the library looks at what it exports, a moment later
+        self.unit.looks = 0
         await self.bus.request_name("org.freedesktop.systemd1")
 
     def say(self, name: str, argument: Any) -> None:
@@ -121,7 +132,8 @@ class Systemd:
         self.daemon.kill()
         self.daemon.communicate()
         (self.directory / "bus").unlink(missing_ok=True)
-        self.loop.call_soon_threadsafe(self.bus.disconnect)
+        with contextlib.suppress(EOFError):
+            asyncio.run_coroutine_threadsafe(self.bus.wait_for_disconnect(), self.loop).result(10)
 
     def close(self) -> None:
         self.stop()
@@ -251,6 +263,61 @@ def test_whatever_the_bus_says_it_is_asked_again(client: Client, monkeypatch: py
     assert "IndexError" in client.wait_for("away")[0].text
     client.bus.ask("a.service", (QUOTA,))
     client.wait_for("answer")
+
+
+def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_and_told_once(
+    systemd: Systemd, client: Client
+) -> None:
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    assert systemd.unit.looks == 0, "what it has before its first order is nobody's answer to one of ours"
+    client.bus.set("a.service", limit(4_000_000), urgent=True)
+    [replaced] = client.wait_for("replaced")
+    assert (replaced.unit, replaced.properties) == ("a.service", limit(4_000_000))
+    assert replaced.values == {QUOTA: 1_500_000}
+    assert len(systemd.manager.calls) == 1
+    client.bus.set("a.service", limit(2_000_000))
+    client.wait_for("done", 2)
+    assert systemd.manager.calls[-1][2] == {QUOTA: 2_000_000}
+
+
+@pytest.mark.parametrize("quota", [500_000, 700_000], ids=["the last one", "the next one"])
+def test_a_unit_that_has_what_it_was_given_is_set(systemd: Systemd, client: Client, quota: int) -> None:
+    client.bus.set("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000)))
+    client.wait_for("done")
+    systemd.unit.quota = quota
+    client.bus.set("a.service", (*limit(700_000), ("CPUQuotaPeriodUSec", 70_000)))
+    client.wait_for("done", 2)
+    assert "replaced" not in client.kinds()
+
+
+def test_a_unit_that_was_forgotten_unloaded_or_cannot_be_looked_at_is_set(systemd: Systemd, client: Client) -> None:
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    client.bus.drop("a.service")
+    client.bus.set("a.service", limit(400_000))
+    client.wait_for("done", 2)
+    wait_until(lambda: systemd.manager.subscribers == 1, "it has subscribed")
+    systemd.say("UnitRemoved", "a.service")
+    client.wait_for("removed")
+    client.bus.set("a.service", limit(300_000))
+    client.wait_for("done", 3)
+    client.bus.set("b.service", limit(500_000))
+    client.wait_for("done", 4)
+    client.bus.set("b.service", limit(400_000))
+    client.wait_for("done", 5)
+    assert systemd.unit.looks == 0
+
+
+def test_an_old_answer_is_no_reason_to_set(systemd: Systemd, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd was busy, and somebody's order may have waited beside the question."""
+    monkeypatch.setattr(unit_bus, "LOOK_FRESH_S", 0.02)
+    client.bus.set("a.service", limit(1_500_000))
+    client.wait_for("done")
+    systemd.unit.look_slowly = 0.05
+    client.bus.set("a.service", limit(400_000))
+    client.wait_for("done", 2)
+    assert systemd.unit.looks == unit_bus.LOOKS
 
 
 def test_properties_are_asked_for(client: Client) -> None:

@@ -27,6 +27,7 @@ class ScriptedBus:
     def __init__(self) -> None:
         self.told: dict[str, UnitProperties] = {}
         self.believed: dict[str, UnitProperties] = {}
+        self.taken: dict[str, UnitProperties] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.news = [UnitEvent("connected")]
         self.reachable = True
@@ -39,6 +40,7 @@ class ScriptedBus:
 
     def drop(self, unit: str) -> None:
         self.told.pop(unit, None)
+        self.taken.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
         self.asked.append((unit, names))
@@ -67,7 +69,16 @@ class ScriptedBus:
             if self.denies:
                 self.news.append(UnitEvent("denied", unit, properties, text="not you"))
                 continue
-            self.believed[unit] = properties
+            believed, taken = dict(self.believed.get(unit, ())), dict(self.taken.get(unit, ()))
+            replaced = {
+                name: believed[name] for name, value in properties
+                if name in taken and believed.get(name) not in (taken[name], value)
+            }  # fmt: skip
+            if replaced:
+                self.taken[unit] = self.believed[unit]
+                self.news.append(UnitEvent("replaced", unit, properties, values=dict(replaced)))
+                continue
+            self.believed[unit] = self.taken[unit] = properties
             self.news.append(UnitEvent("done", unit, properties))
         if self.reachable and not self.denies:
             self.told = {}
@@ -96,7 +107,7 @@ class UnitNode(FakeNode):
         super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
 
     def make_agent(self) -> Agent:
-        config = self.read_config()
+        config, self.bus.taken = self.read_config(), {}
         os.makedirs(config.state_dir, exist_ok=True)
         os.makedirs(config.runtime_dir, exist_ok=True)
         units = UnitLimits(2, self.clock.monotonic_s, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
@@ -126,6 +137,14 @@ class UnitNode(FakeNode):
         self.tick()
         assert self.limit() == 0.5
         return self.limit()
+
+    def wake(self) -> None:
+        """Let it have need of more: it gets all of it in the file, systemd is only told yet."""
+        for _ in range(3):
+            self.tick(0.3, {UNIT: 1.0})
+            if self.limit() == 4.0:
+                return
+        raise AssertionError(self.limit())
 
     def status(self) -> dict[str, object]:
         [view] = self.snapshot().jobs

@@ -237,6 +237,154 @@ def test_an_order_of_ours_that_lands_after_somebody_s_is_no_order(node: UnitNode
     assert node.limit() == 1.5
 
 
+def order_unseen(node: UnitNode, cores: float) -> None:
+    """``systemctl set-property`` between a tick's look at the file and its write: the file does not tell any more."""
+    node.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
+
+
+def go_down(node: UnitNode) -> float:
+    """Let the limit go down by a step that systemd was not told yet."""
+    node.bus.obey()
+    before = node.limit()
+    for _ in range(8):
+        node.tick()
+        if node.limit() < before:
+            assert node.bus.told
+            return node.limit()
+    raise AssertionError(before)
+
+
+def assert_ordered(node: UnitNode, cores: float) -> None:
+    assert (node.limit(), node.status()["cpu_limit"], node.bus.quota_cores()) == (cores, cores, cores)
+    assert node.originals().cgroups[PATH].settings.cores == cores
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (cores, cores)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["by us", "by systemd"])
+@pytest.mark.parametrize("cores", [1.5, 0.8, 6.0])
+def test_an_order_of_ours_is_held_back_when_somebody_was_faster(node: UnitNode, cores: float, written: bool) -> None:
+    node.lower()
+    node.wake()
+    assert node.limit() == 4.0
+    order_unseen(node, cores)
+    if written:
+        node.systemd_writes()
+    node.bus.obey()
+    node.tick()
+    node.bus.answer()
+    node.bus.obey()
+    node.tick()
+    assert_ordered(node, cores)
+
+
+def test_so_it_is_when_the_limit_goes_down(node: UnitNode) -> None:
+    go_down(node)
+    go_down(node)
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    node.tick()
+    node.bus.obey()
+    node.tick()
+    assert node.bus.quota_cores() == 1.5
+    assert_ordered(node, 1.5)
+
+
+def test_so_it_is_when_it_is_an_order_that_was_ours_a_moment_ago(node: UnitNode) -> None:
+    before = go_down(node)
+    node.bus.obey()
+    node.tick()
+    go_down(node)
+    order_unseen(node, before)
+    node.bus.obey()
+    node.tick()
+    node.bus.obey()
+    node.tick()
+    assert_ordered(node, before)
+
+
+def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
+    node.lower()
+    node.wake()
+    order_unseen(node, 1.5)
+    for _ in range(40):
+        node.bus.obey()
+        node.tick()
+    assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 1}
+    assert_ordered(node, 1.5)
+
+
+def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) -> None:
+    node.lower()
+    node.reload(OTHER_SLICE)
+    node.tick()
+    assert node.limit() == 4.0
+    order_unseen(node, 2.0)
+    node.bus.obey()
+    node.ticks(2)
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.originals().cgroups == {}
+    assert node.agent.close() == 0
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+
+
+def test_so_it_does_at_the_end(node: UnitNode) -> None:
+    node.lower()
+    node.ticks(3)
+    order_unseen(node, 2.0)
+    assert node.agent.close() == 0
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    assert node.originals().cgroups == {}
+
+
+def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode) -> None:
+    node.lower()
+    node.wake()
+    node.remove(UNIT)
+    order_unseen(node, 2.0)
+    node.bus.obey()
+    node.tick()
+    node.bus.obey()
+    node.make(UNIT)
+    node.systemd_writes()
+    node.ticks(2)
+    assert node.status()["cpu_limit"] == 2.0
+    node.agent.close()
+    assert node.limit() == 2.0
+
+
+def test_in_a_pause_the_file_is_not_written_for_it(node: UnitNode) -> None:
+    node.lower()
+    node.wake()
+    (node.directory / "run" / "pause").touch()
+    order_unseen(node, 2.0)
+    node.bus.obey()
+    node.ticks(2)
+    assert (node.limit(), node.status()["cpu_limit"]) == (4.0, 2.0)
+
+
+def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
+    node = UnitNode(tmp_path, "max 100000")
+    node.config_text = WEIGHT_UNITS
+    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
+    node.agent = node.make_agent()
+    node.start()
+    node.ticks(12)
+    node.bus.obey()
+    for _ in range(3):
+        node.tick(4.0)
+    assert node.bus.told
+    node.bus.believed[UNIT] = (("CPUWeight", 40),)
+    node.bus.obey()
+    node.tick()
+    node.bus.obey()
+    node.tick()
+    assert int((node.file.parent / "cpu.weight").read_text()) == 40
+    node.agent.close()
+    assert int((node.file.parent / "cpu.weight").read_text()) == 40
+    assert dict(node.bus.believed[UNIT])["CPUWeight"] == 40
+
+
 def test_an_order_right_before_the_end_is_respected(node: UnitNode) -> None:
     """``systemctl set-property``, and ``systemctl stop cpumond`` before the next tick."""
     node.lower()

@@ -15,6 +15,7 @@ from cpumond.cgroup.systemd import (
     is_booted,
     is_quota,
     list_properties,
+    object_path,
     round_up,
     shares_of,
     unit_of,
@@ -45,6 +46,20 @@ from cpumond.cgroup.systemd import (
 )
 def test_which_cgroup_is_a_unit(path: str, unit: str) -> None:
     assert unit_of(path) == unit
+
+
+@pytest.mark.parametrize(
+    ("unit", "name"),
+    [
+        ("work.service", "work_2eservice"),
+        ("a-b_c@1\\x2d.scope", "a_2db_5fc_401_5cx2d_2escope"),
+        ("3f9a.scope", "_33f9a_2escope"),
+        ("é.service", "_c3_a9_2eservice"),
+        ("", "_"),
+    ],
+)
+def test_where_a_unit_is_on_the_bus(unit: str, name: str) -> None:
+    assert object_path(unit) == f"/org/freedesktop/systemd1/unit/{name}"
 
 
 def test_systemd_is_known_by_its_marks(tmp_path) -> None:
