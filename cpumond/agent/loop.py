@@ -323,8 +323,14 @@ class Agent:
             self._accept_order(event)
             return
         found, before = read_settings_or_none(job), job.before_asking or job.in_force
+        if found is None and not os.path.isdir(job.cgroup.directory):
+            self._accept_order(event)
         if found is None:
-            return  # its next cgroup comes with what was ordered
+            return
+        if not self.units.tells(event.values, job.settings.actuator):
+            # Of a setting that is not moved any more, and was to go back together with what is.
+            self.units.want_again(job.unit)
+            return
         self._judge_foreign_change(job, found, now_s)
         ordered = self.units.read_values(event.values, found)
         if self.units.was_told(job.unit):

@@ -222,6 +222,11 @@ class UnitLimits:
         weight = DEFAULT_WEIGHT if value == NO_LIMIT else value
         return found.weight == (weight if self._cpu_version == 2 else shares_of(weight))
 
+    @staticmethod
+    def tells(values: Mapping[str, object], actuator: str) -> bool:
+        """Whether ``values`` say what the setting is that an actuator moves."""
+        return values.get(QUOTA if actuator == "quota" else WEIGHT) is not None
+
     def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
         """``found`` with those limits that systemd tells (``values``)."""
         quota, weight = values.get(QUOTA), values.get(WEIGHT)

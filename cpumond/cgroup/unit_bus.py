@@ -65,8 +65,8 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
-    A unit that was set before is looked at first: when it does not have any more what it was given, somebody else
-    ordered something. Then it is not set, and told once (``replaced``); the next ``set`` counts again.
+    A unit that was set before is looked at first: what it does not have any more as it was given, somebody else
+    ordered. That is not set but told (``replaced``); after ``poll`` gave that event, the next ``set`` counts.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -80,7 +80,7 @@ class UnitBus:
         self._raises: dict[str, UnitProperties] = {}
         self._others: dict[str, UnitProperties] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
-        self._taken: dict[str, dict[str, int]] = {}
+        self._taken: dict[str, dict[str, object]] = {}
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -123,6 +123,11 @@ class UnitBus:
         with contextlib.suppress(IndexError):
             while True:
                 events.append(self._events.popleft())
+        for event in events:
+            if event.kind == "replaced":
+                with self._lock:
+                    if event.unit in self._taken:
+                        self._taken[event.unit].update(event.values)
         return events
 
     def has_news(self) -> bool:
@@ -311,14 +316,16 @@ class UnitBus:
 
     async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
         """Raises _Away."""
-        body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
         replaced = await self._find_replaced(bus, unit, properties)
+        rest = tuple(each for each in properties if not each[0].startswith(tuple(map(_family, replaced))))
+        if rest:
+            await self._set_now(bus, unit, rest)
         if replaced:
-            with self._lock:
-                if unit in self._taken:
-                    self._taken[unit].update(replaced)
-            self._emit(UnitEvent("replaced", unit, properties, values=dict(replaced)))
-            return
+            self._emit(UnitEvent("replaced", unit, properties, values=replaced))
+
+    async def _set_now(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
+        """Raises _Away."""
+        body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
         except _Away:
@@ -343,7 +350,7 @@ class UnitBus:
         with self._lock:
             self._taken.pop(unit, None)
 
-    async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, int]:
+    async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, object]:
         """What somebody else gave a unit since systemd took our last order, by name. Raises _Away.
 
         The bus knows no "set it if it is still": what is set between this and our own order is missed.
@@ -351,7 +358,7 @@ class UnitBus:
         with self._lock:
             taken = dict(self._taken.get(unit, {}))
         wanted = {name: value for name, value in properties if name in LOOKED_AT and name in taken}
-        replaced: dict[str, int] = {}
+        replaced: dict[str, object] = {}
         for _ in range(LOOKS if wanted else 0):
             began_s = time.monotonic()
             for name, value in wanted.items():
@@ -411,3 +418,8 @@ class UnitBus:
 def _kind(unit: str) -> str:
     """The interface of a unit's kind, its last word."""
     return unit.rpartition(".")[2].capitalize()
+
+
+def _family(name: str) -> str:
+    """What a property's name begins with, and those of the settings that belong to it."""
+    return "CPUQuota" if name.startswith("CPUQuota") else name

@@ -265,20 +265,32 @@ def test_whatever_the_bus_says_it_is_asked_again(client: Client, monkeypatch: py
     client.wait_for("answer")
 
 
-def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_and_told_once(
+def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_until_that_is_known(
     systemd: Systemd, client: Client
 ) -> None:
     client.bus.set("a.service", limit(500_000))
     client.wait_for("done")
     assert systemd.unit.looks == 0, "what it has before its first order is nobody's answer to one of ours"
-    client.bus.set("a.service", limit(4_000_000), urgent=True)
-    [replaced] = client.wait_for("replaced")
-    assert (replaced.unit, replaced.properties) == ("a.service", limit(4_000_000))
-    assert replaced.values == {QUOTA: 1_500_000}
+    for value in (4_000_000, 3_000_000):
+        client.bus.set("a.service", limit(value), urgent=True)
+        assert client.bus.flush(10.0)
     assert len(systemd.manager.calls) == 1
+    replaced = client.wait_for("replaced", 2)
+    assert [event.properties for event in replaced] == [limit(4_000_000), limit(3_000_000)]
+    assert [(event.unit, event.values) for event in replaced] == 2 * [("a.service", {QUOTA: 1_500_000})]
     client.bus.set("a.service", limit(2_000_000))
     client.wait_for("done", 2)
     assert systemd.manager.calls[-1][2] == {QUOTA: 2_000_000}
+
+
+def test_a_setting_that_nobody_else_gave_is_set_all_the_same(systemd: Systemd, client: Client) -> None:
+    client.bus.set("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000), ("CPUWeight", 50)))
+    client.wait_for("done")
+    client.bus.set("a.service", (*limit(4_000_000), ("CPUQuotaPeriodUSec", 70_000), ("CPUWeight", 100)))
+    [replaced] = client.wait_for("replaced")
+    assert replaced.values == {QUOTA: 1_500_000}
+    assert systemd.manager.calls[-1][2] == {"CPUWeight": 100}
+    assert client.kinds()[-2:] == ["done", "replaced"]
 
 
 @pytest.mark.parametrize("quota", [500_000, 700_000], ids=["the last one", "the next one"])

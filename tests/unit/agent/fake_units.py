@@ -27,7 +27,7 @@ class ScriptedBus:
     def __init__(self) -> None:
         self.told: dict[str, UnitProperties] = {}
         self.believed: dict[str, UnitProperties] = {}
-        self.taken: dict[str, UnitProperties] = {}
+        self.taken: dict[str, dict[str, object]] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.news = [UnitEvent("connected")]
         self.reachable = True
@@ -50,6 +50,9 @@ class ScriptedBus:
 
     def poll(self) -> list[UnitEvent]:
         news, self.news = self.news, []
+        for event in news:
+            if event.kind == "replaced" and event.unit in self.taken:
+                self.taken[event.unit].update(event.values)
         return news
 
     def flush(self, timeout_s: float) -> bool:
@@ -69,17 +72,18 @@ class ScriptedBus:
             if self.denies:
                 self.news.append(UnitEvent("denied", unit, properties, text="not you"))
                 continue
-            believed, taken = dict(self.believed.get(unit, ())), dict(self.taken.get(unit, ()))
+            believed, taken = dict(self.believed.get(unit, ())), self.taken.setdefault(unit, {})
             replaced = {
                 name: believed[name] for name, value in properties
                 if name in taken and believed.get(name) not in (taken[name], value)
             }  # fmt: skip
+            rest = tuple(each for each in properties if each[0] not in replaced)
+            if rest:
+                self.believed[unit] = tuple({**believed, **dict(rest)}.items())
+                taken.update(rest)
+                self.news.append(UnitEvent("done", unit, rest))
             if replaced:
-                self.taken[unit] = self.believed[unit]
                 self.news.append(UnitEvent("replaced", unit, properties, values=dict(replaced)))
-                continue
-            self.believed[unit] = self.taken[unit] = properties
-            self.news.append(UnitEvent("done", unit, properties))
         if self.reachable and not self.denies:
             self.told = {}
 

@@ -337,13 +337,17 @@ def test_so_it_does_at_the_end(node: UnitNode) -> None:
     assert node.originals().cgroups == {}
 
 
-def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode) -> None:
+@pytest.mark.parametrize("ticks", [1, 12])
+@pytest.mark.parametrize("gone_since", [0, 1])
+def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int, gone_since: int) -> None:
     node.lower()
     node.wake()
     node.remove(UNIT)
+    node.ticks(gone_since)
     order_unseen(node, 2.0)
-    node.bus.obey()
-    node.tick()
+    for _ in range(ticks):
+        node.bus.obey()
+        node.tick()
     node.bus.obey()
     node.make(UNIT)
     node.systemd_writes()
