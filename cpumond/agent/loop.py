@@ -322,22 +322,24 @@ class Agent:
         if job is None or not job.touched or job.contested:
             self._accept_order(event)
             return
-        found, before = read_settings_or_none(job), job.before_asking or job.in_force
+        found, actuator = read_settings_or_none(job), job.settings.actuator
         if found is None and not os.path.isdir(job.cgroup.directory):
             self._accept_order(event)
         if found is None:
             return
-        if not self.units.tells(event.values, job.settings.actuator):
+        if not (self.units.tells(event.values, actuator) and self.units.was_told(job.unit)):
             # Of a setting that is not moved any more, and was to go back together with what is.
             self.units.want_again(job.unit)
             return
         self._judge_foreign_change(job, found, now_s)
-        ordered = self.units.read_values(event.values, found)
-        if self.units.was_told(job.unit):
-            job.before_asking, job.in_force = before, ordered
-            self._judge_unit(job, event.values, now_s)
-        if not self.units.is_wanted(job.unit, ordered, job.settings.actuator):
+        job.before_asking, ordered = None, self.units.read_values(event.values, found)
+        change = classify_change(job.original, ordered, actuator)
+        if change == "same" and now_s - self._reloaded_at_s < RELOAD_S:
+            job.reapply_at_s = now_s
             self.units.want_again(job.unit)
+        elif not self.units.is_wanted(job.unit, ordered, actuator):
+            change = "raise" if read_limit_cores(job, ordered) > job.state.limit_cores else "lower"
+            self._respect_order(job, change, ordered, event.values, now_s)
         job.in_force = self._obey_order(job.cgroup, event.values) or found
 
     def _accept_order(self, event: UnitEvent) -> None:

@@ -52,7 +52,7 @@ class Order:
     """What one unit was told: ``wanted`` is the newest, ``older`` may still be on their way, ``believed`` is the one
     that systemd took last, however long ago."""
 
-    __slots__ = ("believed", "older", "sent", "settled_at_s", "told", "wanted")
+    __slots__ = ("believed", "held", "older", "sent", "settled_at_s", "told", "wanted")
 
     def __init__(self) -> None:
         self.wanted: UnitProperties = ()
@@ -63,6 +63,8 @@ class Order:
         """systemd took at least one of them."""
         self.sent = False
         """It may have: the bus was not known to be away."""
+        self.held = False
+        """The newest was not set, since somebody was faster."""
 
 
 class UnitLimits:
@@ -126,9 +128,9 @@ class UnitLimits:
             return
         self._orders[unit] = order
         self._forget_older(order)
-        if order.wanted:
+        if order.wanted and not order.held:
             order.older = [*order.older, order.wanted][-KEPT_ORDERS:]
-        order.wanted, order.settled_at_s = properties, None
+        order.wanted, order.settled_at_s, order.held = properties, None, False
         order.sent |= not self._away
         bus = self._open()
         if bus is not None:
@@ -138,7 +140,7 @@ class UnitLimits:
         """Tell systemd once more: somebody may have told it something else."""
         order, bus = self._orders.get(unit), self._open()
         if order is not None and order.wanted and bus is not None:
-            order.settled_at_s = None
+            order.settled_at_s, order.held = None, False
             bus.set(unit, order.wanted, urgent=True)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
@@ -152,8 +154,8 @@ class UnitLimits:
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
         # Those before it were carried out before it was sent, and may be somebody's next order.
-        order.older = [order.wanted]
-        order.wanted, order.settled_at_s = told or properties, None
+        order.older = [] if order.held else [order.wanted]
+        order.wanted, order.settled_at_s, order.held = told or properties, None, False
         bus.set(unit, order.wanted, urgent=True)
 
     def forget(self, unit: str) -> None:
@@ -263,7 +265,8 @@ class UnitLimits:
                 if order.wanted == event.properties:
                     order.settled_at_s = self._monotonic_s()
         elif event.kind == "replaced" and order is not None:
-            order.believed, order.older = (), []
+            # What was ours before has landed before: it is what theirs replaced.
+            order.believed, order.older, order.held = (), [], order.wanted == event.properties
         elif event.kind == "connected":
             self._away = False
             for each in self._orders.values():

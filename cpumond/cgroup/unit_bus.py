@@ -38,9 +38,10 @@ PAUSE_RATIO = 9.0
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
-LOOK_FRESH_S = 0.05
 LOOKS = 3
-"""Before a unit is set it is looked at, at most so often until an answer is no older than that."""
+LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
+"""Before a unit is set it is looked at, at most so often until an answer is no older than the first. When systemd was
+busy, reloading its units mostly, others waited too: they have the pause to be heard before us."""
 LOOKED_AT = ("CPUQuotaPerSecUSec", "CPUWeight")
 
 MANAGED = (".service", ".scope")
@@ -240,7 +241,6 @@ class UnitBus:
         if message.member == "Reloading" and not message.body[0]:
             self._emit(UnitEvent("reloaded"))
         elif message.member == "UnitRemoved":
-            self._forget_taken(str(message.body[0]))
             self._emit(UnitEvent("removed", str(message.body[0])))
         elif message.member == "NameOwnerChanged" and message.body[2]:
             # systemd executed itself again (daemon-reexec): it asks for the subscription anew, and has read its units.
@@ -369,6 +369,7 @@ class UnitBus:
                         replaced[name] = answer[0].value
             if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
                 break
+            await asyncio.sleep(LOOK_PAUSE_S)
         return replaced
 
     async def _answer(self, bus: MessageBus, unit: str, names: tuple[str, ...]) -> None:

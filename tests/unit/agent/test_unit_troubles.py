@@ -314,6 +314,24 @@ def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     assert_ordered(node, 1.5)
 
 
+@pytest.mark.parametrize("obeyed", [False, True])
+def test_the_next_order_may_be_the_limit_that_was_held_back(node: UnitNode, obeyed: bool) -> None:
+    node.lower()
+    node.wake()
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    node.tick()
+    if obeyed:
+        node.bus.obey()
+    node.order(4.0)
+    for _ in range(3):
+        node.tick()
+        node.bus.answer()
+        node.bus.obey()
+    node.tick()
+    assert_ordered(node, 4.0)
+
+
 def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) -> None:
     node.lower()
     node.reload(OTHER_SLICE)
