@@ -38,10 +38,9 @@ PAUSE_RATIO = 9.0
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
-LOOKS = 3
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
-"""Before a unit is set it is looked at, at most so often until an answer is no older than the first. When systemd was
-busy, reloading its units mostly, others waited too: they have the pause to be heard before us."""
+"""Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
+reloading its units mostly, and others waited too: they have the pause to be heard before us."""
 LOOKED_AT = ("CPUQuotaPerSecUSec", "CPUWeight")
 
 MANAGED = (".service", ".scope")
@@ -90,6 +89,7 @@ class UnitBus:
         self._away_since_s = math.inf
         self._denied_until_s = 0.0
         self._subscribed = False
+        self._called_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
@@ -300,7 +300,7 @@ class UnitBus:
             await self._answer(bus, *question)
             return True
         assert unit is not None
-        began_s = time.monotonic()
+        self._called_s = 0.0
         try:
             await self._set(bus, unit, properties)
         except _Away:
@@ -309,9 +309,8 @@ class UnitBus:
                     (self._raises if urgent else self._others)[unit] = properties
                 self._busy = False
             raise
-        took_s = time.monotonic() - began_s
         if not (urgent or self._hurry):
-            await asyncio.sleep(min(max(PAUSE_RATIO * took_s, PAUSE_MIN_S), PAUSE_MAX_S))
+            await asyncio.sleep(min(max(PAUSE_RATIO * self._called_s, PAUSE_MIN_S), PAUSE_MAX_S))
         return True
 
     async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
@@ -359,7 +358,8 @@ class UnitBus:
             taken = dict(self._taken.get(unit, {}))
         wanted = {name: value for name, value in properties if name in LOOKED_AT and name in taken}
         replaced: dict[str, object] = {}
-        for _ in range(LOOKS if wanted else 0):
+        for pause_s in (0.0, LOOK_PAUSE_S) if wanted else ():
+            await asyncio.sleep(pause_s)
             began_s = time.monotonic()
             for name, value in wanted.items():
                 body = [f"{SYSTEMD}.{_kind(unit)}", name]
@@ -369,7 +369,6 @@ class UnitBus:
                         replaced[name] = answer[0].value
             if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
                 break
-            await asyncio.sleep(LOOK_PAUSE_S)
         return replaced
 
     async def _answer(self, bus: MessageBus, unit: str, names: tuple[str, ...]) -> None:
@@ -386,8 +385,8 @@ class UnitBus:
                         break
         self._emit(UnitEvent("answer", unit, values=values))
 
-    @staticmethod
     async def _call(
+        self,
         bus: MessageBus,
         member: str,
         signature: str = "",
@@ -397,6 +396,7 @@ class UnitBus:
         interface: str = MANAGER,
     ) -> list[Any]:
         """Call a method. Raises _Away or _Refused."""
+        began_s = time.monotonic()
         try:
             message = Message(destination, path, interface, member, signature=signature, body=body or [])
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -405,6 +405,7 @@ class UnitBus:
             raise _Refused("InvalidArgs", str(error)) from error
         except Exception as error:
             raise _Away(f"systemd does not answer on the system bus: {str(error) or type(error).__name__}") from error
+        self._called_s += time.monotonic() - began_s
         if reply is None:
             raise _Away("the connection to the system bus is lost")
         if reply.message_type is MessageType.ERROR:
