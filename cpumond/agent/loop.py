@@ -32,7 +32,7 @@ from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
 from cpumond.agent.state_file import read_service_ends
 from cpumond.agent.table import JobTable
-from cpumond.agent.unit_limits import QUOTA, UnitLimits, read_labels
+from cpumond.agent.unit_limits import PROPERTIES, QUOTA, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -319,32 +319,38 @@ class Agent:
     def _take_order(self, event: UnitEvent, now_s: float) -> None:
         """Somebody gave a unit another limit just before ours was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
-        if job is None or not job.touched or job.contested:
+        if job is None or not job.touched or job.contested or not os.path.isdir(job.cgroup.directory):
             self._accept_order(event)
             return
-        found, actuator = read_settings_or_none(job), job.settings.actuator
-        if found is None and not os.path.isdir(job.cgroup.directory):
-            self._accept_order(event)
-        if found is None:
-            return
-        if not (self.units.tells(event.values, actuator) and self.units.was_told(job.unit)):
+        actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[actuator]}
+        values = {name: value for name, value in event.values.items() if name not in others}
+        if others:
             # Of a setting that is not moved any more, and was to go back together with what is.
-            self.units.want_again(job.unit)
-            return
+            job.original = self.units.read_values(others, job.original)
+            self.writer.keep(job)
+            self.units.leave(job.unit, others)
+            log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
         self._judge_foreign_change(job, found, now_s)
-        job.before_asking, ordered = None, self.units.read_values(event.values, found)
-        change = classify_change(job.original, ordered, actuator)
-        if change == "same" and now_s - self._reloaded_at_s < RELOAD_S:
+        job.before_asking = None
+        base = msgspec.structs.replace(found, period_us=job.original.period_us)
+        ordered = self.units.read_values(event.values, base)
+        if not values or not self.units.was_told(job.unit):
+            self.units.want_again(job.unit)
+        elif classify_change(job.original, ordered, actuator) == "same" and now_s - self._reloaded_at_s < RELOAD_S:
             job.reapply_at_s = now_s
             self.units.want_again(job.unit)
-        elif not self.units.is_wanted(job.unit, ordered, actuator):
-            change = "raise" if read_limit_cores(job, ordered) > job.state.limit_cores else "lower"
-            self._respect_order(job, change, ordered, event.values, now_s)
-        job.in_force = self._obey_order(job.cgroup, event.values) or found
+        elif not self.units.is_told(job.unit, values):
+            more = read_limit_cores(job, ordered) > job.state.limit_cores
+            self._respect_order(job, "raise" if more else "lower", ordered, values, now_s)
+        in_force = None if self.is_paused() else self._obey_order(job.cgroup, event.values)
+        if in_force is None:
+            job.override_until_s, job.reapply_at_s = None, now_s
+        job.in_force = in_force or found
 
     def _accept_order(self, event: UnitEvent) -> None:
-        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs stays."""
-        for path in self.writer.accept(event.unit):
+        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs is put back."""
+        for path in self.writer.accept(event.unit, event.values):
             cgroup = None
             try:
                 cgroup = open_cgroup(self.hierarchies.without_counters(), path)
@@ -358,8 +364,6 @@ class Agent:
 
     def _obey_order(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
         """Have the file say what systemd believes: it may have been written by us since. None: it does not."""
-        if self.is_paused():
-            return None
         try:
             return self.writer.obey(cgroup, values)
         except CpumondError as error:
@@ -460,7 +464,7 @@ class Agent:
         if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
             # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
             job.reapply_at_s = now_s
-            self.units.want_again(job.unit)
+            self.units.want_again(job.unit, values)
         elif as_found and not told:
             self._take_foreign_write(job, change, found, now_s, by_systemd=True)
         elif believed and not self.units.is_wanted(job.unit, found, actuator):
@@ -1178,12 +1182,12 @@ class Agent:
         for _ in range(UNITS_FLUSHES if left else 0):
             before = len(left)
             done = self.units.flush(UNITS_FLUSH_S)
-            for event in self.units.poll():
-                if event.kind == "replaced":
-                    self._accept_order(event)
+            replaced = [event for event in self.units.poll() if event.kind == "replaced"]
+            for event in replaced:
+                self._accept_order(event)
             self.writer.mind_returning(final=True)
             self.notifier.busy()
-            if done or not left or len(left) == before:
+            if not left or (not replaced and (done or len(left) == before)):
                 break
         if left:
             log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",

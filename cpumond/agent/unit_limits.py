@@ -37,6 +37,9 @@ KEPT_ORDERS = 8
 MAX_LABEL = 200
 """Characters of a unit's property that is shown."""
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
+PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
+"""What systemd calls the setting that an actuator moves."""
+NOTHING: Final[Mapping[str, object]] = {}
 POLKIT_ADVICE: Final = (
     "install polkitd and the rule cpumond.rules, or run the agent as root; limits are set by file alone"
 )
@@ -124,7 +127,7 @@ class UnitLimits:
         if order.settled_at_s is None:
             # What systemd was not told yet, of another actuator, is still to be told.
             properties = _complete(properties, order.wanted)
-        if order.wanted == properties or not properties:
+        if (order.wanted == properties and not order.held) or not properties:
             return
         self._orders[unit] = order
         self._forget_older(order)
@@ -136,12 +139,12 @@ class UnitLimits:
         if bus is not None:
             bus.set(unit, properties, urgent)
 
-    def want_again(self, unit: str) -> None:
-        """Tell systemd once more: somebody may have told it something else."""
+    def want_again(self, unit: str, known: Mapping[str, object] = NOTHING) -> None:
+        """Tell systemd once more: somebody may have told it something else (``known``)."""
         order, bus = self._orders.get(unit), self._open()
         if order is not None and order.wanted and bus is not None:
             order.settled_at_s, order.held = None, False
-            bus.set(unit, order.wanted, urgent=True)
+            bus.set(unit, order.wanted, urgent=True, known=known)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Have systemd want what somebody else ordered (``found``, in its own ``values`` where they are known).
@@ -156,7 +159,14 @@ class UnitLimits:
         # Those before it were carried out before it was sent, and may be somebody's next order.
         order.older = [] if order.held else [order.wanted]
         order.wanted, order.settled_at_s, order.held = told or properties, None, False
-        bus.set(unit, order.wanted, urgent=True)
+        bus.set(unit, order.wanted, urgent=True, known=values)
+
+    def leave(self, unit: str, values: Mapping[str, object]) -> None:
+        """Want what somebody else ordered (``values``) in the place of what was wanted of the same settings."""
+        order = self._orders.get(unit)
+        if order is not None:
+            theirs = ((name, values.get(name, value)) for name, value in order.wanted)
+            order.wanted = tuple((name, value) for name, value in theirs if isinstance(value, int))
 
     def forget(self, unit: str) -> None:
         """Somebody else decides about this unit from now on, or it is gone."""
@@ -196,6 +206,12 @@ class UnitLimits:
         """Whether ``found`` is any order of ours that systemd may believe in."""
         return self.is_wanted(unit, found, actuator) or self.is_late(unit, found, actuator)
 
+    def is_told(self, unit: str, values: Mapping[str, object]) -> bool:
+        """Whether ``values`` are to the last digit what systemd was last told by us."""
+        order = self._orders.get(unit)
+        wanted = {} if order is None else dict(order.wanted)
+        return all(wanted.get(name) == value for name, value in values.items())
+
     def is_wanted(self, unit: str, found: CpuSettings, actuator: str) -> bool:
         """Whether ``found`` is what systemd was last told by us."""
         order = self._orders.get(unit)
@@ -223,11 +239,6 @@ class UnitLimits:
             return False
         weight = DEFAULT_WEIGHT if value == NO_LIMIT else value
         return found.weight == (weight if self._cpu_version == 2 else shares_of(weight))
-
-    @staticmethod
-    def tells(values: Mapping[str, object], actuator: str) -> bool:
-        """Whether ``values`` say what the setting is that an actuator moves."""
-        return values.get(QUOTA if actuator == "quota" else WEIGHT) is not None
 
     def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
         """``found`` with those limits that systemd tells (``values``)."""

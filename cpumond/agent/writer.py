@@ -256,16 +256,20 @@ class LimitWriter:
             else:
                 self.units.forget(original.unit)
 
-    def accept(self, unit: str) -> list[str]:
-        """Forget a unit to which somebody gave another limit while its original was on its way; its cgroups."""
+    def accept(self, unit: str, values: Mapping[str, object]) -> list[str]:
+        """Take what somebody gave a unit (``values``) for what it ordered, whose original was on its way back or is to
+        go back yet; its cgroups."""
         known = {**self.originals, **self.returning}
         paths = [path for path, original in known.items() if original.unit == unit]
         for path in paths:
-            self.gone.pop(path, None)
-            self.returning.pop(path, None)
-            self.forget(path)
-        self._stale |= bool(paths)
-        self.units.forget(unit)
+            settings = self.units.read_values(values, known[path].settings)
+            theirs = msgspec.structs.replace(known[path], settings=settings)
+            if path in self.originals:
+                self.originals[path] = theirs
+            if path in self.returning:
+                self.returning[path] = theirs
+                self.units.want(unit, settings, theirs.actuators, urgent=True)
+            self._stale = True
         return paths
 
     def obey(self, cgroup: Cgroup, values: Mapping[str, object]) -> CpuSettings | None:

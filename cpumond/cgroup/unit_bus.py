@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dbus_fast import BusType, Message, MessageType, Variant
@@ -42,6 +42,8 @@ LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
 """Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
 reloading its units mostly, and others waited too: they have the pause to be heard before us."""
 LOOKED_AT = ("CPUQuotaPerSecUSec", "CPUWeight")
+KEPT_VALUES = 4
+NOTHING: Final[Mapping[str, object]] = {}
 
 MANAGED = (".service", ".scope")
 """Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
@@ -66,7 +68,7 @@ class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
     A unit that was set before is looked at first: what it does not have any more as it was given, somebody else
-    ordered. That is not set but told (``replaced``); after ``poll`` gave that event, the next ``set`` counts.
+    ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -80,7 +82,11 @@ class UnitBus:
         self._raises: dict[str, UnitProperties] = {}
         self._others: dict[str, UnitProperties] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
-        self._taken: dict[str, dict[str, object]] = {}
+        self._taken: dict[str, dict[str, tuple[object, ...]]] = {}
+        """By unit and property, what it may have without being somebody else's news."""
+        self._unseen: dict[str, dict[str, object]] = {}
+        """What others gave, until the other thread knows."""
+        self._in_hand = ""
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -97,9 +103,15 @@ class UnitBus:
 
     # ---- for the other thread
 
-    def set(self, unit: str, properties: UnitProperties, urgent: bool = False) -> None:
-        """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first."""
+    def set(
+        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] = NOTHING
+    ) -> None:
+        """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
+
+        ``known`` values of the unit are no news.
+        """
         with self._lock:
+            self._allow(unit, known)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
             (self._raises if urgent else self._others)[unit] = properties
@@ -109,6 +121,9 @@ class UnitBus:
         """Forget what a unit was set to, and what it was to be set to if systemd was not told yet."""
         with self._lock:
             self._taken.pop(unit, None)
+            self._unseen.pop(unit, None)
+            if self._in_hand == unit:
+                self._in_hand = ""
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
@@ -127,9 +142,15 @@ class UnitBus:
         for event in events:
             if event.kind == "replaced":
                 with self._lock:
-                    if event.unit in self._taken:
-                        self._taken[event.unit].update(event.values)
+                    self._allow(event.unit, self._unseen.pop(event.unit, NOTHING))
         return events
+
+    def _allow(self, unit: str, values: Mapping[str, object]) -> None:
+        """``values`` of a unit that was set are no news from now on; with the lock held."""
+        taken = self._taken.get(unit, {})
+        for name, value in values.items():
+            if name in taken and value not in taken[name]:
+                taken[name] = (*taken[name], value)[-KEPT_VALUES:]
 
     def has_news(self) -> bool:
         """Whether ``poll`` would give something."""
@@ -320,7 +341,10 @@ class UnitBus:
         if rest:
             await self._set_now(bus, unit, rest)
         if replaced:
-            self._emit(UnitEvent("replaced", unit, properties, values=replaced))
+            with self._lock:
+                self._unseen.setdefault(unit, {}).update(replaced)
+                self._events.append(UnitEvent("replaced", unit, properties, values=replaced))
+            self._wake()
 
     async def _set_now(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
         """Raises _Away."""
@@ -328,26 +352,25 @@ class UnitBus:
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
         except _Away:
-            self._forget_taken(unit)  # it may have been set, or not
+            with self._lock:
+                self._allow(unit, dict(properties))  # it may have been set, or not
             raise
         except _Refused as refused:
-            self._forget_taken(unit)
             if refused.name in _DENIED and unit.endswith(MANAGED):
                 # The others would be refused as well; polkit may come, so each minute one tries.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 self._emit(UnitEvent("denied", unit, properties, text=str(refused)))
             elif refused.name in _NO_UNIT:
+                with self._lock:
+                    self._taken.pop(unit, None)
                 self._emit(UnitEvent("no-unit", unit, properties))
             else:
                 self._emit(UnitEvent("refused", unit, properties, text=str(refused)))
         else:
             with self._lock:
-                self._taken.setdefault(unit, {}).update(properties)
+                if self._in_hand == unit:
+                    self._taken.setdefault(unit, {}).update((name, (value,)) for name, value in properties)
             self._emit(UnitEvent("done", unit, properties))
-
-    def _forget_taken(self, unit: str) -> None:
-        with self._lock:
-            self._taken.pop(unit, None)
 
     async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, object]:
         """What somebody else gave a unit since systemd took our last order, by name. Raises _Away.
@@ -355,17 +378,19 @@ class UnitBus:
         The bus knows no "set it if it is still": what is set between this and our own order is missed.
         """
         with self._lock:
+            self._in_hand = unit
             taken = dict(self._taken.get(unit, {}))
+            unseen = set(self._unseen.get(unit, ()))
         wanted = {name: value for name, value in properties if name in LOOKED_AT and name in taken}
         replaced: dict[str, object] = {}
-        for pause_s in (0.0, LOOK_PAUSE_S) if wanted else ():
+        for pause_s in (0.0, LOOK_PAUSE_S)[: 1 if self._hurry else 2] if wanted else ():
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
             for name, value in wanted.items():
                 body = [f"{SYSTEMD}.{_kind(unit)}", name]
                 with contextlib.suppress(_Refused):
                     answer = await self._call(bus, "Get", "ss", body, SYSTEMD, object_path(unit), f"{BUS}.Properties")
-                    if answer[0].value not in (taken[name], value):
+                    if name in unseen or answer[0].value not in (*taken[name], value):
                         replaced[name] = answer[0].value
             if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
                 break

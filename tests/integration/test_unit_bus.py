@@ -49,10 +49,11 @@ class Manager(ServiceInterface):
         self.refusal = self.refused = ""
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.subscribers = 0
+        self.subscribers = self.asked = 0
 
     @dbus_method()
     async def SetUnitProperties(self, unit: "s", runtime: "b", properties: "a(sv)"):  # type: ignore[no-untyped-def]
+        self.asked += 1
         while not self.may_answer.is_set():
             await asyncio.sleep(0.005)
         self.calls.append((unit, runtime, {name: variant.value for name, variant in properties}))
@@ -294,6 +295,69 @@ def test_a_unit_that_systemd_has_read_again_is_the_same_unit(systemd: Systemd, c
     client.wait_for("reloaded")
     client.bus.set("a.service", limit(400_000))
     client.wait_for("replaced")
+
+
+def test_nothing_is_set_while_somebody_s_order_is_not_known_yet(systemd: Systemd, client: Client) -> None:
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    client.bus.set("a.service", limit(400_000))
+    wait_until(client.bus.has_news, "theirs is told")
+    systemd.unit.quota = 500_000
+    client.bus.set("a.service", limit(900_000), urgent=True)
+    assert client.bus.flush(10.0)
+    assert len(systemd.manager.calls) == 1
+    client.wait_for("replaced", 2)
+    client.bus.set("a.service", limit(900_000))
+    client.wait_for("done", 2)
+
+
+def test_what_is_known_is_no_news(systemd: Systemd, client: Client) -> None:
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    client.bus.set("a.service", limit(400_000), known={QUOTA: 1_500_000})
+    client.wait_for("done", 2)
+
+
+@pytest.mark.parametrize("error", ["org.freedesktop.systemd1.UnitMasked", "org.freedesktop.systemd1.NoSuchUnit"])
+def test_a_unit_that_was_refused_is_looked_at_as_before(systemd: Systemd, client: Client, error: str) -> None:
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    systemd.unit.quota, systemd.manager.refusal = 500_000, error
+    client.bus.set("a.service", limit(400_000))
+    gone = error.endswith("NoSuchUnit")
+    client.wait_for("no-unit" if gone else "refused")
+    systemd.unit.quota, systemd.manager.refusal = 1_500_000, ""
+    client.bus.set("a.service", limit(450_000))
+    client.wait_for("done" if gone else "replaced", 2 if gone else 1)
+
+
+def test_a_set_that_was_not_answered_may_have_been_obeyed(
+    systemd: Systemd, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit_bus, "CALL_TIMEOUT_S", 0.3)
+    client.bus.set("a.service", limit(500_000))
+    client.wait_for("done")
+    systemd.unit.quota = 500_000
+    systemd.manager.may_answer.clear()
+    client.bus.set("a.service", limit(400_000))
+    client.wait_for("away")
+    client.bus.set("a.service", limit(300_000))
+    systemd.unit.quota = 400_000
+    systemd.manager.may_answer.set()
+    client.wait_for("done", 2)
+    systemd.unit.quota = 1_500_000
+    client.bus.set("a.service", limit(200_000))
+    client.wait_for("replaced")
+
+
+def test_a_unit_that_is_forgotten_while_it_is_set_leaves_nothing(systemd: Systemd, client: Client) -> None:
+    systemd.manager.may_answer.clear()
+    client.bus.set("a.service", limit(500_000))
+    wait_until(lambda: systemd.manager.asked, "it is being set")
+    client.bus.drop("a.service")
+    systemd.manager.may_answer.set()
+    client.wait_for("done")
+    assert client.bus._taken == {}
 
 
 def test_a_setting_that_nobody_else_gave_is_set_all_the_same(systemd: Systemd, client: Client) -> None:

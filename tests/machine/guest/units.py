@@ -248,7 +248,7 @@ def set_load(busy: bool) -> None:
 
 
 def is_settled() -> bool:
-    """At the least limit; that systemd and the kernel agree is so for a moment before, too, when one of them is late."""
+    """At the least limit; that systemd and the kernel agree can be so for a moment before, too."""
     return quota_us() == FLOOR_US and property_us() == 10 * FLOOR_US
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fake_node import QUICK, FakeNode
@@ -10,7 +11,7 @@ from fake_node import QUICK, FakeNode
 from cpumond.agent.control import describe_job
 from cpumond.agent.loop import Agent
 from cpumond.agent.state_file import Originals, load
-from cpumond.agent.unit_limits import UnitLimits
+from cpumond.agent.unit_limits import NOTHING, UnitLimits
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
 from cpumond.testing import v2_cgroup
@@ -27,7 +28,8 @@ class ScriptedBus:
     def __init__(self) -> None:
         self.told: dict[str, UnitProperties] = {}
         self.believed: dict[str, UnitProperties] = {}
-        self.taken: dict[str, dict[str, object]] = {}
+        self.taken: dict[str, dict[str, tuple[object, ...]]] = {}
+        self.unseen: dict[str, dict[str, object]] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.news = [UnitEvent("connected")]
         self.reachable = True
@@ -35,12 +37,21 @@ class ScriptedBus:
         self.answers_when_flushed = False
         self.closed = 0
 
-    def set(self, unit: str, properties: UnitProperties, urgent: bool = False) -> None:
+    def set(
+        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] = NOTHING
+    ) -> None:
+        self._allow(unit, known)
         self.told[unit] = properties
+
+    def _allow(self, unit: str, values: Mapping[str, object]) -> None:
+        for name, value in values.items():
+            if name in self.taken.get(unit, {}):
+                self.taken[unit][name] += (value,)
 
     def drop(self, unit: str) -> None:
         self.told.pop(unit, None)
         self.taken.pop(unit, None)
+        self.unseen.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
         self.asked.append((unit, names))
@@ -51,8 +62,8 @@ class ScriptedBus:
     def poll(self) -> list[UnitEvent]:
         news, self.news = self.news, []
         for event in news:
-            if event.kind == "replaced" and event.unit in self.taken:
-                self.taken[event.unit].update(event.values)
+            if event.kind == "replaced":
+                self._allow(event.unit, self.unseen.pop(event.unit, {}))
         return news
 
     def flush(self, timeout_s: float) -> bool:
@@ -75,14 +86,16 @@ class ScriptedBus:
             believed, taken = dict(self.believed.get(unit, ())), self.taken.setdefault(unit, {})
             replaced = {
                 name: believed[name] for name, value in properties
-                if name in taken and believed.get(name) not in (taken[name], value)
+                if name in taken and name != "CPUQuotaPeriodUSec"
+                and (name in self.unseen.get(unit, ()) or believed.get(name) not in (*taken[name], value))
             }  # fmt: skip
             rest = tuple(each for each in properties if each[0] not in replaced)
             if rest:
                 self.believed[unit] = tuple({**believed, **dict(rest)}.items())
-                taken.update(rest)
+                taken.update((name, (value,)) for name, value in rest)
                 self.news.append(UnitEvent("done", unit, rest))
             if replaced:
+                self.unseen.setdefault(unit, {}).update(replaced)
                 self.news.append(UnitEvent("replaced", unit, properties, values=dict(replaced)))
         if self.reachable and not self.denies:
             self.told = {}

@@ -19,7 +19,8 @@ from cpumond.agent.restore import restore_units
 from cpumond.agent.state_file import Originals, save
 from cpumond.cgroup import unit_bus
 from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
-from cpumond.errors import CgroupWriteError, CreateError
+from cpumond.cgroup.v2 import V2Cgroup
+from cpumond.errors import CgroupReadError, CgroupWriteError, CreateError
 
 DROP_IN = "/run/systemd/system.control/work.service.d/50-CPUQuota.conf"
 WEIGHT_UNITS = UNITS.replace("[monitor]\n", '[monitor]\nactuator = "weight"\n')
@@ -242,6 +243,14 @@ def order_unseen(node: UnitNode, cores: float) -> None:
     node.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
 
 
+def refuse(*_: object) -> None:
+    raise CgroupWriteError("cpu.max", "400000", OSError(22, "Invalid argument"))
+
+
+def fail_to_read(*_: object) -> None:
+    raise CgroupReadError("cpu.max", OSError(24, "Too many open files"))
+
+
 def go_down(node: UnitNode) -> float:
     """Let the limit go down by a step that systemd was not told yet."""
     node.bus.obey()
@@ -339,10 +348,13 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     assert node.limit() == 4.0
     order_unseen(node, 2.0)
     node.bus.obey()
-    node.ticks(2)
+    node.tick()
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-    assert node.originals().cgroups == {}
+    assert node.originals().cgroups[PATH].settings.cores == 2.0
+    node.bus.obey()
+    node.ticks(2)
     assert node.agent.close() == 0
+    assert node.originals().cgroups == {}
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
 
 
@@ -375,14 +387,144 @@ def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int,
     assert node.limit() == 2.0
 
 
-def test_in_a_pause_the_file_is_not_written_for_it(node: UnitNode) -> None:
+@pytest.mark.parametrize("why", ["pause", "refused"])
+def test_where_the_file_cannot_be_written_for_it_that_is_made_up_for(
+    node: UnitNode, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    go_down(node)
+    go_down(node)
+    order_unseen(node, 6.0)
+    node.bus.obey()
+    if why == "pause":
+        (node.directory / "run" / "pause").touch()
+    with monkeypatch.context() as patch:
+        if why == "refused":
+            patch.setattr(V2Cgroup, "write_settings", refuse)
+        node.tick()
+    assert (node.limit(), node.status()["cpu_limit"]) == (1.0, 6.0)
+    (node.directory / "run" / "pause").unlink(missing_ok=True)
+    for _ in range(40):
+        node.tick(6.0)
+    assert node.limit() == 6.0
+
+
+def test_at_the_end_of_a_pause_theirs_is_put_back(node: UnitNode) -> None:
     node.lower()
-    node.wake()
+    node.ticks(3)
     (node.directory / "run" / "pause").touch()
     order_unseen(node, 2.0)
+    assert node.agent.close() == 0
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+
+
+def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
+    node: UnitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_down(node)
+    go_down(node)
+    order_unseen(node, 3.0)
     node.bus.obey()
+    with monkeypatch.context() as patch:
+        patch.setattr(V2Cgroup, "write_settings", refuse)
+        node.reload(OTHER_SLICE)
+        node.tick()
+    assert node.limit() == 1.0
+    for _ in range(12):
+        node.tick()
+        node.bus.obey()
+    assert (node.limit(), node.bus.quota_cores()) == (3.0, 3.0)
+
+
+def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.lower()
+    node.wake()
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    with monkeypatch.context() as patch:
+        patch.setattr(V2Cgroup, "read_settings", fail_to_read)
+        node.tick()
     node.ticks(2)
-    assert (node.limit(), node.status()["cpu_limit"]) == (4.0, 2.0)
+    assert node.status()["cpu_limit"] == 1.5
+    node.agent.close()
+    assert node.limit() == 1.5
+
+
+def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
+    """The actuator was changed; the quota goes back to systemd together with the first lower weight."""
+    node.bus.believed[UNIT] = ((QUOTA, 4_000_000), ("CPUWeight", NO_LIMIT))
+    node.lower()
+    node.reload(WEIGHT_UNITS)
+    node.ticks(3)
+    assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
+    node.bus.believed[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
+    for _ in range(4):
+        node.bus.obey()
+        node.tick()
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("cores", [3.995, 4.005])
+def test_an_order_of_nearly_what_we_want_is_one(node: UnitNode, cores: float) -> None:
+    node.lower()
+    node.wake()
+    order_unseen(node, cores)
+    node.bus.obey()
+    node.tick()
+    assert node.agent.close() == 0
+    assert cores <= node.bus.quota_cores() < cores + 0.01
+
+
+@pytest.mark.parametrize("check_period_s", [1.0, 3.0, 6.0])
+def test_a_drop_in_that_outranks_ours_is_no_order_however_seldom_we_look(node: UnitNode, check_period_s: float) -> None:
+    node.lower()
+    node.ticks(3)
+    node.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
+    node.systemd_writes()
+    node.bus.news.append(UnitEvent("reloaded"))
+    for _ in range(6):
+        node.tick(seconds=check_period_s)
+        node.bus.answer()
+        node.bus.obey()
+    assert (node.limit(), node.bus.quota_cores()) == (0.5, 0.5)
+
+
+def test_nothing_of_ours_is_set_before_their_order_is_known(node: UnitNode) -> None:
+    """Or what we set meanwhile were taken for the next order."""
+    node.lower()
+    node.wake()
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    order_unseen(node, 0.5)
+    node.bus.set(UNIT, ((QUOTA, 900_000),))
+    node.bus.obey()
+    assert node.bus.quota_cores() == 0.5
+    for _ in range(4):
+        node.tick()
+        node.bus.obey()
+    assert node.status()["cpu_limit"] in (0.5, 1.5)
+    assert node.originals().cgroups[PATH].settings.cores in (0.5, 1.5)
+
+
+def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
+    """Below a millisecond of quota ours is longer."""
+    node = UnitNode(tmp_path, "200000 50000")
+    node.config_text = UNITS.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.01")
+    node.agent = node.make_agent()
+    node.start()
+    for _ in range(20):
+        node.tick()
+        node.bus.obey()
+    assert int(node.read(UNIT).split()[1]) > 50_000
+    for _ in range(3):
+        node.tick(node.limit(), {UNIT: 1.0})
+    assert node.bus.told
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    node.tick()
+    settings = node.originals().cgroups[PATH].settings
+    assert (settings.cores, settings.period_us) == (1.5, 50_000)
 
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
