@@ -335,12 +335,12 @@ class Agent:
         job.before_asking = None
         base = msgspec.structs.replace(found, period_us=job.original.period_us)
         ordered = self.units.read_values(event.values, base)
-        if not values or not self.units.was_told(job.unit):
+        if not values or not self.units.was_told(job.unit) or self.units.is_told(job.unit, values):
             self.units.want_again(job.unit)
         elif classify_change(job.original, ordered, actuator) == "same" and now_s - self._reloaded_at_s < RELOAD_S:
             job.reapply_at_s = now_s
             self.units.want_again(job.unit)
-        elif not self.units.is_told(job.unit, values):
+        else:
             more = read_limit_cores(job, ordered) > job.state.limit_cores
             self._respect_order(job, "raise" if more else "lower", ordered, values, now_s)
         in_force = None if self.is_paused() else self._obey_order(job.cgroup, event.values)

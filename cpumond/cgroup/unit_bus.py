@@ -95,7 +95,7 @@ class UnitBus:
         self._away_since_s = math.inf
         self._denied_until_s = 0.0
         self._subscribed = False
-        self._called_s = 0.0
+        self._set_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
@@ -321,7 +321,7 @@ class UnitBus:
             await self._answer(bus, *question)
             return True
         assert unit is not None
-        self._called_s = 0.0
+        self._set_s = 0.0
         try:
             await self._set(bus, unit, properties)
         except _Away:
@@ -331,7 +331,7 @@ class UnitBus:
                 self._busy = False
             raise
         if not (urgent or self._hurry):
-            await asyncio.sleep(min(max(PAUSE_RATIO * self._called_s, PAUSE_MIN_S), PAUSE_MAX_S))
+            await asyncio.sleep(min(max(PAUSE_RATIO * self._set_s, PAUSE_MIN_S), PAUSE_MAX_S))
         return True
 
     async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
@@ -349,6 +349,7 @@ class UnitBus:
     async def _set_now(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
         """Raises _Away."""
         body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
+        began_s = time.monotonic()
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
         except _Away:
@@ -367,6 +368,7 @@ class UnitBus:
             else:
                 self._emit(UnitEvent("refused", unit, properties, text=str(refused)))
         else:
+            self._set_s = time.monotonic() - began_s
             with self._lock:
                 if self._in_hand == unit:
                     self._taken.setdefault(unit, {}).update((name, (value,)) for name, value in properties)
@@ -421,7 +423,6 @@ class UnitBus:
         interface: str = MANAGER,
     ) -> list[Any]:
         """Call a method. Raises _Away or _Refused."""
-        began_s = time.monotonic()
         try:
             message = Message(destination, path, interface, member, signature=signature, body=body or [])
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -430,7 +431,6 @@ class UnitBus:
             raise _Refused("InvalidArgs", str(error)) from error
         except Exception as error:
             raise _Away(f"systemd does not answer on the system bus: {str(error) or type(error).__name__}") from error
-        self._called_s += time.monotonic() - began_s
         if reply is None:
             raise _Away("the connection to the system bus is lost")
         if reply.message_type is MessageType.ERROR:

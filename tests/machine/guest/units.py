@@ -190,9 +190,12 @@ def property_us(unit: str = UNIT) -> int:
     return round(total)
 
 
-def agree(unit: str = UNIT) -> bool:
-    """systemd and the kernel say the same; the period is 100 ms."""
-    return property_us(unit) == 10 * quota_us(unit)
+def has(quota: int, unit: str = UNIT) -> bool:
+    """systemd and the kernel say this quota; the period is 100 ms.
+
+    That they say the same can be so for a moment before, too: what systemd was told first is late in both.
+    """
+    return quota_us(unit) == quota and property_us(unit) == 10 * quota
 
 
 def is_lowered() -> bool:
@@ -247,15 +250,10 @@ def set_load(busy: bool) -> None:
         Path("/run/load").unlink(missing_ok=True)
 
 
-def is_settled() -> bool:
-    """At the least limit; that systemd and the kernel agree can be so for a moment before, too."""
-    return quota_us() == FLOOR_US and property_us() == 10 * FLOOR_US
-
-
 def settle() -> float | None:
     """Until the unit is at its least limit, and systemd knows."""
     set_load(False)
-    return wait(is_settled, PATIENCE_S)
+    return wait(lambda: has(FLOOR_US), PATIENCE_S)
 
 
 # ---- the steps
@@ -327,7 +325,7 @@ def wakes() -> dict[str, Any]:
     settle()
     set_load(True)
     full_s = wait(is_full, PATIENCE_S)
-    agreed_s = wait(agree, PATIENCE_S)
+    agreed_s = wait(lambda: has(QUOTA_US), PATIENCE_S)
     return {"full_s": full_s, "agreed_s": agreed_s, **look()}
 
 
@@ -391,7 +389,7 @@ def outranked() -> dict[str, Any]:
     seen = []
     for _ in range(2):
         systemctl("daemon-reload")
-        seen.append({"again_s": wait(is_settled, PATIENCE_S), **look()})
+        seen.append({"again_s": wait(lambda: has(FLOOR_US), PATIENCE_S), **look()})
     Path(f"/etc/systemd/system/{UNIT}.d/override.conf").unlink()
     systemctl("daemon-reload")
     return {"seen": seen, "settled_s": settle()}
@@ -446,7 +444,7 @@ def namesakes() -> dict[str, Any]:
 
     answers = [systemctl("start", AGENT), pass_by(200)]
     settle()
-    lowered_s = wait(lambda: quota_us(name) == FLOOR_US and agree(name), PATIENCE_S)
+    lowered_s = wait(lambda: has(FLOOR_US, name), PATIENCE_S)
     alone = Path(f"/run/systemd/system/{AGENT}.d/alone.conf")
     write_file(alone, "[Service]\nRestart=no\nExecStopPost=\n")
     answers += [systemctl("daemon-reload"), systemctl("kill", "--signal", "KILL", AGENT)]
@@ -486,8 +484,8 @@ def weighs() -> dict[str, Any]:
     lowered_s = wait(lambda: read_weight(path) < before / 4, PATIENCE_S)
 
     def same() -> bool:
-        weight = int(show("weighty.service", "CPUWeight"))
-        return read_weight(path) == (weight if VERSION == 2 else weight * 1024 // 100)
+        weight, found = int(show("weighty.service", "CPUWeight")), read_weight(path)
+        return found < before / 4 and found == (weight if VERSION == 2 else weight * 1024 // 100)
 
     agreed_s = wait(same, PATIENCE_S)
     seen = [read_weight(path)]
@@ -501,7 +499,7 @@ def unlimited() -> dict[str, Any]:
     """A unit that orders no CPU: on v2 it has no limit file before it is lowered for the first time."""
     answer = systemctl("start", "plain.service")
     before = {"quota_us": quota_us("plain.service"), "property_us": property_us("plain.service")}
-    lowered_s = wait(lambda: quota_us("plain.service") == FLOOR_US and agree("plain.service"), PATIENCE_S)
+    lowered_s = wait(lambda: has(FLOOR_US, "plain.service"), PATIENCE_S)
     systemctl("daemon-reload")
     fact = {"answer": answer, "before": before, "lowered_s": lowered_s, **look("plain.service")}
     write_quota(f"{SLICE}/plain.service", 15_000)
@@ -540,7 +538,7 @@ def without_bus() -> dict[str, Any]:
     away = job()
     back = systemctl("start", "dbus.socket", "dbus.service")
     solved_s = wait(lambda: not job()["problems"], PATIENCE_S)
-    agreed_s = wait(agree, PATIENCE_S)
+    agreed_s = wait(lambda: has(FLOOR_US), PATIENCE_S)
     return {
         "start": start, "stop": stop, "noticed_s": noticed_s, "full_s": full_s, "lowered_s": lowered_s, "away": away,
         "back": back, "solved_s": solved_s, "agreed_s": agreed_s, **look(),
