@@ -32,14 +32,14 @@ from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
 from cpumond.agent.state_file import read_service_ends
 from cpumond.agent.table import JobTable
-from cpumond.agent.unit_limits import PROPERTIES, QUOTA, UnitLimits, read_labels
+from cpumond.agent.unit_limits import PROPERTIES, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
-from cpumond.cgroup.systemd import UnitEvent
+from cpumond.cgroup.systemd import QUOTA, UnitEvent
 from cpumond.config import AgentConfig
 from cpumond.discovery import concerns, describe_source, list_jobs
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError

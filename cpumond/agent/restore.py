@@ -31,7 +31,17 @@ from cpumond.agent.state_file import (
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.cgroup.settings import CpuSettings, choose_restore, compute_quota_target
-from cpumond.cgroup.systemd import UnitProperties, is_booted, is_quota, list_properties, read_quota_cores, unit_of
+from cpumond.cgroup.systemd import (
+    NO_LIMIT,
+    QUOTA,
+    WEIGHT,
+    UnitProperties,
+    is_booted,
+    is_quota,
+    list_properties,
+    read_quota_cores,
+    unit_of,
+)
 from cpumond.errors import (
     EXIT_UNAVAILABLE,
     CgroupWriteError,
@@ -253,17 +263,17 @@ def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
 
 def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
     told = tuple((name, value) for name, value in values.items() if isinstance(value, int))
-    quotas = [read_quota_cores(value) for name, value in properties if name == "CPUQuotaPerSecUSec"]
-    others = [(name, value) for name, value in properties if name == "CPUWeight"]
+    quotas = [read_quota_cores(value) for name, value in properties if name == QUOTA]
+    others = [(name, value) for name, value in properties if name == WEIGHT]
     return all(is_quota(told, cores) for cores in quotas) and all(values.get(name) == value for name, value in others)
 
 
 def _say(properties: UnitProperties) -> str:
-    words = {"CPUQuotaPerSecUSec": "CPUQuota", "CPUWeight": "CPUWeight"}
+    words = {QUOTA: "CPUQuota", WEIGHT: WEIGHT}
     said = []
     for name, value in properties:
         if name in words:
-            text = "" if value == 2**64 - 1 else f"{value / 1e4:g}%" if name == "CPUQuotaPerSecUSec" else str(value)
+            text = "" if value == NO_LIMIT else f"{value / 1e4:g}%" if name == QUOTA else str(value)
             said.append(f"{words[name]}={text}")
     return " ".join(said)
 

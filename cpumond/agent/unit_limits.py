@@ -16,6 +16,8 @@ from cpumond.cgroup.settings import CpuSettings
 from cpumond.cgroup.systemd import (
     DEFAULT_WEIGHT,
     NO_LIMIT,
+    QUOTA,
+    WEIGHT,
     UnitEvent,
     UnitProperties,
     is_booted,
@@ -36,10 +38,8 @@ LATE_S = 2.0
 KEPT_ORDERS = 8
 MAX_LABEL = 200
 """Characters of a unit's property that is shown."""
-QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
 """What systemd calls the setting that an actuator moves."""
-NOTHING: Final[Mapping[str, object]] = {}
 POLKIT_ADVICE: Final = (
     "install polkitd and the rule cpumond.rules, or run the agent as root; limits are set by file alone"
 )
@@ -139,12 +139,12 @@ class UnitLimits:
         if bus is not None:
             bus.set(unit, properties, urgent)
 
-    def want_again(self, unit: str, known: Mapping[str, object] = NOTHING) -> None:
+    def want_again(self, unit: str, known: Mapping[str, object] | None = None) -> None:
         """Tell systemd once more: somebody may have told it something else (``known``)."""
         order, bus = self._orders.get(unit), self._open()
         if order is not None and order.wanted and bus is not None:
             order.settled_at_s, order.held = None, False
-            bus.set(unit, order.wanted, urgent=True, known=known)
+            bus.set(unit, order.wanted, urgent=True, known=known or {})
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Have systemd want what somebody else ordered (``found``, in its own ``values`` where they are known).
@@ -159,7 +159,7 @@ class UnitLimits:
         # Those before it were carried out before it was sent, and may be somebody's next order.
         order.older = [] if order.held else [order.wanted]
         order.wanted, order.settled_at_s, order.held = told or properties, None, False
-        bus.set(unit, order.wanted, urgent=True, known=values)
+        bus.set(unit, order.wanted, urgent=True)
 
     def leave(self, unit: str, values: Mapping[str, object]) -> None:
         """Want what somebody else ordered (``values``) in the place of what was wanted of the same settings."""

@@ -25,6 +25,9 @@ NO_LIMIT: Final = 2**64 - 1
 STEP_CORES: Final = 0.01
 """Whole percents of a core: what a drop-in can say."""
 
+QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
+"""The properties that are moved; the quota's period goes with it."""
+
 DEFAULT_WEIGHT, DEFAULT_SHARES = 100, 1024
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
 """Of these at least one is there where systemd is PID 1; a sandboxed service may see only the second."""
@@ -95,11 +98,11 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
     if "quota" in actuators:
         quota_us = settings.quota_us
         per_s_us = NO_LIMIT if quota_us is None else round(round_up(quota_us / settings.period_us) * 1e6)
-        properties.append(("CPUQuotaPerSecUSec", per_s_us))
+        properties.append((QUOTA, per_s_us))
         if settings.period_us != DEFAULT_PERIOD_US and quota_us is not None:
             properties.append(("CPUQuotaPeriodUSec", settings.period_us))
     if "weight" in actuators and settings.weight is not None:
-        properties.append(("CPUWeight", settings.weight if cpu_version == 2 else weight_of(settings.weight)))
+        properties.append((WEIGHT, settings.weight if cpu_version == 2 else weight_of(settings.weight)))
     return tuple(properties)
 
 
@@ -111,7 +114,7 @@ def read_quota_cores(value: int) -> float:
 def is_quota(properties: UnitProperties, cores: float) -> bool:
     """Whether ``properties`` order a quota of ``cores``, up to systemd's rounding."""
     for name, value in properties:
-        if name == "CPUQuotaPerSecUSec":
+        if name == QUOTA:
             wanted = read_quota_cores(value)
             return wanted == cores or round(abs(wanted - cores), 6) < STEP_CORES
     return False

@@ -17,7 +17,7 @@ from typing import Any, Final
 from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 
-from cpumond.cgroup.systemd import UnitEvent, UnitProperties, object_path
+from cpumond.cgroup.systemd import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
 from cpumond.errors import describe
 
 SYSTEMD: Final = "org.freedesktop.systemd1"
@@ -41,8 +41,8 @@ PAUSE_MAX_S = 1.0
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
 """Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
 reloading its units mostly, and others waited too: they have the pause to be heard before us."""
-LOOKED_AT = ("CPUQuotaPerSecUSec", "CPUWeight")
 KEPT_VALUES = 4
+"""Of each property, the newest ones that are no news."""
 NOTHING: Final[Mapping[str, object]] = {}
 
 MANAGED = (".service", ".scope")
@@ -87,6 +87,7 @@ class UnitBus:
         self._unseen: dict[str, dict[str, object]] = {}
         """What others gave, until the other thread knows."""
         self._in_hand = ""
+        """The unit that is being set, "" when it was dropped meanwhile."""
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -96,6 +97,7 @@ class UnitBus:
         self._denied_until_s = 0.0
         self._subscribed = False
         self._set_s = 0.0
+        """How long the newest set kept PID 1, as far as is seen from here."""
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
@@ -383,9 +385,11 @@ class UnitBus:
             self._in_hand = unit
             taken = dict(self._taken.get(unit, {}))
             unseen = set(self._unseen.get(unit, ()))
-        wanted = {name: value for name, value in properties if name in LOOKED_AT and name in taken}
+        wanted = {name: value for name, value in properties if name in (QUOTA, WEIGHT) and name in taken}
         replaced: dict[str, object] = {}
-        for pause_s in (0.0, LOOK_PAUSE_S)[: 1 if self._hurry else 2] if wanted else ():
+        if not wanted:
+            return replaced
+        for pause_s in (0.0,) if self._hurry else (0.0, LOOK_PAUSE_S):
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
             for name, value in wanted.items():
@@ -412,8 +416,8 @@ class UnitBus:
                         break
         self._emit(UnitEvent("answer", unit, values=values))
 
+    @staticmethod
     async def _call(
-        self,
         bus: MessageBus,
         member: str,
         signature: str = "",

@@ -22,10 +22,9 @@ from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus
 from waiting import wait_until
 
 from cpumond.cgroup import unit_bus
-from cpumond.cgroup.systemd import UnitEvent, object_path
+from cpumond.cgroup.systemd import QUOTA, UnitEvent, object_path
 from cpumond.cgroup.unit_bus import UnitBus
 
-QUOTA = "CPUQuotaPerSecUSec"
 CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
@@ -80,7 +79,6 @@ class Manager(ServiceInterface):
 class Unit(ServiceInterface):
     def __init__(self) -> None:
         super().__init__("org.freedesktop.systemd1.Service")
-
         self.quota = 1_500_000
         self.looks = 0
         self.look_slowly = 0.0

@@ -190,7 +190,7 @@ def property_us(unit: str = UNIT) -> int:
     return round(total)
 
 
-def has(quota: int, unit: str = UNIT) -> bool:
+def has_quota(quota: int, unit: str = UNIT) -> bool:
     """systemd and the kernel say this quota; the period is 100 ms.
 
     That they say the same can be so for a moment before, too: what systemd was told first is late in both.
@@ -253,7 +253,7 @@ def set_load(busy: bool) -> None:
 def settle() -> float | None:
     """Until the unit is at its least limit, and systemd knows."""
     set_load(False)
-    return wait(lambda: has(FLOOR_US), PATIENCE_S)
+    return wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
 
 
 # ---- the steps
@@ -325,7 +325,7 @@ def wakes() -> dict[str, Any]:
     settle()
     set_load(True)
     full_s = wait(is_full, PATIENCE_S)
-    agreed_s = wait(lambda: has(QUOTA_US), PATIENCE_S)
+    agreed_s = wait(lambda: has_quota(QUOTA_US), PATIENCE_S)
     return {"full_s": full_s, "agreed_s": agreed_s, **look()}
 
 
@@ -389,7 +389,7 @@ def outranked() -> dict[str, Any]:
     seen = []
     for _ in range(2):
         systemctl("daemon-reload")
-        seen.append({"again_s": wait(lambda: has(FLOOR_US), PATIENCE_S), **look()})
+        seen.append({"again_s": wait(lambda: has_quota(FLOOR_US), PATIENCE_S), **look()})
     Path(f"/etc/systemd/system/{UNIT}.d/override.conf").unlink()
     systemctl("daemon-reload")
     return {"seen": seen, "settled_s": settle()}
@@ -444,7 +444,7 @@ def namesakes() -> dict[str, Any]:
 
     answers = [systemctl("start", AGENT), pass_by(200)]
     settle()
-    lowered_s = wait(lambda: has(FLOOR_US, name), PATIENCE_S)
+    lowered_s = wait(lambda: has_quota(FLOOR_US, name), PATIENCE_S)
     alone = Path(f"/run/systemd/system/{AGENT}.d/alone.conf")
     write_file(alone, "[Service]\nRestart=no\nExecStopPost=\n")
     answers += [systemctl("daemon-reload"), systemctl("kill", "--signal", "KILL", AGENT)]
@@ -499,7 +499,7 @@ def unlimited() -> dict[str, Any]:
     """A unit that orders no CPU: on v2 it has no limit file before it is lowered for the first time."""
     answer = systemctl("start", "plain.service")
     before = {"quota_us": quota_us("plain.service"), "property_us": property_us("plain.service")}
-    lowered_s = wait(lambda: has(FLOOR_US, "plain.service"), PATIENCE_S)
+    lowered_s = wait(lambda: has_quota(FLOOR_US, "plain.service"), PATIENCE_S)
     systemctl("daemon-reload")
     fact = {"answer": answer, "before": before, "lowered_s": lowered_s, **look("plain.service")}
     write_quota(f"{SLICE}/plain.service", 15_000)
@@ -538,7 +538,7 @@ def without_bus() -> dict[str, Any]:
     away = job()
     back = systemctl("start", "dbus.socket", "dbus.service")
     solved_s = wait(lambda: not job()["problems"], PATIENCE_S)
-    agreed_s = wait(lambda: has(FLOOR_US), PATIENCE_S)
+    agreed_s = wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
     return {
         "start": start, "stop": stop, "noticed_s": noticed_s, "full_s": full_s, "lowered_s": lowered_s, "away": away,
         "back": back, "solved_s": solved_s, "agreed_s": agreed_s, **look(),

@@ -11,12 +11,11 @@ from fake_node import QUICK, FakeNode
 from cpumond.agent.control import describe_job
 from cpumond.agent.loop import Agent
 from cpumond.agent.state_file import Originals, load
-from cpumond.agent.unit_limits import NOTHING, UnitLimits
+from cpumond.agent.unit_limits import UnitLimits
 from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
+from cpumond.cgroup.systemd import NO_LIMIT, QUOTA, UnitEvent, UnitProperties
 from cpumond.testing import v2_cgroup
 
-QUOTA = "CPUQuotaPerSecUSec"
 UNIT = "work.service"
 PATH = f"batch.slice/{UNIT}"
 UNITS = QUICK + '\n[[source]]\nkind = "systemd"\nslices = ["batch.slice"]\nlabels = ["User"]\n'
@@ -38,9 +37,9 @@ class ScriptedBus:
         self.closed = 0
 
     def set(
-        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] = NOTHING
+        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] | None = None
     ) -> None:
-        self._allow(unit, known)
+        self._allow(unit, known or {})
         self.told[unit] = properties
 
     def _allow(self, unit: str, values: Mapping[str, object]) -> None:

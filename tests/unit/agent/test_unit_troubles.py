@@ -18,6 +18,7 @@ from cpumond.agent.first_aid import raise_quotas
 from cpumond.agent.restore import restore_units
 from cpumond.agent.state_file import Originals, save
 from cpumond.cgroup import unit_bus
+from cpumond.cgroup.settings import CpuSettings
 from cpumond.cgroup.systemd import NO_LIMIT, UnitEvent, UnitProperties
 from cpumond.cgroup.v2 import V2Cgroup
 from cpumond.errors import CgroupReadError, CgroupWriteError, CreateError
@@ -251,6 +252,13 @@ def fail_to_read(*_: object) -> None:
     raise CgroupReadError("cpu.max", OSError(24, "Too many open files"))
 
 
+def exchange(node: UnitNode, rounds: int = 2) -> None:
+    """Let systemd do what it was told, and the agent hear of it."""
+    for _ in range(rounds):
+        node.bus.obey()
+        node.tick()
+
+
 def go_down(node: UnitNode) -> float:
     """Let the limit go down by a step that systemd was not told yet."""
     node.bus.obey()
@@ -291,10 +299,7 @@ def test_so_it_is_when_the_limit_goes_down(node: UnitNode) -> None:
     go_down(node)
     go_down(node)
     order_unseen(node, 1.5)
-    node.bus.obey()
-    node.tick()
-    node.bus.obey()
-    node.tick()
+    exchange(node)
     assert node.bus.quota_cores() == 1.5
     assert_ordered(node, 1.5)
 
@@ -305,10 +310,7 @@ def test_so_it_is_when_it_is_an_order_that_was_ours_a_moment_ago(node: UnitNode)
     node.tick()
     go_down(node)
     order_unseen(node, before)
-    node.bus.obey()
-    node.tick()
-    node.bus.obey()
-    node.tick()
+    exchange(node)
     assert_ordered(node, before)
 
 
@@ -316,9 +318,9 @@ def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     node.lower()
     node.wake()
     order_unseen(node, 1.5)
-    for _ in range(40):
-        node.bus.obey()
-        node.tick()
+    node.bus.obey()
+    node.bus.set(UNIT, ((QUOTA, 900_000),))
+    exchange(node, 40)
     assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 1}
     assert_ordered(node, 1.5)
 
@@ -356,6 +358,16 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     assert node.agent.close() == 0
     assert node.originals().cgroups == {}
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
+
+
+def test_so_it_does_when_it_is_nearly_the_original(node: UnitNode) -> None:
+    node.lower()
+    node.reload(OTHER_SLICE)
+    node.tick()
+    order_unseen(node, 3.995)
+    exchange(node, 3)
+    assert node.agent.writer.returning == {}
+    assert 3.995 <= node.bus.quota_cores() <= 4.0
 
 
 def test_so_it_does_at_the_end(node: UnitNode) -> None:
@@ -429,9 +441,7 @@ def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
         node.reload(OTHER_SLICE)
         node.tick()
     assert node.limit() == 1.0
-    for _ in range(12):
-        node.tick()
-        node.bus.obey()
+    exchange(node, 12)
     assert (node.limit(), node.bus.quota_cores()) == (3.0, 3.0)
 
 
@@ -457,9 +467,7 @@ def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     node.ticks(3)
     assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
     node.bus.believed[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
-    for _ in range(4):
-        node.bus.obey()
-        node.tick()
+    exchange(node, 4)
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
     node.agent.close()
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
@@ -514,17 +522,46 @@ def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
     node.agent = node.make_agent()
     node.start()
     for _ in range(20):
-        node.tick()
         node.bus.obey()
-    assert int(node.read(UNIT).split()[1]) > 50_000
-    for _ in range(3):
-        node.tick(node.limit(), {UNIT: 1.0})
+        node.tick()
+        if int(node.read(UNIT).split()[1]) > 50_000:
+            break
     assert node.bus.told
     order_unseen(node, 1.5)
     node.bus.obey()
     node.tick()
     settings = node.originals().cgroups[PATH].settings
     assert (settings.cores, settings.period_us) == (1.5, 50_000)
+
+
+def test_a_burst_is_no_larger_than_the_quota_that_was_ordered(node: UnitNode) -> None:
+    found = CpuSettings(400_000, 100_000, 300_000, 100)
+    assert node.agent.units.read_values({QUOTA: 2_000_000}, found) == CpuSettings(200_000, 100_000, 200_000, 100)
+    assert node.agent.units.read_values({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
+
+
+def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_its_way(node: UnitNode) -> None:
+    go_down(node)
+    go_down(node)
+    low = node.limit()
+    order_unseen(node, 4.0)
+    node.bus.news.append(UnitEvent("reloaded"))
+    exchange(node)
+    assert node.limit() <= low
+    assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 0}
+
+
+def test_what_was_ours_before_theirs_is_ours_no_more(node: UnitNode) -> None:
+    """Whoever orders it next means it."""
+    before = go_down(node)
+    go_down(node)
+    held = node.limit()
+    order_unseen(node, 1.5)
+    node.bus.obey()
+    node.tick()
+    for cores in (before, held):
+        settings = CpuSettings(round(cores * 100_000), 100_000, 0, 100)
+        assert not node.agent.units.is_ours(UNIT, settings, "quota")
 
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
@@ -539,10 +576,7 @@ def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
         node.tick(4.0)
     assert node.bus.told
     node.bus.believed[UNIT] = (("CPUWeight", 40),)
-    node.bus.obey()
-    node.tick()
-    node.bus.obey()
-    node.tick()
+    exchange(node)
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
     node.agent.close()
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
