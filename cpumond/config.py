@@ -14,13 +14,23 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from cpumond.decode import ContentError, decode_toml
 from cpumond.errors import AccessError, ConfigError, describe
-from cpumond.monitor.model import DURATION, Duration, Mode, MonitorSettings, check_together, merge_layers
+from cpumond.monitor.model import (
+    DURATION,
+    Duration,
+    Mode,
+    MonitorSettings,
+    check_together,
+    list_idle_options,
+    merge_layers,
+)
 from cpumond.units import format_duration, parse_duration_s
 
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
@@ -29,6 +39,9 @@ SPELLINGS = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_mon
 
 MAX_NAME = 4096
 """Characters of a name, as in the heartbeat (wire.py)."""
+
+MAX_QUOTED = 200
+"""Characters of a value that a sentence shows."""
 
 MAX_LABELS = 8
 """Properties of units that one source may ask for."""
@@ -71,7 +84,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[writes]``: what happens when somebody else changes a limit that the agent moved."""
+    """``[writes]``: what happens when somebody else changes a limit that the agent moved.
+
+    It is the new original, and for ``override_ttl`` it is not moved; ``drift_...`` is for files of units alone.
+    """
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
     drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
@@ -87,9 +103,10 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off."""
+    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off. ``names``: how else this host is called."""
 
     listen: str = "127.0.0.1:9756"
+    names: list[str] = []
     job_series: Literal["all", "top", "off"] = "all"
     max_jobs: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
 
@@ -135,7 +152,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
     ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
-    with "-jobs" at its end.
+    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit.
     """
 
     kind: Literal["none", "cgroup", "systemd"] = "none"
@@ -144,6 +161,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     user: str = ""
     min_uid: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = 1000
     jobs_dir: str = ""
+    max_tasks: Annotated[int, msgspec.Meta(ge=0, le=2**22)] = 4096
     max_log_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**40)] = 16_777_216
     log_retention_s: Duration = msgspec.field(name="log_retention", default=86_400.0)
     max_kept_logs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1000
@@ -158,8 +176,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
 
-    ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each; 0 keeps none. They
-    are kept where somebody can see them: with a page here, or with a scheduler, whose page asks for them.
+    ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each (32 with a peak); 0
+    keeps none. They are kept where somebody can see them: with a page here, or with a scheduler, whose page asks for
+    them.
     """
 
     listen: str = ""
@@ -249,25 +268,46 @@ def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, An
     drop_ins = sorted(name for name in os.listdir(folder) if name.endswith(".toml")) if os.path.isdir(folder) else []
     merged: dict[str, Any] = {}
     for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
-        merged = _merge(merged, parse(_read_text(name), name))
+        text, status = _read_text(name)
+        table = parse(text, name)
+        problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
+        if problem:
+            raise ConfigError(
+                f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
+            )
+        merged = _merge(merged, table)
     return merged
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str) -> tuple[str, os.stat_result]:
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            return file.read(), os.fstat(file.fileno())
     except PermissionError as error:
         raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {describe(error)}; give --config the path of a TOML file") from None
 
 
+def find_rights_of_others(path: str, status: os.stat_result) -> str:
+    """Why a file with secrets may not be used: whose it is not has rights to it; a sentence, "" if nobody has.
+
+    ``status`` is that of the file that was opened, so that nothing can be exchanged between the look and the reading.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    # The copy that systemd makes for a service belongs to root; the bit of the group stands for an access list that
+    # names the service's user.
+    allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
+    if not mode & 0o077 & ~allowed:
+        return ""
+    return f"others than its owner have rights to it (mode {mode:04o}); run `chmod 600 {path}`"
+
+
 def parse_config_text(text: str, path: str) -> dict[str, Any]:
     """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
     try:
-        raw = msgspec.toml.decode(text)
-    except (msgspec.DecodeError, ValueError) as error:
+        raw = decode_toml(text)
+    except ContentError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path"}))
     if "monitor" in table:
@@ -293,8 +333,8 @@ def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
         if "\n" in text.strip():
             raise ConfigError(f"--set: {key.strip()}: expected a value on one line, got {text.strip()!r}")
         try:
-            raw[key.strip()] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
-        except (msgspec.DecodeError, ValueError):
+            raw[key.strip()] = decode_toml(f"value = {text.strip()}")["value"]
+        except ContentError:
             raw[key.strip()] = text.strip()
     return raw
 
@@ -333,6 +373,32 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
     if config.web.listen:
         _check_loopback(config.web.listen, f"{where}: web.listen")
     return config
+
+
+def find_idle_options(config: AgentConfig) -> list[str]:
+    """Sentences about options of ``job-cpu-monitor`` that have no effect where they are given: not with the rule and
+    the actuator that result there, whatever the levels above and below say (1.1)."""
+    operations, sources = ["", *config.operation], [None, *config.source]
+
+    def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
+        """Of the options ``given`` those that say nothing for any job of ``some`` sources and operations ``names``."""
+        found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
+        return [text for text in found[0] if all(text in others for others in found)]
+
+    told = [f"monitor.{text}" for text in list_idle(config.monitor, sources, operations)]
+    for number, source in enumerate(config.source, 1):
+        told += [
+            f"source {number}.job-cpu-monitor.{text}"
+            for text in list_idle(source.job_cpu_monitor, [source], operations)
+        ]
+    for name, operation in config.operation.items():
+        where, given = f"operation.{name}.job-cpu-monitor", operation.job_cpu_monitor
+        always = list_idle(given, sources, [name])
+        told += [f"{where}.{text}" for text in always]
+        for number, source in enumerate(config.source, 1):
+            only = [text for text in list_idle(given, [source], [name]) if text not in always]
+            told += [f"{where}.{text}, so not for jobs of source {number}" for text in only]
+    return [f"{config.path or 'built-in defaults'}: {text}" for text in told]
 
 
 EXECUTOR_ROOTS = {"none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice"}
@@ -461,7 +527,7 @@ def normalise_table(
         name = str(key).replace("-", "_")
         name = SPELLINGS.get(name, name)
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
             raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
         if name in table:
@@ -508,7 +574,9 @@ def _normalise_value(value: Any, kind: msgspec.inspect.Type, file: str, path: st
     try:
         converted = msgspec.convert(value, _python_type(inner))
     except msgspec.ValidationError:
-        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}") from None
+        near = difflib.get_close_matches(str(value)[:MAX_QUOTED], _literals(inner), n=1, cutoff=0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}{hint}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{file}: {path}: must be finite, {describe_type(kind)}, got {converted}")
     return converted
@@ -559,7 +627,10 @@ def describe_type(kind: msgspec.inspect.Type) -> str:
     duration = isinstance(kind, inspect.Metadata) and kind.extra == DURATION
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.UnionType):
-        return " or ".join(describe_type(member) for member in inner.types if not isinstance(member, inspect.NoneType))
+        members = [member for member in inner.types if not isinstance(member, inspect.NoneType)]
+        return " or ".join(
+            describe_type(inspect.Metadata(member, extra=DURATION) if duration else member) for member in members
+        )
     if isinstance(inner, inspect.LiteralType):
         return "one of " + ", ".join(f'"{value}"' for value in sorted(map(str, inner.values)))
     if isinstance(inner, (inspect.FloatType, inspect.IntType)):
@@ -587,12 +658,22 @@ def _range_text(kind: Any, duration: bool) -> str:
 def _show(value: Any, kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.Metadata) and kind.extra == DURATION and isinstance(value, float):
         return format_duration(value)
-    return f"{value!r}" if isinstance(value, (str, bool, int, float)) else _kind_of(value)
+    return _quote(value) if isinstance(value, (str, bool, int, float)) else _kind_of(value)
 
 
 def _kind_of(value: object) -> str:
     names = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
-    return f"{names.get(type(value), type(value).__name__)}" + (f" ({value!r})" if not isinstance(value, dict) else "")
+    kind = names.get(type(value), type(value).__name__)
+    return kind if isinstance(value, dict) else f"{kind} ({_quote(value)})"
+
+
+def _quote(value: object) -> str:
+    """A value for a sentence; numbers of thousands of digits and deep lists have no text."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "..."
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@
     ├── AccessError              77  the rights are missing
     ├── RefusedError             77  outside what the operator allowed (managed_roots, leaf cgroups only)
     ├── StateFileError           69  a file of state_dir is damaged
+    ├── UnknownLimitsError       75  it cannot be seen which limits were lowered
     ├── scheduler.store.StoreError    69  the scheduler's database cannot be opened, read or written
     ├── scheduler.model.CommandError  69  a command that the scheduler refuses
     └── CgroupError              69
@@ -24,11 +25,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 EXIT_OK = 0
 EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
 EXIT_CANNOT_CREATE = 73
+EXIT_TRY_AGAIN = 75
 EXIT_PERMISSION = 77
 EXIT_CONFIG = 78
 
@@ -37,9 +40,15 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 class CpumondError(Exception):
-    """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with."""
+    """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with.
+
+    A place by way of a descriptor of ours is called by its name.
+    """
 
     exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(_name_held(each) if isinstance(each, str) else each for each in arguments))
 
 
 class UsageError(CpumondError):
@@ -84,6 +93,12 @@ class StateFileError(CpumondError):
     """A file of ``state_dir`` is damaged or of an unknown version."""
 
 
+class UnknownLimitsError(CpumondError):
+    """It cannot be seen which limits were lowered, or whether they are back."""
+
+    exit_code = EXIT_TRY_AGAIN
+
+
 class CgroupError(CpumondError):
     """A cgroup file answered with something an operator must look at."""
 
@@ -104,6 +119,18 @@ class CgroupWriteError(CgroupError):
         self.path = path
         self.value = value
         self.errno = cause.errno
+
+
+def _name_held(text: str) -> str:
+    """``text`` with paths by way of this process's descriptors as people know them."""
+    return re.sub(r"/proc/self/fd/[0-9]+", _read_link, text) if "/proc/self/fd/" in text else text
+
+
+def _read_link(found: re.Match[str]) -> str:
+    try:
+        return os.readlink(found[0])
+    except OSError:
+        return found[0]
 
 
 def describe(cause: object) -> str:

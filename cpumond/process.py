@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -119,28 +118,6 @@ def close_sockets(sockets: list[socket.socket]) -> None:
         sock.close()
 
 
-class Deadline:
-    """Ends a connection when a request and its answer take too long together, so that silent peers do not add up.
-
-    ``restart`` at its start and after each answer, ``cancel`` at its end; ``exchange_s`` is longer than a connection
-    may idle between two requests.
-    """
-
-    def __init__(self, exchange_s: float) -> None:
-        self._exchange_s = exchange_s
-        self._timer: asyncio.TimerHandle | None = None
-
-    def restart(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        """A new exchange begins."""
-        self.cancel()
-        self._timer = loop.call_later(self._exchange_s, transport.abort)
-
-    def cancel(self) -> None:
-        """The connection is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object] | None:
     """What sends a message to the service manager (sd_notify); None when it did not start us."""
     if not environment.get("NOTIFY_SOCKET"):
@@ -197,9 +174,34 @@ class ServiceManager:
 def read_watchdog_s(environment: Mapping[str, str]) -> float:
     """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
     watchdog_us = environment.get("WATCHDOG_USEC", "")
-    if not watchdog_us.isdigit() or int(watchdog_us) == 0:
+    if not watchdog_us.isdecimal() or int(watchdog_us) == 0:
         return math.inf
     return int(watchdog_us) / 1e6 if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else math.inf
+
+
+OTHER_DESCRIPTORS: Final = 256
+"""Those that are not of jobs: connections, and files that are open for a moment, without which no limit is written."""
+
+
+def find_room(limit: int) -> float:
+    """How many descriptors jobs may hold where RLIMIT_NOFILE is ``limit``, of which a quarter at most stays free."""
+    return math.inf if limit == resource.RLIM_INFINITY else limit - min(OTHER_DESCRIPTORS, limit // 4)
+
+
+M_MMAP_THRESHOLD: Final = -3
+"""Of mallopt(3)."""
+LARGE_BYTES: Final = 32_768
+
+
+def give_back_large_blocks() -> None:
+    """Have memory of LARGE_BYTES and more go back to the system when it is freed, as what thousands of peers sent does.
+
+    By itself glibc keeps such blocks in its heap once one was freed, where any small one behind them holds them.
+    """
+    import ctypes  # not each program that starts needs it
+
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def raise_descriptor_limit() -> None:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -82,7 +83,8 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
     lines = []
     for number, (point, kind) in enumerate(mounts.items(), 30):
         fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
-        lines.append(f"{number} 1 0:{number} / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
+        # 0:0 is the device of no file system: the kernel would show another one at these places.
+        lines.append(f"{number} 1 0:0 / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
     with open(path, "w", encoding="ascii") as file:
         file.write("".join(lines))
     return os.fspath(path)
@@ -514,20 +516,22 @@ class ClusterScheduler(ClusterProcess):
     """The scheduler of a ``Cluster``. It keeps its port when it is started again."""
 
     def __init__(
-        self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float, token: str
-    ) -> None:
+        self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float, token: str,
+        node_token: str,
+    ) -> None:  # fmt: skip
         super().__init__(directory, "scheduler", ["scheduler", "--time-scale", str(scale)], environment)
         self.listen = listen
         self._token = token
+        self._node_token = node_token
         _write_extra(os.path.join(self.directory, "config.conf.d"), extra)
 
     def launch(self) -> None:
         tokens_file = ""
         if self._token:
             tokens_file = os.path.join(self.directory, "tokens")
-            line = f"{psutil.Process().username()}:{hashlib.sha256(self._token.encode()).hexdigest()}:admin\n"
+            user, node = (hashlib.sha256(each.encode()).hexdigest() for each in (self._token, self._node_token))
             with open(tokens_file, "w", encoding="utf-8", opener=_open_private) as file:
-                file.write(line)
+                file.write(f"{psutil.Process().username()}:{user}:admin\nnodes:{node}:node\n")
         with open(self.config_path, "w", encoding="utf-8") as file:
             file.write(
                 f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
@@ -596,7 +600,7 @@ class ClusterNode(ClusterProcess):
             },
             "monitor": {"mode": "reclaim", "min_cpu_limit": 0.05, **cluster.monitor},
             "scheduler": {
-                "url": cluster.url, "token": cluster.token, "heartbeat_period": cluster.heartbeat_period,
+                "url": cluster.url, "token": cluster.node_token, "heartbeat_period": cluster.heartbeat_period,
                 "retry_max": "1s", "tags": list(self._tags),
             },
             "resources": {"cpu": cluster.cpu, "memory": cluster.memory, "user_slots": cluster.user_slots},
@@ -612,7 +616,7 @@ class ClusterNode(ClusterProcess):
             "web": {"listen": self._web_listen, "period": cluster.monitor["check_period"], "samples": 600},
             "log": {"format": "json"},
         }  # fmt: skip
-        with open(self.config_path, "w", encoding="utf-8") as file:
+        with open(self.config_path, "w", encoding="utf-8", opener=_open_private) as file:
             for table, values in tables.items():
                 file.write(f"[{table}]\n" if table else "")
                 file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
@@ -645,10 +649,10 @@ class Cluster:
     cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
     (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
     TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
-    as fast. ``mountinfo`` for a simulated kernel. With a ``token`` the scheduler takes no request without it: else
-    every user of the machine may run jobs on the nodes, as root where root made them. With ``web`` each agent has its
-    page, too, at its ``web_url``. Entering it waits until all nodes are online; leaving it ends every process and job
-    and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
+    as fast. ``mountinfo`` for a simulated kernel. With a ``token`` the scheduler takes no request without it (nodes
+    have a ``node_token``): else every user of the machine may run jobs on the nodes, as root where root made them. With
+    ``web`` each agent has its page, too, at its ``web_url``. Entering it waits until all nodes are online; leaving it
+    ends every process and job and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
     """
 
     def __init__(
@@ -660,6 +664,7 @@ class Cluster:
         web: bool = False,
     ) -> None:  # fmt: skip
         self.token = token
+        self.node_token = secrets.token_hex(24) if token else ""
         self.web = web
         self.directory = os.path.abspath(directory)
         self.cpu = cpu
@@ -672,7 +677,7 @@ class Cluster:
         self.mountinfo = mountinfo
         self.environment = _clean_environment()
         self.scheduler = ClusterScheduler(
-            self.directory, listen, scheduler_config, self.environment, real_time_scale, token
+            self.directory, listen, scheduler_config, self.environment, real_time_scale, token, self.node_token
         )
         names = [f"node-{number}" for number in range(1, nodes + 1)]
         self.nodes = [
@@ -772,7 +777,7 @@ class Cluster:
         jobs: list[dict[str, Any]] = self.get(f"/api/v1/operations/{operation_id}/jobs{query}")["jobs"]
         return jobs
 
-    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
         """Ask ``condition`` until it is true; its value. Raises TimeoutError with the last lines of all logs."""
         deadline_s = time.monotonic() + timeout_s
         while True:

@@ -78,6 +78,27 @@ def _plain(number: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def format_span(seconds: float) -> str:
+    """A time span for people: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    for size, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+def format_cores(cores: float) -> str:
+    """Cores with up to two digits after the point, below one core with three: 3.2, 10, 0.004; <0.001 for less."""
+    if 0 < cores < 0.001:
+        return "<0.001"
+    if 0 < abs(cores) < 0.01:
+        return f"{cores:.2g}"
+    return f"{cores:.{3 if abs(cores) < 1 else 2}f}".rstrip("0").rstrip(".")
+
+
 def cores_to_quota_us(cores: float, period_us: int) -> int:
     """The quota in microseconds a period that gives ``cores`` (>= 0), rounded to the nearest microsecond."""
     return round(cores * period_us)

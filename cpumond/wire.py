@@ -23,6 +23,9 @@ import msgspec
 HEARTBEAT_VERSION = 1
 
 MAX_NAME = 4096
+MAX_HEARTBEAT_BYTES = 8 * 2**20
+MAX_HEARTBEAT_JOBS = 10_000
+"""Of each list of jobs in a heartbeat; one job takes some 600 bytes of JSON."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -110,9 +113,9 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Annotated[int, msgspec.Meta(ge=0)]
     sent_at: float
     cpu_capacity: _Cores
-    jobs: list[JobReport]
+    jobs: Annotated[list[JobReport], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)]
     version: Annotated[int, msgspec.Meta(ge=1, le=HEARTBEAT_VERSION)] = HEARTBEAT_VERSION
-    finished_jobs: list[FinishedJob] = []
+    finished_jobs: Annotated[list[FinishedJob], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
 
 
 class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,7 +132,8 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node makes itself known: at the start of its agent, and when its tags or resources change.
 
     A registration of the incarnation that is registered already changes tags and resources; a new incarnation replaces
-    the old one, whose heartbeats are dropped from then on. ``address`` ("" = the id) counts as one of the tags.
+    the old one, whose heartbeats are dropped from then on. ``address`` ("" = the id) counts as one of the tags. ``key``
+    is a secret that the agent keeps from run to run: it lets a new run replace one that is still alive.
     """
 
     node_id: _Name
@@ -138,6 +142,7 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
     tags: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
     version: Annotated[int, msgspec.Meta(ge=1, le=HEARTBEAT_VERSION)] = HEARTBEAT_VERSION
+    key: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class RegistrationAnswer(msgspec.Struct, frozen=True):

@@ -259,6 +259,7 @@ def describe_exit_codes() -> Iterator[str]:
     kinds: tuple[type[errors.CpumondError], ...] = (
         errors.UsageError,
         errors.UnavailableError,
+        errors.UnknownLimitsError,
         errors.CreateError,
         errors.AccessError,
         errors.RefusedError,

@@ -1,33 +1,93 @@
-"""Shared by all tests: what a skip means, and where nothing may be left behind."""
+"""Shared by all tests: what runs when, what a skip means, and what was running when a run was ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from turns import hold_room
+from turns import hold_room, note_end, preferred, wait_for_ends
 
 # How fast a busy machine makes up examples says nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
+MACHINES = Path(__file__).parent / "machine"
+NOT_ASKED_FOR = "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it"
+ROOM = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+ALONE = pytest.StashKey[int]()
+"""How many of this run's tests must run alone."""
+RUNNING: dict[str, None] = {}
+"""Tests that have begun and not ended, in all processes."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if ROOM in config.stash:
+        config.stash[ROOM].cleanup()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes share a room."""
+    node.workerinput["room"] = node.config.stash[ROOM].name
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in the order in which two processes are done soonest: the emulated machines first, which take longest, and
-    last those with tests that must run alone, so that nobody waits for them long."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files in the order in which the processes are done soonest: first those with tests that must run alone, while
+    nothing long runs beside them, then the emulated machines, which take longest."""
     waiting = {item.path for item in items if item.get_closest_marker("alone") is not None}
 
     def rank(item: pytest.Item) -> int:
         if item.path in waiting:
-            return 3
-        return 2 if item.path.parent.name != "machine" else item.path.name != "test_vm.py"
+            return 0
+        return 3 if item.path.parent != MACHINES else 1 if item.path.name == "test_vm.py" else 2
 
     items.sort(key=rank)
+    config.stash[ALONE] = sum(item.get_closest_marker("alone") is not None for item in items)
+    if not (REQUIRED or are_machines_named(config)):
+        for item in items:
+            if item.path.parent == MACHINES:
+                item.add_marker(pytest.mark.skip(reason=NOT_ASKED_FOR))
+
+
+def are_machines_named(config: pytest.Config) -> bool:
+    """Whether the command line names ``tests/machine`` or something in it, or is given there."""
+    words = getattr(config, "workerinput", {}).get("mainargv", config.invocation_params.args)
+    names = [str(word).partition("::")[0] for word in words if not str(word).startswith("-")]
+    return any(Path(os.path.abspath(name)).is_relative_to(MACHINES) for name in ["", *names])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests run in three processes; one that is marked ``alone`` waits until the others rest, and keeps it so.
+
+    It waits before its own time begins. Other work of this host cannot be asked to rest: it gets what is left.
+    """
+    alone = item.get_closest_marker("alone") is not None
+    room = getattr(item.config, "workerinput", {}).get("room")
+    with contextlib.ExitStack() as stack:
+        if room is not None:
+            if item.path.parent == MACHINES and item.get_closest_marker("skip") is None:
+                # It takes minutes, in which nobody could be alone.
+                wait_for_ends(Path(room), item.config.stash[ALONE])
+            if alone:
+                stack.callback(note_end, Path(room))
+            stack.enter_context(hold_room(Path(room), alone))
+        if alone:
+            stack.enter_context(preferred())
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,9 +103,18 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture(autouse=True)
-def take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests run in two processes; one that is marked ``alone`` waits until the other process rests, and keeps it so."""
-    alone = request.node.get_closest_marker("alone") is not None
-    with hold_room(tmp_path_factory, alone):
-        yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    RUNNING[nodeid] = None
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    RUNNING.pop(nodeid, None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A run that is ended from outside says what it was at."""
+    if RUNNING:
+        terminalreporter.section("had begun and did not end")
+        for nodeid in RUNNING:
+            terminalreporter.write_line(nodeid)

@@ -15,7 +15,7 @@ import msgspec
 
 from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.update import FairShareUpdater
-from cpumond.scheduler.commands import Command, Rules, Transaction
+from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
@@ -27,7 +27,7 @@ from cpumond.scheduler.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import SeveralTreesError, State
 from cpumond.wire import (
     FinishedJob,
     Heartbeat,
@@ -94,7 +94,13 @@ class PlayedNode:
 
     def register(self) -> None:
         """Raises CommandError."""
-        self.world.carry_out(self.world.state.register(self.registration()))
+        try:
+            change = self.world.state.register(self.registration())
+        except SeveralTreesError as refused:
+            self.world.state.note_refused(refused, self.world.now)
+            self.world.carry_out(refused.change)
+            raise
+        self.world.carry_out(change)
 
     def restart_agent(self) -> None:
         """A new run of the agent; its jobs go on."""
@@ -368,6 +374,8 @@ class World:
         change = self.state.expire(self.now)
         if not change.is_empty:
             self.carry_out(self.state.recount(change, self.now))
+        if self.state.is_unsettled(self.now):
+            self.carry_out(NOTHING)
 
     # --- time
 
@@ -448,7 +456,7 @@ def assert_consistent(state: State) -> None:
         assert [*tree.queue] == sorted(tree.queue, key=lambda name: state.operations[name].record.sequence)
         assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
     for operation in state.operations.values():
-        _assert_operation(operation)
+        _assert_operation(operation, state)
     for node in state.nodes.values():
         assert_near(node.used, sum_vectors([job.usage for job in node.jobs.values()]), f"used of node {node.id}")
         assert not set(node.jobs) & set(node.stopping)
@@ -476,13 +484,16 @@ def _operations_below(pool: PoolElement) -> Iterable[OperationElement]:
         yield from _operations_below(child)
 
 
-def _assert_operation(operation: Operation) -> None:
+def _assert_operation(operation: Operation, state: State) -> None:
     record = operation.record
     assert not record.is_finished
     assert record.state == ("running" if record.running_in else "pending")
     active: dict[str, int] = {}
     for element in operation.elements.values():
         for job in element.jobs.values():
+            active[job.task.name] = active.get(job.task.name, 0) + 1
+    for job in state.jobs.values():
+        if job.is_failing and job.element.operation is operation:
             active[job.task.name] = active.get(job.task.name, 0) + 1
     assert operation.active_job_count == sum(active.values())
     for task in record.tasks:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import math
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,21 +26,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.loop import Agent
 from cpumond.config import is_loopback
+from cpumond.connections import BoundedH11, Door
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
-from cpumond.process import Deadline, close_sockets
+from cpumond.process import close_sockets
 
 log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
+MAX_HELD_BYTES = 32 * 2**20
+"""Answers that are not read, of all connections of one socket."""
 READY_PERIODS = 5
 KEEP_ALIVE_S = 20
+ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
 """From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
 RETRY_S = 5.0
@@ -56,6 +63,10 @@ PAGE_HEADERS = (
 """Of what the page's address answers, where the answer does not say otherwise itself."""
 
 
+class BadRequestError(ConfigError):
+    """The body of a request is not JSON."""
+
+
 class TooLargeError(ConfigError):
     """The body of a request is larger than MAX_BODY_BYTES."""
 
@@ -63,6 +74,7 @@ class TooLargeError(ConfigError):
 STATUS_OF: dict[type[CpumondError], int] = {
     ConfigError: 422,
     UsageError: 422,
+    BadRequestError: 400,
     TooLargeError: 413,
     RefusedError: 403,
     AccessError: 403,
@@ -72,7 +84,8 @@ STATUS_OF: dict[type[CpumondError], int] = {
 
 def make_public_app(agent: Agent, metrics: MetricsText) -> App:
     """What TCP offers: metrics and health."""
-    return _make_app(_public_routes(agent, metrics))
+    advice = "this host has no such name: ask by its address or host name, or add the name to [metrics] names"
+    return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 
 
 def make_private_app(agent: Agent, metrics: MetricsText) -> App:
@@ -89,17 +102,20 @@ def make_page_app(agent: Agent) -> App:
         Route("/api/v1/status", _read_status(agent)),
         Route("/api/v1/jobs/{name:path}/explain", _act(agent, lambda name, _: control.explain_job(agent, name))),
     ]
-    return _LoopbackNamesOnly(_make_app(routes))
+    advice = "this page is for this host only: open it as localhost or 127.0.0.1, not by another name"
+    return _OwnNamesOnly(_make_app(routes), _is_loopback_name, advice)
 
 
-class _LoopbackNamesOnly:
-    """Refuses requests that call this host by another name than a loopback one, and adds ``PAGE_HEADERS``.
+class _OwnNamesOnly:
+    """Refuses requests that call this host by a name that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
     A page of another site whose name is made to lead here (DNS rebinding) would count as this page's own.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app
+        self._is_own = is_own
+        self._advice = advice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -108,12 +124,51 @@ class _LoopbackNamesOnly:
                 message["headers"] = [*message["headers"], *(each for each in PAGE_HEADERS if each[0] not in given)]
             await send(message)
 
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and is_loopback(_cut_port(hosts[0].decode("latin-1"))):
+        # HTTP/1.0 may name no host, which no browser does.
+        hosts = [value for name, value in scope["headers"] if name == b"host"] or [b""]
+        if len(hosts) == 1 and await self._is_own(_cut_port(hosts[0].decode("latin-1"))):
             await self._app(scope, receive, send_with_headers)
             return
-        text = "this page is for this host only: open it as localhost or 127.0.0.1, not by another name"
-        await _json({"error": text, "exit_code": 77}, 403)(scope, receive, send_with_headers)
+        await _json({"error": self._advice, "exit_code": 77}, 403)(scope, receive, send_with_headers)
+
+
+async def _is_loopback_name(host: str) -> bool:
+    return is_loopback(host)
+
+
+class OwnNames:
+    """By what names this host may be called: addresses, which no page of another site can lead here by; "localhost",
+    its host name, short and with its domain; its node id; those of ``[metrics] listen`` and ``names``."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._full_name = ""
+        self._asked_at_s = -math.inf
+
+    async def __call__(self, host: str) -> bool:
+        """Whether ``host``, without a port, is this host."""
+        name = host.lower().rstrip(".")
+        if not name or is_loopback(name) or _is_address(name) or name in self._known():
+            return True
+        if name != self._full_name and time.monotonic() - self._asked_at_s >= ASK_NAME_S:
+            # It may ask a name server, which does not answer yet while the host starts.
+            self._asked_at_s = time.monotonic()
+            found = (await run_in_threadpool(socket.getfqdn)).lower().rstrip(".")
+            self._full_name = found if "." in found else self._full_name
+        return name == self._full_name
+
+    def _known(self) -> set[str]:
+        config, own = self._agent.config, socket.gethostname().lower()
+        given = (config.node_id, config.metrics.listen.rpartition(":")[0], *config.metrics.names)
+        return {own, own.partition(".")[0], *(each.lower().rstrip(".") for each in given if each)}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _cut_port(host: str) -> str:
@@ -226,31 +281,13 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        body = msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the request is not a JSON object: {error}") from None
-    return body
+        return decode_json(data, dict[str, Any])
+    except ContentError as error:
+        raise BadRequestError(f"the request is not a JSON object: {error}") from None
 
 
 def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
-class _Connection(H11Protocol):
-    """One connection. It ends when a request and its answer take too long, so that silent peers do not add up."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._deadline = Deadline(EXCHANGE_S)
-        self._deadline.restart(self.loop, self.transport)
-
-    def on_response_complete(self) -> None:
-        self._deadline.restart(self.loop, self.transport)
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
@@ -260,17 +297,16 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Connection,
+                http=type("Connection", (BoundedH11,), {"door": Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S)}),
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Garbage from a port scanner and clients over the limit are no news.
+                # Garbage from a port scanner is no news.
                 log_level="error",
                 access_log=False,
                 server_header=False,
                 # The library renews the date in the loop that is left out here.
                 date_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
             )
@@ -318,13 +354,23 @@ class ApiServer:
                     own = [stack.enter_context(sock.dup()) for sock in sockets]
                     tasks.create_task(_Server(app, stopping).serve(own))
 
-    def stop(self) -> None:
-        """End the thread and close the sockets."""
-        self._ending.set()
+    def replace_control(self, control: socket.socket) -> None:
+        """Answer on another control socket from now on: nobody finds the way to the one before any more."""
+        sockets = self._served[0][1]
+        before, sockets[:] = list(sockets), [control]
+        self._end_loop()
+        close_sockets(before)
+
+    def _end_loop(self) -> None:
         if self._wake is not None:
             # A loop that has ended by itself has nothing to be told.
             with contextlib.suppress(RuntimeError):
                 self._wake()
+
+    def stop(self) -> None:
+        """End the thread and close the sockets."""
+        self._ending.set()
+        self._end_loop()
         self._thread.join(STOP_S)
         for _, sockets in self._served:
             close_sockets(sockets)

@@ -29,6 +29,7 @@ import structlog
 from cpumond.agent.clock import Clock
 from cpumond.agent.job_files import (
     JOB_FILE,
+    LOCK_FILE,
     SANDBOX,
     SUMS_FILE,
     JobFile,
@@ -43,7 +44,7 @@ from cpumond.agent.job_files import (
 )
 from cpumond.agent.launch import find_account, make_argv, make_environment
 from cpumond.agent.overdraft import Share, Timer, find_victims
-from cpumond.agent.state_file import read_boot_id
+from cpumond.agent.state_file import identify, make_directory, read_boot_id
 from cpumond.config import AgentConfig, parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
@@ -256,6 +257,26 @@ class AssignedJobs:
         self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
         for directory in list_set_aside(self.config.executor.jobs_dir):
             self._remove(directory)
+
+    def look_after_files(self) -> list[str]:
+        """Write ``jobs_dir`` anew where somebody removed it: the next agent finds the jobs by it. Its path then.
+
+        What jobs had written there is lost. Raises what ``open_jobs_dir`` does.
+        """
+        jobs_dir = self.config.executor.jobs_dir
+        if self._lock is None:
+            return []
+        held = os.fstat(self._lock)
+        if identify(os.path.join(jobs_dir, LOCK_FILE)) == (held.st_dev, held.st_ino):
+            return []
+        lock = open_jobs_dir(jobs_dir)
+        os.close(self._lock)
+        self._lock = lock
+        for job in self.jobs.values():
+            if job.file.state != "waiting" and not os.path.isdir(job.directory):
+                make_directory(job.directory, 0o711, "executor.jobs_dir")
+                self._note(job)
+        return [jobs_dir]
 
     def _list_mine(self) -> list[str]:
         return [job.order.job_id for job in self.jobs.values() if job.takes_room]
@@ -585,6 +606,7 @@ class AssignedJobs:
             memory_limit=order.memory_limit,
             directory=job.directory,
             max_log_bytes=self.config.executor.max_log_bytes,
+            max_tasks=self.config.executor.max_tasks,
         )
 
     def _describe(self, job: AssignedJob) -> FoundJob:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
 from cpumond.agent.loop import Agent
@@ -18,8 +20,12 @@ from cpumond.cgroup.mounts import relative_path
 from cpumond.config import parse_layer
 from cpumond.discovery import FoundJob, describe_source
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
-from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor import words
+from cpumond.monitor.model import JobState, MonitorSettings, list_idle_options
+from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
 from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
+
+log = structlog.get_logger("cpumond.agent")
 
 LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
 """The kernel takes no smaller limit."""
@@ -50,7 +56,56 @@ def describe_job(job: JobView) -> dict[str, Any]:
         "pinned_cpu_limit": job.pinned_cores,
         "fast_restores": job.restores,
         "write_errors": job.write_errors,
+        "limit_rule": job.settings.limit_rule,
+        "peak": describe_peak(job.state, job.settings) if job.settings.limit_rule == "peak" else None,
     }
+
+
+def describe_peak(state: JobState, s: MonitorSettings) -> dict[str, Any]:
+    """What rule ``peak`` knows of a job (limit_rules.md 2); cores, seconds."""
+    known = state.peak_cores is not None
+    return {
+        "peak_cores": state.peak_cores,
+        "target_cores": find_target(find_peak(state, s), state.hard_cores, s) if known else None,
+        "caution": state.caution,
+        "half_life_s": find_half_life_s(state, s),
+        "watched_s": state.watched_s,
+        "held_count": state.held.count,
+        "held_s": state.held.held_s,
+        "held_ratio": words.held_ratio(state),
+        "throttle_budget": s.throttle_budget,
+    }
+
+
+def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) -> dict[str, Any]:
+    """``describe_peak`` and what it means, in sentences; times are seconds since 1970, None where there is none yet."""
+    state, s, status = job.state, job.settings, job.view(now_s).status
+    seen_at, held_at = (
+        wall_s + at_s - now_s if math.isfinite(at_s) else None for at_s in (state.peak_at_s, state.held.at_s)
+    )
+    if status not in ("reclaim", "up-only"):
+        hindrance = "mode shadow" if status == "shadow" else f"it is {status}"
+    else:
+        hindrance = "writes are paused" if is_paused else ""
+    if status == "up-only":
+        s = msgspec.structs.replace(s, direction="up-only")
+    return {
+        **describe_peak(state, s),
+        "seen_at": seen_at,
+        "held_at": held_at,
+        "held_from_cores": state.held.from_cores,
+        "held_after_s": state.held.after_s,
+        "because": words.describe_limit(
+            state, s, now_s, "" if held_at is None else _show_clock(held_at, wall_s), job.notes
+        ),
+        "next": words.describe_next(state, s, now_s, hindrance),
+    }
+
+
+def _show_clock(at: float, wall_s: float) -> str:
+    """Local time with its zone, for whoever reads it elsewhere; with the date where that is another one."""
+    then, now = (datetime.fromtimestamp(each).astimezone() for each in (at, wall_s))
+    return then.strftime("%H:%M:%S %Z" if then.date() == now.date() else "%Y-%m-%d %H:%M:%S %Z")
 
 
 def describe_agent(snapshot: TickSnapshot) -> dict[str, Any]:
@@ -80,7 +135,10 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
     s, state = job.settings, job.state
     pressure = read_pressure(agent.hierarchies, job.found.path)
     now_s, pin = agent.clock.monotonic_s(), agent.registered.content.pins.get(job.found.job_id)
+    is_peak = s.limit_rule == "peak"
     held_until_s = max(state.hold_until_s, state.started_at_s + s.startup_boost_s)
+    if is_peak:
+        held_until_s = words.find_not_lowered_until_s(state, s)
     lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
     return {
         **describe_job(job.view(now_s)),
@@ -124,6 +182,7 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
             "throttled_cpu_s": state.throttled_cpu_s,
             "late_cpu_s": job.late_cpu_s,
         },
+        "peak": _explain_peak(job, now_s, agent.clock.wall_s(), agent.is_paused()) if is_peak else None,
         "decisions": [describe_record(record) for record in job.ring.records()],
         "samples": describe_samples(job, agent.config.web.period_s),
     }
@@ -133,7 +192,7 @@ def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
     """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
 
     ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
-    settings of now. Empty where no samples are kept.
+    settings of now; ``peak`` is None of points under a rule without one. Empty where no samples are kept.
     """
     s = job.settings
     records = [] if job.samples is None else job.samples.records()
@@ -148,6 +207,7 @@ def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
         "upper_bound": [round(s.relative_upper_bound * each.limit_cores, 6) for each in records],
         "votes_sum": [each.votes_sum for each in records],
         "throttled_ratio": [round(each.throttled_ratio, 4) for each in records],
+        "peak": [None if each.peak_cores is None else round(each.peak_cores, 6) for each in records],
     }
 
 
@@ -175,7 +235,7 @@ def describe_record(record: DecisionRecord) -> dict[str, Any]:
 
 
 def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
-    """``cpumond job add``: on disk, then followed, then answered.
+    """``cpumond job add``: on disk, then followed, then answered, with ``warnings`` about options without effect.
 
     Raises ConfigError, RefusedError, UnavailableError, CreateError."""
     path = relative_path(agent.hierarchies, str(body.get("cgroup", "")))
@@ -202,7 +262,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
         if known.path == path and known.job_id != job.job_id:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
-        raise UnavailableError(f"cgroup {path!r}: there is none at {directory}; make it first")
+        raise UnavailableError(f"cgroup {path!r}: there is none at {agent.hierarchies.name(directory)}; make it first")
     refusal = find_refusal(agent.config, path, directory)
     if refusal:
         raise RefusedError(f"cgroup {path!r}: {refusal}; add it to managed_roots or name a leaf below them")
@@ -212,7 +272,10 @@ def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
     if tracked is None:
         problem = agent.table.problems.get(path, "it went away at once")
         raise UnavailableError(f"job {job.job_id!r} is registered, but not followed yet: {problem}")
-    return describe_job(tracked.view(agent.clock.monotonic_s()))
+    warnings = [f"job_cpu_monitor.{text}" for text in list_idle_options(tracked.settings, job.job_cpu_monitor)]
+    for sentence in warnings:
+        log.warning("option_without_effect", job_id=job.job_id, error=sentence)
+    return {**describe_job(tracked.view(agent.clock.monotonic_s())), "warnings": warnings}
 
 
 def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
 from cpumond.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.config import Metrics
+from cpumond.monitor.peak import find_half_life_s
 from cpumond.reporters import ReporterStats
 
 JobValue = Callable[[JobView], float | None]
@@ -80,6 +81,32 @@ JOB_COUNTERS: dict[str, tuple[str, JobValue]] = {
         lambda job: job.state.preemptible_cpu_s,
     ),
 }
+PEAK_GAUGES: dict[str, tuple[str, JobValue]] = {
+    "cpumond_job_peak_cores": (
+        "Highest CPU use of late, fading; with the reserve it is the limit of rule peak.",
+        lambda job: job.state.peak_cores,
+    ),
+    "cpumond_job_peak_half_life_seconds": (
+        "Time in which that fades to its half; longer the more often a lowered limit held the job back.",
+        lambda job: find_half_life_s(job.state, job.settings),
+    ),
+    "cpumond_job_throttle_budget_ratio": (
+        "Share of its time that rule peak may hold the job back.",
+        lambda job: job.settings.throttle_budget,
+    ),
+}
+PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
+    "cpumond_job_held_back_total": (
+        "Times that a lowered limit held the job back and all was given back at once.",
+        lambda job: job.state.held.count,
+    ),
+    "cpumond_job_held_back_seconds_total": (
+        "Enforcement periods in which a lowered limit held the job back.",
+        lambda job: job.state.held.held_s,
+    ),
+    "cpumond_job_watched_seconds_total": ("Time that rule peak follows the job.", lambda job: job.state.watched_s),
+}
+"""Of jobs under rule ``peak`` alone: held back over watched seconds is what ``throttle_budget`` bounds."""
 SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
     "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: job.ordered_cores),
     "current_cpu_limit_cores": ("CPU limits in force of {jobs}.", lambda job: job.current_cores),
@@ -107,6 +134,7 @@ TICK_COUNTERS = {
     "write_errors": ("cpumond_write_errors", "Limits that could not be written."),
     "errors": ("cpumond_errors", "Errors of jobs, files and ticks."),
     "jobs_gone": ("cpumond_jobs_gone", "Jobs whose cgroup went away."),
+    "lost_files": ("cpumond_lost_files", "Files of the agent's own that somebody removed, written anew."),
     "shed_checks": ("cpumond_shed_checks", "Checks left out because the agent was over its CPU budget."),
 }
 MODES_AND_STATES = ("off", "shadow", "up-only", "reclaim", "pinned", "overridden", "contested", "refused")
@@ -313,6 +341,7 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
                 _label("cgroup", job.found.path),
                 _label("mode", job.mode),
                 _label("status", job.status),
+                _label("limit_rule", job.settings.limit_rule),
                 *(_label(f"unit_{name.lower()}", value) for name, value in job.labels.items()),
             )
         )
@@ -320,6 +349,13 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
     ]
     yield _family("cpumond_job_info", "gauge", "1; the labels say what the job is.", described, [1.0] * len(jobs))
     for kind, families in (("gauge", JOB_GAUGES), ("counter", JOB_COUNTERS)):
+        for name, (text, value_of) in families.items():
+            yield _family(name, kind, text, labels, map(value_of, jobs))
+    peaks = [(label, job) for label, job in zip(labels, jobs, strict=True) if job.settings.limit_rule == "peak"]
+    if not peaks:
+        return
+    labels, jobs = [label for label, _ in peaks], [job for _, job in peaks]
+    for kind, families in (("gauge", PEAK_GAUGES), ("counter", PEAK_COUNTERS)):
         for name, (text, value_of) in families.items():
             yield _family(name, kind, text, labels, map(value_of, jobs))
 

@@ -2,12 +2,13 @@
 
 ``cpumond restore`` puts everything back as it was found. What it needs takes 70 ms to import, and on a slow machine ten
 times as long: too long for a job to be held down. This needs nothing but the interpreter's own modules. It does less:
-a quota that is lower than the one found is raised to that, and only where that is one write. Everything else, and
+a quota that the agent lowered is raised to the one found, and only where that is one write. Everything else, and
 every word about what went wrong, is for ``restore`` right after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 STATE_FILE = "originals.state"
+BAD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What a file may cause in which anything can stand."""
+WRITTEN_FILE = "limits.log"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+Pair = tuple[int, int]
+"""Quota (-1: none) and period, in microseconds."""
 
 
 def raise_quotas(
@@ -24,26 +31,44 @@ def raise_quotas(
     """Give jobs their quotas back where systemd says that the agent has died, and where its state is; how many."""
     if "SERVICE_RESULT" not in environment:
         return 0
+    newest, cgroups = -1, []
+    written = _read_written(os.path.join(environment.get("RUNTIME_DIRECTORY", "").partition(":")[0], WRITTEN_FILE))
     # What lies in /run is of this boot; the identity of the boot looks different inside and outside a sandbox in a
     # container.
     for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", boot_id_path)):
         directory = environment.get(name, "").partition(":")[0]
-        try:
+        # Not what an agent of this version wrote: `restore` says so, and takes the other copy, too.
+        with contextlib.suppress(*BAD):
             if directory:
-                cgroups = _read_originals(os.path.join(directory, STATE_FILE), boot)
-                root, version = _find_root(mountinfo)
-                return sum(
-                    _raise(os.path.join(root, path.lstrip("/")), version, original) for path, original in cgroups
-                )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # Not what an agent of this version wrote: `restore` says so, and takes the copy.
-            continue
-    return 0
+                number, found = _read_originals(os.path.join(directory, STATE_FILE), boot)
+                if number > newest:
+                    newest, cgroups = number, found
+    raised = 0
+    with contextlib.suppress(*BAD):
+        root, version = _find_root(mountinfo) if cgroups else ("", 0)
+        absent = []
+        for path, original in cgroups:
+            with contextlib.suppress(*BAD):
+                place = os.path.join(root, path.lstrip("/"))
+                if _is(place, original["inode"]):
+                    raised += _raise(place, version, original, written)
+                elif version == 1:
+                    absent.append((place, original))
+        # v1 lets cgroups be renamed. The others do not wait for this look, and each directory is listed once.
+        siblings: dict[str, dict[int, str]] = {}
+        for place, original in absent:
+            with contextlib.suppress(*BAD):
+                parent = os.path.dirname(place)
+                if parent not in siblings:
+                    siblings[parent] = _list(parent)
+                if original["inode"] in siblings[parent]:
+                    raised += _raise(siblings[parent][original["inode"]], version, original, written)
+    return raised
 
 
-def _read_originals(path: str, boot_id_path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The originals, parents first; none of another boot, if ``boot_id_path`` is given. Raises OSError, ValueError,
-    KeyError."""
+def _read_originals(path: str, boot_id_path: str) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """The file's number, and its originals, parents first; none of another boot, if ``boot_id_path`` is given. Raises
+    one of BAD."""
     with open(path, "rb") as file:
         header, _, payload = file.read().partition(b"\n")
     if header != b"cpumond-state 1 sha256=" + hashlib.sha256(payload).hexdigest().encode():
@@ -52,8 +77,9 @@ def _read_originals(path: str, boot_id_path: str) -> list[tuple[str, dict[str, A
     if boot_id_path:
         with open(boot_id_path, encoding="ascii") as boot:
             if content["boot_id"] != boot.read().strip():
-                return []
-    return sorted(content["cgroups"].items(), key=lambda item: str(item[0]).count("/"))
+                return -1, []
+    cgroups = sorted(content["cgroups"].items(), key=lambda item: str(item[0]).count("/"))
+    return int(content.get("number", 0)), cgroups
 
 
 def _find_root(mountinfo: str) -> tuple[str, int]:
@@ -78,15 +104,57 @@ def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
                 yield left.split()[4], described[0], described[2]
 
 
-def _raise(directory: str, version: int, original: dict[str, Any]) -> bool:
+def _read_written(path: str) -> dict[int, list[Pair]]:
+    """What the agent last wrote into each cgroup, by its inode, see ``written``; nothing where that is not known."""
+    found = {}
+    try:
+        with open(path, "rb") as file:
+            *lines, _ = file.read().split(b"\n")
+        for line in lines:
+            inode, quota_us, period_us, _, new_quota_us, new_period_us, _ = map(int, line.split(b" "))
+            found[inode] = [(quota_us, period_us), (new_quota_us, new_period_us)]
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _list(parent: str) -> dict[int, str]:
+    try:
+        with os.scandir(parent) as entries:
+            return {entry.inode(): entry.path for entry in entries}
+    except OSError:
+        return {}
+
+
+def _is(directory: str, inode: int) -> bool:
+    try:
+        return os.stat(directory).st_ino == inode
+    except OSError:
+        return False
+
+
+def _raise(directory: str, version: int, original: dict[str, Any], written: Mapping[int, list[Pair]]) -> bool:
     """Whether the quota of one cgroup was raised. Raises KeyError, TypeError, ValueError for a strange ``original``."""
     quota_us, period_us = original["settings"]["quota_us"], original["settings"]["period_us"]
     if "quota" not in original["actuators"] or ".." in directory.split("/"):
         return False
+    inode = original["inode"]
     try:
-        if os.stat(directory).st_ino != original["inode"]:
+        # Held from here on: it may get another name meanwhile.
+        held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    directory = f"/proc/self/fd/{held}"
+    try:
+        if os.fstat(held).st_ino != inode:
             return False
         now_us, now_period_us = _read(directory, version)
+        last = written.get(inode)
+        if last is not None and not original.get("unit"):
+            ours = [*last, (-1 if quota_us is None else quota_us, period_us)]
+            if now_us not in [each[0] for each in ours] or now_period_us not in [each[1] for each in ours]:
+                # Somebody else has ordered less since.
+                return False
         if now_us is None or now_period_us != period_us or (quota_us is not None and now_us >= quota_us):
             return False
         if version == 2:
@@ -102,6 +170,8 @@ def _raise(directory: str, version: int, original: dict[str, Any]) -> bool:
     except OSError:
         # Gone, or more than a quota above it allows: `restore` looks closer.
         return False
+    finally:
+        os.close(held)
     return True
 
 

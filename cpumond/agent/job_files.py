@@ -1,12 +1,13 @@
 """The directories of the scheduler's jobs: what is kept of each, and how it is removed.
 
-``jobs_dir/JOB/job.json`` is replaced before each step it tells of; beside it lie the executor's logs and the job's own
-working directory. Nothing here is synced to disk: it must outlive the agent, not the machine, after whose crash the
-jobs are lost anyway.
+``jobs_dir/JOB/job.json`` is replaced before each step it tells of, the one before is kept; beside it lie the executor's
+logs and the job's own working directory. Nothing here is synced to disk: it must outlive the agent, not the machine,
+after whose crash the jobs are lost anyway.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -17,12 +18,15 @@ import msgspec
 import structlog
 
 from cpumond.agent.state_file import make_directory
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, UnavailableError, from_os_error
 from cpumond.wire import FinishedJob, JobOrder, StopOrder
 
 log = structlog.get_logger("cpumond.agent")
 
 JOB_FILE = "job.json"
+BEFORE = ".before"
+"""Beside it: what it was a step ago, for the day when it cannot be read."""
 SANDBOX = "sandbox"
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
@@ -88,21 +92,30 @@ def open_jobs_dir(path: str) -> int:
 
 
 def read_job_file(directory: str) -> JobFile | None:
-    """The file in a job's directory; None where there is none, or none that can be understood, which is said."""
+    """The newest file in a job's directory that is intact; None where there is none. Damaged ones are said."""
     path = os.path.join(directory, JOB_FILE)
-    try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=JobFile)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        log.error("job_file_damaged", path=path, error=str(error), advice="look at it, and remove the directory")
-        return None
+    damaged = False
+    for name in (path, path + BEFORE):
+        try:
+            with open(name, "rb") as file:
+                return decode_json(file.read(), JobFile)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ContentError) as error:
+            log.error("job_file_damaged", path=name, error=str(error))
+            damaged = True
+    if damaged:
+        log.error("job_not_followed", directory=directory, advice="end it if it runs, and remove the directory")
+    return None
 
 
 def write_job_file(directory: str, content: JobFile) -> None:
-    """Replace the file as a whole. Raises OSError; then the old one is still there."""
-    _replace(os.path.join(directory, JOB_FILE), msgspec.json.encode(content))
+    """Replace the file as a whole, and keep the one before. Raises OSError; then the old one is still there."""
+    path = os.path.join(directory, JOB_FILE)
+    _write_new(path, msgspec.json.encode(content))
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, path + BEFORE)
+    os.rename(f"{path}.new", path)
 
 
 def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
@@ -110,23 +123,24 @@ def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
     path = os.path.join(jobs_dir, SUMS_FILE)
     try:
         with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=dict[str, dict[str, float]])
+            return decode_json(file.read(), dict[str, dict[str, float]])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ContentError) as error:
         log.error("sums_damaged", path=path, error=str(error), advice="nothing to do: it is written anew")
         return {}
 
 
 def write_sums(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
     """Replace the file of the sums of all jobs. Raises OSError; then the old one is still there."""
-    _replace(os.path.join(jobs_dir, SUMS_FILE), msgspec.json.encode(sums))
+    path = os.path.join(jobs_dir, SUMS_FILE)
+    _write_new(path, msgspec.json.encode(sums))
+    os.rename(f"{path}.new", path)
 
 
-def _replace(path: str, content: bytes) -> None:
+def _write_new(path: str, content: bytes) -> None:
     with open(f"{path}.new", "wb", opener=_open_private) as file:
         file.write(content)
-    os.rename(f"{path}.new", path)
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -38,8 +38,8 @@ class Tracked:
     """
 
     __slots__ = (
-        "ancestor", "asked_at_s", "asked_mode", "before_asking", "cgroup", "config", "contested", "decision",
-        "file_missing", "found", "in_force", "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode",
+        "_in_force", "ancestor", "asked_at_s", "asked_mode", "before_asking", "cgroup", "config", "contested",
+        "decision", "file_missing", "found", "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode",
         "next_check_s", "notes", "original", "override_by", "override_until_s", "pinned_cores", "reapply_at_s",
         "refused", "restores", "result", "ring", "samples", "settings", "state", "touched", "unit", "watches",
         "write_after_s", "write_errors",
@@ -52,8 +52,8 @@ class Tracked:
         self.cgroup = cgroup
         self.settings = settings
         self.original = original
-        self.in_force = original
         self.state = state
+        self.in_force = original
         self.ancestor = AncestorCap(math.inf)
         self.mode: Mode = "shadow"
         self.refused = ""
@@ -86,6 +86,22 @@ class Tracked:
         self.kept_late_s = 0.0
 
     @property
+    def in_force(self) -> CpuSettings:
+        """See above."""
+        return self._in_force
+
+    @in_force.setter
+    def in_force(self, settings: CpuSettings) -> None:
+        self._in_force = settings
+        self.follow_period()
+
+    def follow_period(self) -> None:
+        """Have the state know the enforcement period, in which the kernel counts throttling."""
+        period_s = self._in_force.period_us / 1e6
+        if self.state.cfs_period_s != period_s:
+            self.state = msgspec.structs.replace(self.state, cfs_period_s=period_s)
+
+    @property
     def writes(self) -> bool:
         """Whether the agent moves this job's limit at all."""
         return self.mode in ("reclaim", "up-only") and not self.refused
@@ -98,8 +114,9 @@ class Tracked:
 
     @property
     def ordered_cores(self) -> float:
-        """What the job ordered: its ``cpu_limit``, or the CPU that was found."""
-        return self.state.hard_cores if self.found.cpu_limit_cores is None else self.found.cpu_limit_cores
+        """What the job ordered: its ``cpu_limit``, or the CPU that was found; less where its cgroup was set to less."""
+        limit = self.found.cpu_limit_cores
+        return self.state.hard_cores if limit is None else min(limit, self.original.cores)
 
     def usage(self) -> Usage:
         """What the scheduler is told of it."""
@@ -167,6 +184,7 @@ class Tracked:
                 self.floor_cores,
                 None if self.decision is None else self.decision.votes_sum,
                 peak_ratio,
+                self.state.peak_cores if self.settings.limit_rule == "peak" else None,
             )
 
     @property
@@ -331,6 +349,7 @@ def record(
             decision.votes_sum if decision else None,
             result,
             decision.pressure_ratio if decision else 0.0,
+            decision is not None and decision.by_look and kind == "restore",
         )
     )
 

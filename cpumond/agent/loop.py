@@ -25,26 +25,32 @@ import structlog
 from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
 from cpumond.agent.jobs import Tracked, record
+from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.notify import Notifier
+from cpumond.agent.peaks import PeakFile
+from cpumond.agent.places import Places
 from cpumond.agent.registry import RegisteredJobs
-from cpumond.agent.restore import find_anew, find_strangers, restore_all, restore_cgroup
+from cpumond.agent.restore import find_anew, find_strangers, open_original, restore_all, restore_cgroup
 from cpumond.agent.ring import Result
 from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
-from cpumond.agent.state_file import read_service_ends
+from cpumond.agent.state_file import ENDS_FILE, ServiceEnds, read_service_ends, save
 from cpumond.agent.table import JobTable
 from cpumond.agent.unit_limits import PROPERTIES, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import is_leaf
+from cpumond.cgroup.find import CgroupFinder
 from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, raise_original
+from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, take_order
 from cpumond.cgroup.systemd import QUOTA, UnitEvent
 from cpumond.config import AgentConfig
 from cpumond.discovery import concerns, describe_source, list_jobs
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
 from cpumond.monitor.model import Decision
-from cpumond.monitor.policy import check, rebase, reject, restart_at, settle
+from cpumond.monitor.policy import rebase, reject, restart_at, settle
+from cpumond.monitor.protect import compute_throttled_ratio
+from cpumond.monitor.rules import check, look
 from cpumond.reporters import REPORTERS, Reporter
 from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobReport
 
@@ -100,8 +106,17 @@ class Agent:
         self.watcher = Watcher()
         self.units = units or UnitLimits(hierarchies.cpu_version, clock.monotonic_s)
         self.writer = LimitWriter(config, self.units)
-        self.table = JobTable(config, hierarchies, self.writer, self.watcher)
+        self.peaks = PeakFile(config.state_dir, hierarchies.cpu_root, hierarchies.read_root_id(), clock)
+        self.table = JobTable(config, hierarchies, self.writer, self.watcher, self.peaks)
         self.registered = RegisteredJobs(config.state_dir)
+        self.places = Places(
+            self.writer.look_after_files,
+            self.registered.look_after_file,
+            self._look_after_ends,
+            self.peaks.look_after_file,
+        )
+        if assigned is not None:
+            self.places.looks.append(assigned.look_after_files)
         self.totals = Totals()
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or float(os.cpu_count() or 1)
@@ -137,8 +152,15 @@ class Agent:
         self._read_all_limits = False
         self._empty_rescans = 0
         self._discovery_problems: list[str] = []
+        self._covered: list[str] = []
+        """Mount points that do not show their hierarchy to others any more."""
         self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
         self._stride = 1
+        self._looks = LookSchedule()
+        self._has_looks = False
+        """Whether any job asks for looks between two checks; without one nothing is spent on them."""
+        self._looks_closed = 0
+        """``JobTable.closed_total`` as of the schedule: of a job that is closed nothing may be read."""
         self._changed_limits: set[str] = set()
         self._last_complaint = ""
         self._pinned = False
@@ -152,6 +174,7 @@ class Agent:
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
         started_s = self.clock.monotonic_s()
+        self._look_after_places(now_s)
         removed = self._take_unit_news(now_s)
         self._discover(now_s)  # 1. which jobs are there
         self._mind_units(now_s, removed)
@@ -161,8 +184,23 @@ class Agent:
         self._serve_scheduler(beat=False)
         decided = self._sample_and_step(now_s)  # 2. + 3. counters in, decisions out
         self._apply(decided, now_s)  # 4. decisions to cgroups
+        self._plan_looks(now_s)
         self._report(now_s)  # 5. newest state to the scheduler
         self._export(now_s, started_s)  # 6. this tick is what everybody else reads from now on
+
+    def _look_after_places(self, now_s: float) -> None:
+        """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""
+        self.places.look(now_s)
+        if self.places.is_ousted and not self.stopping:
+            log.error("another_agent", error=self.places.problem, advice="this one puts its limits back and ends")
+            self.writer.is_ousted = self.stopping = True
+
+    def _look_after_ends(self) -> list[str]:
+        path = os.path.join(self.config.state_dir, ENDS_FILE)
+        if not any(self._service_ends.values()) or os.path.exists(path):
+            return []
+        save(path, ServiceEnds(self._service_ends))
+        return [path]
 
     # ---- 1. discover
 
@@ -185,20 +223,31 @@ class Agent:
             self._report_due = True
         self._rescan_due |= self.table.waits_for_half()
         self._discovery_problems = scan.problems
+        self._look_at_mounts()
+        self.writer.log.check()
         self._empty_rescans = 0 if len(self.table) or not self.config.source else self._empty_rescans + 1
         self._choose_period()
+
+    def _look_at_mounts(self) -> None:
+        """See whether others find the hierarchies, too: else nobody could put a limit back after this agent."""
+        covered = self.hierarchies.list_covered()
+        if covered != self._covered:
+            say = log.error if covered else log.warning
+            say("mounts_covered" if covered else "mounts_back", mounts=covered or self._covered)
+            self._covered, self._report_due = covered, True
 
     def _choose_period(self) -> None:
         """As often as the job that is looked at most often."""
         self.period_s = min(
             [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
+        self._has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
 
     def _gained_children(self) -> bool:
         """Whether a cgroup that was changed is no leaf any more; a tenth of them is looked at in each tick."""
         turn = self.totals.ticks % LEAF_TURNS
         return any(
-            number % LEAF_TURNS == turn and job.touched and not is_leaf(job.cgroup.directory)
+            number % LEAF_TURNS == turn and job.touched and not is_leaf(job.cgroup.place)
             for number, job in enumerate(self.table)
         )
 
@@ -218,10 +267,20 @@ class Agent:
             if found is not None:
                 self._judge_foreign_change(job, found, now_s)
         self._changed_limits, self._read_all_limits = set(), False
+        self._store_orders()
+
+    def _store_orders(self) -> None:
+        """What somebody else ordered is on disk before anything is done about it; where that fails it is tried again,
+        and nothing of it is lowered until then."""
+        if self.writer.unsaved:
+            try:
+                self.writer.flush()
+            except CpumondError as error:
+                self._complain(None, error)
 
     def _judge_foreign_change(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         actuator = job.settings.actuator
-        change = classify_change(job.in_force, found, actuator)
+        change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
         job.in_force = found
         if not job.touched:
@@ -246,21 +305,27 @@ class Agent:
         now_s: float,
         by_systemd: bool = False,
     ) -> None:
-        """``by_systemd``: it wrote what it believes in, which is nobody's wish."""
+        """Somebody else set the limit: that is what is ordered from now on, and put back in the end.
+
+        Of a unit that is so for a raise above what was found only: its owner is systemd, and what others write to its
+        file does not outlive the next reload. ``by_systemd``: it wrote what it was told long ago, which is no order.
+        """
         actuator = job.settings.actuator
         self.totals.foreign_writes[change] += 1
         self._report_due = True
         writes, old_cores = self.config.writes, job.state.limit_cores
-        if is_raised_above(found, job.original, actuator):
-            job.original = raise_original(job.original, found, actuator)
+        if not job.unit or is_raised_above(found, job.original, actuator):
+            job.original = take_order(job.original, found, actuator)
             self.writer.keep(job)
             self.table.follow_hard(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
-        if writes.override_ttl_s > 0 and not by_systemd and (change == "raise" or job.override_until_s is not None):
-            # A raise is meant, and so is whatever is written after it within its time.
-            job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
+        # Of a unit a raise is meant, and so is whatever is written after it within its time.
+        meant = not job.unit or change == "raise" or job.override_until_s is not None
+        if not job.unit or (meant and writes.override_ttl_s > 0 and not by_systemd):
+            if writes.override_ttl_s > 0:
+                job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
             job.reapply_at_s = None
             job.state = restart_at(job.state, found_cores, now_s)
             return
@@ -384,22 +449,24 @@ class Agent:
 
     def _mind_strays(self, now_s: float) -> None:
         """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
-        for path in self.writer.list_strays(now_s, self.table.jobs):
+        finder = CgroupFinder(self.hierarchies)
+        for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
             cgroup = None
             try:
-                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
+                cgroup = open_original(self.hierarchies, finder, path, original)
                 in_force = cgroup.read_settings() if cgroup is not None else None
                 if cgroup is None or in_force is None:
-                    if not os.path.isdir(os.path.join(self.hierarchies.cpu_root, path)):
+                    if finder.find(path, original.inode) is None and not self._is_there(path, original.unit):
                         self.writer.give_back(path)
                     continue
-                known = self.writer.find_original(cgroup)
-                if known is None and self.writer.originals[path].unit:
+                known = original if cgroup.inode == original.inode else None
+                if known is None:
                     known = self.writer.take_over(cgroup, in_force, trusted=False)
                 if known is None:
                     self.writer.forget(path)
                 else:
-                    self.writer.give_back(path, restore_cgroup(cgroup, known))
+                    written = self.writer.log.records.get(original.inode)
+                    self.writer.give_back(path, restore_cgroup(cgroup, known, written, self.writer.note_raise))
                     log.info("stray_restored", cgroup=path)
             except CpumondError as error:
                 self._strays_at_s = now_s + ASK_AGAIN_S
@@ -407,6 +474,9 @@ class Agent:
             finally:
                 if cgroup is not None:
                     cgroup.close()
+
+    def _is_there(self, path: str, unit: str) -> bool:
+        return bool(unit) and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
 
     def _take_back(self, job: Tracked, why: str, now_s: float) -> None:
         """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
@@ -485,7 +555,7 @@ class Agent:
         self._report_due = True
         old_cores = job.state.limit_cores
         self.units.confirm(job.unit, found, job.settings.actuator, values)
-        job.original = raise_original(job.original, found, job.settings.actuator)
+        job.original = take_order(job.original, found, job.settings.actuator)
         self.writer.keep(job)
         self.table.follow_hard(job, now_s)
         found_cores = read_limit_cores(job, found)
@@ -549,6 +619,69 @@ class Agent:
             self.table.drop(job)
         return decided
 
+    # ---- looks between two checks
+
+    def _plan_looks(self, now_s: float) -> None:
+        if self._has_looks or self._looks.next_s < math.inf:
+            self._looks.refill(self.table, now_s)
+            self._looks_closed = self.table.closed_total
+
+    def look(self, now_s: float) -> None:
+        """Between two ticks, when it is due: what was held back by a lowered limit gets everything back at once.
+
+        Never raises for what a single job or file does. One pread a job where nothing was throttled.
+        """
+        if now_s < self._looks.next_s:
+            return
+        if self._looks_closed != self.table.closed_total:
+            self._plan_looks(now_s)
+        held_back: list[tuple[Tracked, str, Decision]] = []
+        for job in list_changed(self._looks.take_due(now_s, self._stride)):
+            try:
+                decision = self._look_closer(job, now_s)
+            except CpumondError as error:
+                self._complain(job, error)
+                continue
+            if decision is not None:
+                held_back.append((job, decision.kind, decision))
+        if held_back:
+            self._write_limits(held_back, now_s)
+            self._snapshot = None
+
+    def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
+        """The restore of a job that a limit of ours holds back; None where it does not, or may not be written now: then
+        the next check accounts for it."""
+        before = job.state
+        if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.write_after_s:
+            return None
+        if job.settings.actuator == "quota":
+            throttled = job.cgroup.read_throttled()
+            if throttled is None or throttled <= before.seen.nr_throttled:
+                return None
+        reading = job.cgroup.read(self.clock.monotonic_s())
+        looked = None if reading is None else look(before, reading, job.settings)
+        if reading is None or looked is None:
+            return None
+        after, decision = looked
+        if decision.kind != "restore" or _find_obstacle(job, decision, self.is_paused(), bool(self._covered), now_s):
+            return None
+        found = read_settings_or_none(job)
+        if found is None:
+            return None
+        if classify_change(job.in_force, found, job.settings.actuator, exact=not job.unit) != "same":
+            # It is not our limit that holds it back; the tick takes theirs over.
+            self._changed_limits.add(job.found.path)
+            return None
+        job.state, job.decision = after, decision
+        self.totals.decisions[decision.kind] += 1
+        self.totals.looks_restored += 1
+        self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
+        self.totals.late_cpu_s += after.late_cpu_s - before.late_cpu_s
+        if job.samples is not None and before.base is not None:
+            ratio = compute_throttled_ratio(before.base, reading)
+            job.samples.peak_ratio = max(job.samples.peak_ratio, ratio)
+        return decision
+
     # ---- 4. apply
 
     def _apply(self, decided: list[Decided], now_s: float) -> None:
@@ -557,7 +690,7 @@ class Agent:
         paused = self.is_paused()
         allowed: list[tuple[Tracked, str, Decision]] = []
         for job, decision in decided:
-            obstacle = _find_obstacle(job, decision, paused, now_s)
+            obstacle = _find_obstacle(job, decision, paused, bool(self._covered), now_s)
             if obstacle == "shadow":
                 # The monitor's own limit moves, nothing is written (semantics 1.5).
                 old_cores, new_cores = decision.old_cores, decision.new_cores
@@ -569,6 +702,9 @@ class Agent:
                 allowed.append((job, decision.kind, decision))
         if not paused:
             allowed += self._find_reapplies(now_s)
+        self._write_limits(allowed, now_s)
+
+    def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
         # Decreases first and from the leaves up, then increases from the top down (KEP-1287, pain 9).
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
@@ -586,15 +722,26 @@ class Agent:
             self.writer.secure([job for job, _, _ in allowed])
         except CpumondError as error:
             self._complain(None, error)
-            for job, kind, decision in allowed:
-                if not job.touched:
-                    job.state, job.result = reject(job.state, decision), "failed"
-                    job.reapply_at_s = -math.inf if kind == "reapply" else job.reapply_at_s
-            return [item for item in allowed if item[0].touched]
-        self._last_complaint = ""
-        return allowed
+        else:
+            self._last_complaint = ""
+        ready = []
+        for item in allowed:
+            job, kind, decision = item
+            shrinks = decision.new_cores < decision.old_cores
+            if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
+                ready.append(item)
+            else:
+                job.state, job.result = reject(job.state, decision), "failed"
+                job.reapply_at_s = -math.inf if kind == "reapply" else job.reapply_at_s
+        return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
+        found = None if job.unit else self._find_order(job)
+        if found is not None:
+            job.state, job.result = reject(job.state, decision), "overridden"
+            self._judge_foreign_change(job, found, now_s)
+            self._store_orders()
+            return
         try:
             applied = self.writer.write(job, decision.new_cores)
         except (CpumondError, OSError) as error:
@@ -645,6 +792,13 @@ class Agent:
             throttled_ratio=decision.throttled_ratio,
             pressure_ratio=decision.pressure_ratio,
         )
+
+    def _find_order(self, job: Tracked) -> CpuSettings | None:
+        """What somebody else has set since the last look, if anything: that must not be written over."""
+        found = read_settings_or_none(job)
+        if found is None or classify_change(job.in_force, found, job.settings.actuator, exact=True) == "same":
+            return None
+        return found
 
     def is_paused(self) -> bool:
         """Whether an operator's pause file stops all writes."""
@@ -843,7 +997,22 @@ class Agent:
         last, totals = self.last, self.totals
         assert last is not None
         problems = [*self._discovery_problems, *(f"{p}: {text}" for p, text in self.table.problems.items() if text)]
-        problems += [text for text in (self.writer.damaged, self._last_complaint, self.units.problem) if text]
+        problems += [
+            text
+            for text in (
+                self.writer.damaged,
+                self._last_complaint,
+                self.units.problem,
+                self.places.problem,
+                self.peaks.problem,
+            )
+            if text
+        ]
+        problems += [
+            f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, since "
+            "`cpumond restore` could not find the limits there"
+            for name in self._covered
+        ]
         if self.assigned is not None and self.assigned.problem:
             problems.append(self.assigned.problem)
         link = self._view_link()
@@ -873,6 +1042,8 @@ class Agent:
                 "errors": totals.errors,
                 "jobs_gone": self.table.gone_total,
                 "shed_checks": totals.shed_checks,
+                "looks_restored": totals.looks_restored,
+                "lost_files": self.places.lost_total,
             },
             tuple(totals.tick_buckets),
             totals.tick_seconds,
@@ -932,10 +1103,11 @@ class Agent:
 
         Raises CpumondError when ``state_dir`` cannot be read.
         """
-        self.writer.load()
+        self.writer.load(self.hierarchies)
         if self.writer.damaged:
             log.error("state_damaged", error=self.writer.damaged)
         self.registered.load()
+        self.peaks.load()
         self._service_ends = read_service_ends(self.config.state_dir)
         if self.assigned is not None:
             self.assigned.load(self.clock.monotonic_s())
@@ -946,23 +1118,30 @@ class Agent:
         self.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
+        try:
+            # From here on a file that is not there was removed: `restore` would not know what was lowered.
+            self.writer.flush(tidy=True)
+        except CpumondError as error:
+            self._complain(None, error)
         self._strays_at_s = self.clock.monotonic_s() + GONE_S
 
-    def _restore_leftovers(self) -> None:
-        """Put back what an earlier run changed and no source names now."""
-        left = {path: original for path, original in self.writer.originals.items() if path not in self.table.jobs}
+    def _restore_leftovers(self) -> int:
+        """Put back what an earlier run changed and no source names now; of how many that could not be done."""
+        left = self.writer.list_left(self.table.jobs)
         if not left:
-            return
-        report = restore_all(self.hierarchies, left)
+            return 0
+        report = restore_all(self.hierarchies, left, written=self.writer.log.records, note=self.writer.note_raise)
         for path in [*report.restored, *report.gone]:
             self.writer.give_back(path, report.settings.get(path))
-        for error in report.errors:
+        failures = [*report.errors, *report.unseen.values()]
+        for error in failures:
             log.error("restore_failed", error=error)
         log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
         try:
             self.writer.flush()
         except CpumondError as error:
             self._complain(None, error)
+        return len(failures)
 
     def run(self) -> None:
         """Tick at a fixed rate until ``stopping``; whoever started it puts the limits back with ``close``."""
@@ -973,7 +1152,8 @@ class Agent:
             now_s = self.clock.monotonic_s()
             next_s = min(next_s, now_s + self.period_s)  # a job with a shorter one may have come between two ticks
             if now_s < next_s:
-                self._wait(next_s - now_s)
+                self._look_if_due(now_s)
+                self._wait(min(next_s, self._looks.next_s) - self.clock.monotonic_s())
                 continue
             late_s = now_s - next_s
             next_s += self.period_s
@@ -990,20 +1170,34 @@ class Agent:
             else:
                 self.notifier.tick_done(self)
 
+    def _look_if_due(self, now_s: float) -> None:
+        try:
+            self.look(now_s)
+        except Exception:
+            # As a bad tick: counted, and the loop goes on.
+            self.totals.errors += 1
+            log.exception("look_failed")
+
     def _wait(self, timeout_s: float) -> None:
         """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
-        timeout_s = min(timeout_s, self.notifier.ping_period_s)
+        timeout_s = min(timeout_s, self.notifier.ping_period_s, self.peaks.due_s - self.clock.monotonic_s())
         if self.assigned is not None:
             self._watch_executor(self.assigned)
             timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
         if self.link is not None:
             timeout_s = min(timeout_s, self._beat_at_s - self.clock.monotonic_s())
-        self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0))
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
+        if self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0)):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_r, 4096)
         self.run_requests()
         self._serve_scheduler(beat=True)
+        self.store_peaks()
         self.notifier.ping()
+
+    def store_peaks(self) -> None:
+        """Have what rule ``peak`` learned about the jobs stored when that is due; between two ticks, by a thread."""
+        if not self.writer.is_ousted:
+            self.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
         """Wait for the executor's news while it works; one that is broken may be readable all the time."""
@@ -1138,12 +1332,14 @@ class Agent:
                 job.end_writes()
                 job.mode = "shadow"
             self.notifier.busy()
-        self._restore_leftovers()
+        failed += self._restore_leftovers()
         failed += self._leave_units()
         try:
             self.writer.flush(tidy=True)
         except CpumondError as error:
             log.error("agent_error", error=str(error))
+        if not self.writer.is_ousted:
+            self.peaks.close(self.table)
         if self.last is not None:
             # An agent that never began knows nothing about its jobs: no report is better than an empty one.
             self._report_due = True
@@ -1157,6 +1353,7 @@ class Agent:
             self.assigned.close()
         self.units.close()
         self.table.close()
+        self.writer.log.close()
         self.watcher.close()
         return failed
 
@@ -1206,7 +1403,7 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
     return raises, depth if raises else -depth
 
 
-def _find_obstacle(job: Tracked, decision: Decision, paused: bool, now_s: float) -> Result | Literal[""]:
+def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:
     """Why a decision is not written now, "" when it is."""
     if not job.writes:
         return "shadow"
@@ -1218,7 +1415,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, now_s: float)
         (job.contested, "contested"),
         (job.override_until_s is not None or asked, "overridden"),
         (job.pinned_cores is not None, "pinned"),
-        (paused, "paused"),
+        (paused or (covered and shrinks), "paused"),
         (job.mode == "up-only" and shrinks, "up-only"),
         (waiting, "failed"),
     )

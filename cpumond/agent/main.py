@@ -15,14 +15,15 @@ import structlog
 from cpumond import __version__
 from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.launch import check_own_account
-from cpumond.agent.listen import AgentSockets, open_sockets
+from cpumond.agent.listen import AgentSockets, open_control_socket, open_sockets
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier, describe_status
+from cpumond.agent.places import Look
 from cpumond.agent.restore import hold_lock
-from cpumond.agent.state_file import make_directory
+from cpumond.agent.state_file import identify, keep_node_key, make_directory, read_node_key
 from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.config import AgentConfig, load_config
+from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies
+from cpumond.config import AgentConfig, find_idle_options, load_config
 from cpumond.errors import EXIT_UNAVAILABLE
 from cpumond.executor import EXECUTORS
 from cpumond.log import configure_logging
@@ -40,17 +41,17 @@ DEFAULT_USER_SLOTS = 1000
 
 def run_agent(config_path: str | None) -> int:
     """``cpumond agent``: runs until SIGTERM or SIGINT; the exit code. Raises CpumondError for what a user can mend."""
-    config = load_config(config_path)
-    configure_logging(config.log.level, config.log.format)
-    with hold_lock(config.runtime_dir, config.path):
+    config = _read_config(config_path)
+    with hold_lock(config.runtime_dir, config.path) as lock, contextlib.ExitStack() as stack:
         make_directory(config.state_dir, 0o700, "state_dir")
-        hierarchies = open_hierarchies(config.mountinfo)
+        hierarchies = stack.enter_context(hold(open_hierarchies(config.mountinfo)))
         raise_descriptor_limit()
         notifier = Notifier(os.environ)
         config = resolve_resources(config)
         assigned = _make_assigned(config, hierarchies)
         agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier, assigned=assigned)
         _connect(agent)
+        agent.places.lock = lock.look_after
         agent.reload = lambda: _reload(config_path)
         _handle_signals(agent)
         sockets = open_sockets(config)
@@ -63,7 +64,7 @@ def run_agent(config_path: str | None) -> int:
                 node_id=config.node_id,
                 config=config.path or None,
                 layout=hierarchies.layout,
-                cpu_root=hierarchies.cpu_root,
+                cpu_root=hierarchies.name(hierarchies.cpu_root),
                 metrics=sockets.metrics_address or None,
                 web=sockets.web_address or None,
                 state=agent.writer.path,
@@ -71,6 +72,7 @@ def run_agent(config_path: str | None) -> int:
                 status=describe_status(agent),
             )
             server = _serve(agent, sockets)
+            agent.places.looks.append(_watch_control(config, server))
             notifier.ready(agent)
             agent.run()
         finally:
@@ -78,9 +80,10 @@ def run_agent(config_path: str | None) -> int:
             if server is not None:
                 server.stop()
             sockets.close()
-            with contextlib.suppress(OSError):
-                os.unlink(config.control_socket)
-    return EXIT_UNAVAILABLE if failures else 0
+            if not agent.places.is_ousted:
+                with contextlib.suppress(OSError):
+                    os.unlink(config.control_socket)
+    return EXIT_UNAVAILABLE if failures or agent.places.is_ousted else 0
 
 
 def resolve_resources(config: AgentConfig) -> AgentConfig:
@@ -120,13 +123,15 @@ def _connect(agent: Agent) -> None:
         return assigned.read_log(request)
 
     carry_out = JobRequests(agent).carry_out
-    link = SchedulerLink(config.scheduler, make_registration(agent), agent.take_answer, read_log, carry_out)
+    key = read_node_key(config.state_dir)
+    agent.places.looks.append(lambda: keep_node_key(config.state_dir, key))
+    link = SchedulerLink(config.scheduler, make_registration(agent, key), agent.take_answer, read_log, carry_out)
     agent.link = link
     if assigned is not None:
-        assigned.on_offer = lambda: link.register(make_registration(agent))
+        assigned.on_offer = lambda: link.register(make_registration(agent, key))
 
 
-def make_registration(agent: Agent) -> NodeRegistration:
+def make_registration(agent: Agent, key: str) -> NodeRegistration:
     """What this host offers just now."""
     config, assigned = agent.config, agent.assigned
     offers = assigned is not None and assigned.offers_slots
@@ -139,6 +144,7 @@ def make_registration(agent: Agent) -> NodeRegistration:
             user_slots=(config.resources.user_slots or 0) if offers else 0,
         ),
         tags=list(config.scheduler.tags),
+        key=key,
     )
 
 
@@ -149,10 +155,32 @@ def _serve(agent: Agent, sockets: AgentSockets) -> ApiServer:
     return serve(agent, [sockets.control, *sockets.metrics], sockets.web)
 
 
+def _watch_control(config: AgentConfig, server: ApiServer) -> Look:
+    """Makes the control socket anew where its file was removed or replaced: nobody would find it any more."""
+    path = config.control_socket
+    bound = identify(path)
+
+    def look() -> list[str]:
+        nonlocal bound
+        if bound is not None and identify(path) == bound:
+            return []
+        server.replace_control(open_control_socket(config))
+        bound = identify(path)
+        return [path]
+
+    return look
+
+
 def _reload(config_path: str | None) -> AgentConfig:
+    return resolve_resources(_read_config(config_path))
+
+
+def _read_config(config_path: str | None) -> AgentConfig:
     config = load_config(config_path)
     configure_logging(config.log.level, config.log.format)
-    return resolve_resources(config)
+    for sentence in find_idle_options(config):
+        log.warning("option_without_effect", error=sentence)
+    return config
 
 
 def _handle_signals(agent: Agent) -> None:

@@ -7,7 +7,17 @@ import os
 import msgspec
 import structlog
 
-from cpumond.agent.state_file import REGISTRY_FILE, Pin, RegisteredJob, Registry, load, put_aside, save
+from cpumond.agent.state_file import (
+    REGISTRY_FILE,
+    Identity,
+    Pin,
+    RegisteredJob,
+    Registry,
+    identify,
+    load,
+    put_aside,
+    save,
+)
 from cpumond.discovery import FoundJob
 from cpumond.errors import StateFileError
 
@@ -20,11 +30,13 @@ class RegisteredJobs:
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)
         self.content = Registry()
+        self._saved: Identity | None = None
 
     def load(self) -> None:
         """Read what was registered; a damaged file is put aside and said in the log."""
         try:
             self.content = load(self.path, Registry) or Registry()
+            self._saved = identify(self.path)
         except StateFileError as error:
             log.error("registry_damaged", error=str(error), kept_as=put_aside(self.path))
 
@@ -59,5 +71,12 @@ class RegisteredJobs:
         self._save(msgspec.structs.replace(self.content, pins=pins))
 
     def _save(self, content: Registry) -> None:
-        save(self.path, content)
+        self._saved = save(self.path, content)
         self.content = content
+
+    def look_after_file(self) -> list[str]:
+        """Write the file anew that somebody removed or replaced; its path then. Raises CreateError or AccessError."""
+        if self._saved is None or identify(self.path) == self._saved:
+            return []
+        self._save(self.content)
+        return [self.path]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import sys
 import time
-import tomllib
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,14 +23,18 @@ from cpumond.agent.state_file import (
     Original,
     Originals,
     count_service_end,
+    identify,
     is_of_this_boot,
-    load_first,
+    load_newest,
     make_directory,
+    overwrite,
     save,
 )
+from cpumond.agent.written import WRITTEN_FILE, append_written, read_written
 from cpumond.cgroup import Cgroup, open_cgroup
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.cgroup.settings import CpuSettings, choose_restore, compute_quota_target
+from cpumond.cgroup.find import CgroupFinder
+from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies
+from cpumond.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
 from cpumond.cgroup.systemd import (
     NO_LIMIT,
     QUOTA,
@@ -42,12 +46,15 @@ from cpumond.cgroup.systemd import (
     read_quota_cores,
     unit_of,
 )
+from cpumond.decode import ContentError, decode_json, decode_toml
 from cpumond.errors import (
+    EXIT_TRY_AGAIN,
     EXIT_UNAVAILABLE,
     CgroupWriteError,
     CpumondError,
     StateFileError,
     UnavailableError,
+    UnknownLimitsError,
     from_os_error,
 )
 
@@ -68,35 +75,67 @@ class LockHolder(msgspec.Struct):
     config: str
 
 
-@contextlib.contextmanager
-def hold_lock(runtime_dir: str, config_path: str) -> Iterator[None]:
-    """The one agent of a runtime directory. Raises UnavailableError that names the first agent."""
-    make_directory(runtime_dir, 0o755, "runtime_dir")
-    path = os.path.join(runtime_dir, LOCK_FILE)
-    try:
-        # The directory is the agent's, and root may be the one who runs this: no link is followed.
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise from_os_error(error, f"open the lock {path}", "fix runtime_dir or run as root") from error
-    try:
+class RunLock:
+    """The lock of a runtime directory: one agent or ``restore`` at a time; the kernel lets go of it at the end."""
+
+    def __init__(self, runtime_dir: str, config_path: str) -> None:
+        """Raises UnavailableError that names the first agent, CreateError or AccessError."""
+        self.path = os.path.join(runtime_dir, LOCK_FILE)
+        self._runtime_dir = runtime_dir
+        self._holder = msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path))
+        self._fd = self._take()
+
+    def _take(self) -> int:
+        make_directory(self._runtime_dir, 0o755, "runtime_dir")
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UnavailableError(f"{path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
-        try:
-            os.ftruncate(fd, 0)
-            os.write(fd, msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path)))
+            # The directory is the agent's, and root may be the one who runs this: no link is followed.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise from_os_error(error, f"write the lock {path}", "free space in runtime_dir") from error
-        yield
+            raise from_os_error(error, f"open the lock {self.path}", "fix runtime_dir or run as root") from error
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UnavailableError(f"{self.path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
+            # On a full disk the next one is told less about this one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.write(fd, self._holder)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def look_after(self) -> list[str]:
+        """Take the lock anew where its file was removed or replaced: another agent could start beside this one. Its
+        path then. Raises UnavailableError when another one has it by now, CreateError or AccessError."""
+        held = os.fstat(self._fd)
+        if identify(self.path) == (held.st_dev, held.st_ino):
+            return []
+        fd = self._take()
+        os.close(self._fd)
+        self._fd = fd
+        return [self.path]
+
+    def close(self) -> None:
+        """Let another agent run."""
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def hold_lock(runtime_dir: str, config_path: str) -> Iterator[RunLock]:
+    """The one agent of a runtime directory. Raises what ``RunLock`` does."""
+    lock = RunLock(runtime_dir, config_path)
+    try:
+        yield lock
     finally:
-        os.close(fd)
+        lock.close()
 
 
 def _describe_holder(content: bytes) -> str:
     try:
-        holder = msgspec.json.decode(content, type=LockHolder)
-    except msgspec.DecodeError:
+        holder = decode_json(content, LockHolder)
+    except ContentError:
         return "another agent is running (it did not say its pid)"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
@@ -105,41 +144,57 @@ def _describe_holder(content: bytes) -> str:
 # ---- one cgroup
 
 
-def restore_cgroup(cgroup: Cgroup, original: Original) -> CpuSettings | None:
+def restore_cgroup(
+    cgroup: Cgroup,
+    original: Original,
+    written: Written | None = None,
+    note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
+) -> CpuSettings | None:
     """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
 
-    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise.
+    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise;
+    that is another limit of ours, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd writes
+    its units' limits itself, so of those it says nothing.
     """
     current = cgroup.read_settings()
     if current is None:
         return None
-    target = choose_restore(current, original.settings, original.actuators)
+    target = choose_restore(current, original.settings, original.actuators, None if original.unit else written)
     try:
         return target if cgroup.write_settings(current, target) else None
     except CgroupWriteError:
-        _give_what_is_allowed(cgroup, target)
+        allowed = _choose_allowed(cgroup, target)
+        if allowed is not None:
+            if note is not None:
+                note(cgroup.inode, *allowed)
+            cgroup.write_settings(*allowed)
         raise
 
 
-def _give_what_is_allowed(cgroup: Cgroup, target: CpuSettings) -> None:
+def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, CpuSettings] | None:
+    """What is in force, and what a quota above allows between that and ``target``."""
     current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
-    if current is not None and current.cores < cap.cores < target.cores:
-        allowed = compute_quota_target(cap.cores, target, cap).settings
-        cgroup.write_settings(current, msgspec.structs.replace(allowed, weight=current.weight))
+    if current is None or not current.cores < cap.cores < target.cores:
+        return None
+    allowed = compute_quota_target(cap.cores, target, cap).settings
+    return current, msgspec.structs.replace(allowed, weight=current.weight)
 
 
 # ---- all of them
 
 
 class RestoreReport(msgspec.Struct):
-    """What ``restore_all`` did: paths put back, gone since, errors in sentences; by path what is in force now, and of
-    those that are units what systemd is to be told."""
+    """What ``restore_all`` did: paths put back, gone since, errors in sentences; by path what is in force now, of those
+    that are units what systemd is to be told, where those are now that were renamed, and why nothing is known of those
+    that are ``unseen``."""
 
     restored: list[str] = []
     gone: list[str] = []
     errors: list[str] = []
     settings: dict[str, CpuSettings] = {}
     units: dict[str, UnitProperties] = {}
+    renamed: dict[str, str] = {}
+    unseen: dict[str, str] = {}
 
     def add(self, other: RestoreReport) -> None:
         """Take in the report about other cgroups."""
@@ -148,26 +203,59 @@ class RestoreReport(msgspec.Struct):
         self.errors += other.errors
         self.settings.update(other.settings)
         self.units.update(other.units)
+        self.renamed.update(other.renamed)
+        self.unseen.update(other.unseen)
 
 
-def restore_all(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> RestoreReport:
-    """Put every cgroup of ``originals`` back that still is the same one; errors are collected, none stops the rest.
+def make_report() -> RestoreReport:
+    """A report about nothing."""
+    return RestoreReport(restored=[], gone=[], errors=[], settings={}, units={}, renamed={}, unseen={})
+
+
+def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
+    """The cgroup that ``original`` is of, whatever it is called now; None when it is gone. Raises CgroupReadError,
+    UnknownLimitsError.
 
     The cgroup of a unit is the unit's, whenever it was made; ``find_strangers`` tells of which that is not so.
     """
-    report = RestoreReport(restored=[], gone=[], errors=[], settings={}, units={})
-    for path, original in sorted(originals.items(), key=lambda item: item[0].count("/")):
+    where = finder.find(path, original.inode) or (path if original.unit else None)
+    cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
+    if cgroup is None or cgroup.inode == original.inode or original.unit:
+        return cgroup
+    cgroup.close()
+    return None
+
+
+def restore_all(
+    hierarchies: Hierarchies,
+    originals: Mapping[str, Original],
+    root_id: tuple[int, int] = (0, 0),
+    written: Mapping[int, Written] | None = None,
+    note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
+) -> RestoreReport:
+    """Put every cgroup of ``originals`` back that is still there; errors are collected, none stops the rest.
+
+    ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
+    """
+    report, finder, known = make_report(), CgroupFinder(hierarchies, root_id), written or {}
+    # Those that are where they were first: to look for the others takes longer.
+    there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
+    for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
         cgroup = None
         settings: CpuSettings | None = None
         try:
-            cgroup = open_cgroup(hierarchies.without_counters(), path)
-            if cgroup is not None and (cgroup.inode == original.inode or original.unit):
-                settings = restore_cgroup(cgroup, original)
-            if settings is None:
+            cgroup = open_original(hierarchies, finder, path, original)
+            if cgroup is not None:
+                settings = restore_cgroup(cgroup, original, known.get(original.inode), note)
+            if cgroup is None or settings is None:
                 report.gone.append(path)
             else:
                 report.restored.append(path)
                 report.settings[path] = settings
+                if cgroup.path != path:
+                    report.renamed[path] = cgroup.path
+        except UnknownLimitsError as error:
+            report.unseen[path] = str(error)
         except CpumondError as error:
             report.errors.append(str(error))
         finally:
@@ -305,8 +393,8 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
             damaged = True
             continue
         try:
-            table = tomllib.loads(text)
-        except ValueError:
+            table = decode_toml(text)
+        except ContentError:
             damaged = True
             table = dict(re.findall(r"""(?m)^[ \t]*([a-z_-]+)[ \t]*=[ \t]*["']([^"'\x00-\x1f]+)["']""", text))
         named.update({key.replace("-", "_"): value for key, value in table.items() if isinstance(value, str) and value})
@@ -324,10 +412,12 @@ def _list_files(config_path: str | None) -> list[str]:
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What ``cpumond restore`` did: the report, the file it read, and sentences about the configuration or the file."""
+    """What ``cpumond restore`` did: the report, the file it read, why that could not be rewritten, what is wrong with
+    the configuration, and a sentence about a copy that could not be read."""
 
     report: RestoreReport
     path: str
+    file_error: CpumondError | None = None
     config_error: CpumondError | None = None
     complaint: str = ""
 
@@ -336,44 +426,100 @@ def run_restore(config_path: str | None) -> Restored:
     """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
     Where systemd says how the service ended, that is counted. Raises UnavailableError while an agent runs,
-    StateFileError when no copy of the file is intact.
+    StateFileError when no copy of the file is intact, UnknownLimitsError when there is none though an agent may have
+    run.
     """
     paths = find_paths(config_path, os.environ)
     try:
-        report, path, complaint = _restore(paths, config_path)
+        done = _restore(paths, config_path)
     finally:
         result = os.environ.get("SERVICE_RESULT")
         if result:
             with contextlib.suppress(CpumondError):  # a number less; the limits are what matters here
                 count_service_end(paths["state_dir"], result)
-    return Restored(report, path, _check_config(config_path), complaint)
+    return msgspec.structs.replace(done, config_error=_check_config(config_path))
 
 
-def _restore(paths: Mapping[str, str], config_path: str | None) -> tuple[RestoreReport, str, str]:
+def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
     copies = [os.path.join(paths[key], STATE_FILE) for key in ("state_dir", "runtime_dir")]
     with hold_lock(paths["runtime_dir"], f"{config_path or ''} (restore)"):
-        content, complaint = load_first(copies, Originals, keep_damaged=True)
+        content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
-        report = RestoreReport(restored=[], gone=[], errors=[], settings={}, units={})
-        if content is not None and not is_of_this_boot(content, copies[1]):
+        report = make_report()
+        if content is None:
+            if _may_have_written(config_path):
+                raise UnknownLimitsError(
+                    f"there is neither {copies[0]} nor {copies[1]}: if an agent ran here since the boot, they were "
+                    "removed, and what it lowered is not known; look at the limits, and set them by hand"
+                )
+            return Restored(report, copies[0], complaint=complaint)
+        file_error = None
+        if not is_of_this_boot(content, copies[1]):
             report.gone = sorted(content.cgroups)
-        elif content is not None and content.cgroups:
-            hierarchies = open_hierarchies(paths["mountinfo"])
-            anew = find_anew(hierarchies, content.cgroups)
-            report = restore_all(hierarchies, _leave_out(anew, content.cgroups))
-            strangers = find_strangers(anew)
-            report.add(restore_all(hierarchies, _leave_out(strangers, anew)))
-            report.gone += strangers
-        if content is not None and content.cgroups:
+        elif content.cgroups:
+            report = _restore_cgroups(paths, content)
+        if content.cgroups:
             problems = restore_units(report.units, report.settings)
             report.errors += problems.values()
             done = {*report.restored, *report.gone} - problems.keys()
             left = {name: original for name, original in content.cgroups.items() if name not in done}
-            for path in copies:
-                if path == copies[0] or os.path.exists(path):
-                    save(path, Originals(content.boot_id, left))
-        return report, copies[0], complaint
+            if len(left) < len(content.cgroups):
+                file_error = _rewrite(copies, Originals(content.boot_id, left, content.number + 1, content.root))
+        return Restored(report, copies[0], file_error, complaint=complaint)
+
+
+def _may_have_written(config_path: str | None) -> bool:
+    """Whether an agent with this configuration leaves a file in ``state_dir`` that tells what it changed."""
+    from cpumond.config import load_config
+
+    try:
+        config = load_config(config_path)
+    except CpumondError:
+        return False  # which is said, and an error, anyway
+    return bool(config.managed_roots) or config.executor.kind != "none"
+
+
+def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
+    """Have on disk what is left to do. One copy that is newer than the others is enough.
+
+    The error when there is none: another ``restore`` would put the same back again, over what was set by then.
+    """
+    problem: CpumondError | None = None
+    for path in copies:
+        try:
+            if os.path.isdir(os.path.dirname(path)):
+                save(path, content)
+        except CpumondError as error:
+            try:
+                overwrite(path, content)
+            except OSError:
+                problem = problem or error
+    if problem is None or load_newest(list(copies), keep_damaged=True)[0] == content:
+        return None
+    return type(problem)(f"{problem}; until then another `cpumond restore` would undo limits that were set meanwhile")
+
+
+def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreReport:
+    log = os.path.join(paths["runtime_dir"], WRITTEN_FILE)
+    written = read_written(log)
+
+    def restore(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> RestoreReport:
+        return restore_all(hierarchies, originals, content.root, written, functools.partial(append_written, log))
+
+    with contextlib.ExitStack() as stack:
+        try:
+            hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
+        except UnavailableError as error:
+            report = make_report()
+            report.unseen = dict.fromkeys(content.cgroups, f"nothing is known of the lowered limits: {error}")
+            return report
+        anew = find_anew(hierarchies, content.cgroups)
+        report = restore(hierarchies, _leave_out(anew, content.cgroups))
+        strangers = find_strangers(anew)
+        report.add(restore(hierarchies, _leave_out(strangers, anew)))
+        report.gone += strangers
+    return report
 
 
 def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict[str, Original]:
@@ -392,25 +538,30 @@ def _check_config(config_path: str | None) -> CpumondError | None:
 
 
 def print_restored(done: Restored) -> int:
-    """Say what was done on stdout and stderr; the exit code, EXIT_UNAVAILABLE when some limit is not back.
+    """Say what was done on stdout and stderr; the exit code: EXIT_TRY_AGAIN when some cgroup cannot be seen,
+    EXIT_UNAVAILABLE when some limit is not back.
 
     Raises the configuration's error, if it has one, when all are.
     """
     report = done.report
     for name in report.restored:
-        print(f"restored {name}")
-    if not (report.restored or report.gone or report.errors):
+        print(f"restored {name}" + (f", which is {report.renamed[name]} now" if name in report.renamed else ""))
+    if not (report.restored or report.gone or report.errors or report.unseen):
         print(f"nothing to restore in {done.path}")
     elif report.gone:
         print(f"{len(report.gone)} cgroups of {done.path} are gone")
-    for error in [*report.errors, done.complaint]:
+    for error in [*report.errors, *dict.fromkeys(report.unseen.values()), done.complaint, done.file_error]:
         if error:
             print(f"cpumond: {error}", file=sys.stderr)
-    if report.errors:
+    if report.unseen:
+        print(f"cpumond: {len(report.unseen)} limits may be low still; they stay in {done.path}", file=sys.stderr)
+    if report.errors or report.unseen or done.file_error is not None:
         # Worse than a wrong configuration, and what a package's scripts must hear of.
         if done.config_error is not None:
             print(f"cpumond: {done.config_error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
+        if report.unseen:
+            return EXIT_TRY_AGAIN
+        return EXIT_UNAVAILABLE if report.errors or done.file_error is None else done.file_error.exit_code
     if done.config_error is not None:
         raise done.config_error
     return 0

@@ -1,6 +1,6 @@
 """The last decisions and samples of one job, packed, so that thousands of jobs keep theirs in little memory.
 
-A decision is 62 bytes, a sample 28.
+A decision is 62 bytes, a sample 28, with a peak 32.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ KINDS: Final = ("grow", "shrink", "restore", "foreign-raise", "foreign-lower", "
 
 _RECORD = struct.Struct("<dddddddhBBH")
 _RATIO_STEPS = 65_535
+_BY_LOOK = 0x80
+"""In the byte of the kind."""
 _NO_VOTES = -32768
 
 
@@ -38,7 +40,8 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """One change, or one attempt at it. ``at`` seconds since 1970, cores as in JobState; ``result`` what became of it.
 
     ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: somebody else wrote; reapply: written
-    again after that; adopt: found at the start; pin; mode: the job's mode changed. ``pressure_ratio`` as in Decision.
+    again after that; adopt: found at the start; pin; mode: the job's mode changed. ``pressure_ratio`` and ``by_look``
+    as in Decision.
     """
 
     at: float
@@ -52,6 +55,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     votes_sum: int | None
     result: str
     pressure_ratio: float = 0.0
+    by_look: bool = False
 
 
 class DecisionRing:
@@ -75,7 +79,7 @@ class DecisionRing:
             record.smoothed_cores,
             record.throttled_ratio,
             _NO_VOTES if record.votes_sum is None else max(min(record.votes_sum, 32767), -32767),
-            KINDS.index(record.kind),
+            KINDS.index(record.kind) | (_BY_LOOK if record.by_look else 0),
             RESULTS.index(record.result),
             int(record.pressure_ratio * _RATIO_STEPS + 0.5),
         )
@@ -92,8 +96,8 @@ class DecisionRing:
         rows = rows[self._next :] + rows[: self._next]
         return [
             DecisionRecord(
-                row[0], KINDS[row[8]], row[1], row[2], row[3], row[4], row[5], row[6],
-                None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS,
+                row[0], KINDS[row[8] & ~_BY_LOOK], row[1], row[2], row[3], row[4], row[5], row[6],
+                None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS, row[8] >= _BY_LOOK,
             )
             for row in rows
         ]  # fmt: skip
@@ -104,6 +108,7 @@ class SampleRecord(msgspec.Struct, frozen=True):
 
     ``usage_cores`` the mean since the point before, ``throttled_ratio`` in [0, 1] the greatest of the checks since
     then; the others are as they were after the last of those checks, ``limit_cores`` and ``floor_cores`` the monitor's.
+    ``peak_cores`` as in JobState, None under a rule without a peak.
     """
 
     at: float
@@ -113,10 +118,11 @@ class SampleRecord(msgspec.Struct, frozen=True):
     floor_cores: float
     votes_sum: int | None
     throttled_ratio: float
+    peak_cores: float | None = None
 
 
 _SAMPLE = struct.Struct("<dffffhH")
-_PACK_SAMPLE = _SAMPLE.pack
+_PEAK_SAMPLE = struct.Struct("<dfffffhH")
 _MAX_F32 = 3.4e38
 _NAN = math.nan
 
@@ -124,52 +130,64 @@ _NAN = math.nan
 class SampleRing:
     """The newest ``size`` samples of one job, the oldest is overwritten; memory is taken as they come.
 
-    ``base`` is the reading that the next sample's usage counts from.
+    ``base`` is the reading that the next sample's usage counts from. Room for a peak is taken with the first one.
     """
 
-    __slots__ = ("_data", "_next", "base", "peak_ratio", "size")
+    __slots__ = ("_data", "_next", "_sample", "base", "peak_ratio", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.base: CpuReading | None = None
         self.peak_ratio = 0.0
+        self._sample = _SAMPLE
         self._data = bytearray()
         self._next = 0
 
     def resize(self, size: int) -> None:
         """Keep another number of samples from now on, the newest of those that are there."""
-        kept = self._data[self._next * _SAMPLE.size :] + self._data[: self._next * _SAMPLE.size]
-        self.size, self._next, self._data = size, 0, kept[-size * _SAMPLE.size :]
+        bytes_each = self._sample.size
+        kept = self._data[self._next * bytes_each :] + self._data[: self._next * bytes_each]
+        self.size, self._next, self._data = size, 0, kept[-size * bytes_each :]
 
     def append(
         self, at: float, usage_cores: float, smoothed_cores: float | None, limit_cores: float, floor_cores: float,
-        votes_sum: int | None, throttled_ratio: float,
+        votes_sum: int | None, throttled_ratio: float, peak_cores: float | None = None,
     ) -> None:  # fmt: skip
         """Add a sample, as in ``SampleRecord``, at most 32 767 votes; constant time."""
-        cores = (usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores)
+        if peak_cores is not None and self._sample is _SAMPLE:
+            self._make_room_for_peaks()
+        cores = [usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores]
+        if self._sample is _PEAK_SAMPLE:
+            cores.append(_NAN if peak_cores is None else peak_cores)
         votes = _NO_VOTES if votes_sum is None else votes_sum
         try:
-            packed = _PACK_SAMPLE(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
+            packed = self._sample.pack(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
         except OverflowError:
             # More cores than a short float can hold: somebody ordered 1e300.
-            packed = _PACK_SAMPLE(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
-        data, whole = self._data, self.size * _SAMPLE.size
+            packed = self._sample.pack(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
+        data, whole = self._data, self.size * self._sample.size
         if len(data) < whole:
             data += packed
             if len(data) == whole:
                 self._data = bytearray(data)  # without the room that it grew into
             return
-        start = self._next * _SAMPLE.size
-        data[start : start + _SAMPLE.size] = packed
+        start = self._next * self._sample.size
+        data[start : start + self._sample.size] = packed
         self._next = (self._next + 1) % self.size
+
+    def _make_room_for_peaks(self) -> None:
+        rows = list(_SAMPLE.iter_unpack(self._data))
+        self._sample = _PEAK_SAMPLE
+        self._data = bytearray(b"".join(_PEAK_SAMPLE.pack(*row[:5], _NAN, *row[5:]) for row in rows))
 
     def records(self) -> list[SampleRecord]:
         """All samples, oldest first."""
-        rows = list(_SAMPLE.iter_unpack(self._data))
+        rows = list(self._sample.iter_unpack(self._data))
         return [
             SampleRecord(
                 at, usage, None if math.isnan(smoothed) else smoothed, limit, floor,
                 None if votes == _NO_VOTES else votes, ratio / _RATIO_STEPS,
+                None if not peak or math.isnan(peak[0]) else peak[0],
             )
-            for at, usage, smoothed, limit, floor, votes, ratio in rows[self._next :] + rows[: self._next]
+            for at, usage, smoothed, limit, floor, *peak, votes, ratio in rows[self._next :] + rows[: self._next]
         ]  # fmt: skip

@@ -17,8 +17,9 @@ class Totals:
     """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
 
     __slots__ = (
-        "decisions", "errors", "failed_restores", "foreign_writes", "late_cpu_s", "late_ticks", "rebaselines",
-        "restores", "shed_checks", "throttled_cpu_s", "tick_buckets", "tick_seconds", "ticks", "write_errors",
+        "decisions", "errors", "failed_restores", "foreign_writes", "late_cpu_s", "late_ticks", "looks_restored",
+        "rebaselines", "restores", "shed_checks", "throttled_cpu_s", "tick_buckets", "tick_seconds", "ticks",
+        "write_errors",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -26,6 +27,8 @@ class Totals:
         self.foreign_writes = {"raise": 0, "lower": 0}
         self.write_errors = self.errors = self.restores = self.failed_restores = 0
         self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
+        self.looks_restored = 0
+        """Restores that a look between two checks decided; they are among ``restores``, too."""
         self.tick_seconds = 0.0
         self.throttled_cpu_s = self.late_cpu_s = 0.0
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)

@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 from typing import TypeVar
 
 import msgspec
 
 from cpumond.cgroup.settings import CpuSettings
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import CpumondError, StateFileError, from_os_error
 
 VERSION = 1
 STATE_FILE = "originals.state"
 REGISTRY_FILE = "registered.state"
 ENDS_FILE = "service_ends.state"
+KEY_FILE = "node_key.state"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -39,10 +42,16 @@ class Original(msgspec.Struct, frozen=True):
 
 
 class Originals(msgspec.Struct, frozen=True):
-    """Content of ``originals.state``: cgroup path (relative) -> original; valid for one boot of the machine."""
+    """Content of ``originals.state``: cgroup path (relative) -> original; valid for one boot of the machine.
+
+    ``number`` grows with each save: of two copies the one with the larger number counts.
+    ``root``: (st_dev, inode) of the root of their hierarchy, (0, 0) where it is not known.
+    """
 
     boot_id: str
     cgroups: dict[str, Original] = {}
+    number: int = 0
+    root: tuple[int, int] = (0, 0)
 
 
 class RegisteredJob(msgspec.Struct, frozen=True):
@@ -81,7 +90,13 @@ class ServiceEnds(msgspec.Struct, frozen=True):
     ends: dict[str, int] = {}
 
 
-Content = TypeVar("Content", Originals, Registry, ServiceEnds)
+class NodeKey(msgspec.Struct, frozen=True):
+    """Content of ``node_key.state``: the secret by which the scheduler knows a new run of this agent from another's."""
+
+    key: str
+
+
+Content = TypeVar("Content", bound=msgspec.Struct)
 
 
 def read_boot_id() -> str:
@@ -108,23 +123,35 @@ def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bo
     return content.boot_id == read_boot_id()
 
 
-def save(path: str, content: Originals | Registry | ServiceEnds, sync: bool = True) -> None:
+Identity = tuple[int, int]
+"""Device and inode of a file: another one under the same name has others."""
+
+
+def identify(path: str) -> Identity | None:
+    """The file that is at ``path`` now; None where there is none."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
     """Replace ``path`` by ``content``, on disk when this returns (``sync`` False: it survives a crash of the agent, not
     one of the machine). Raises CreateError or AccessError."""
-    payload = msgspec.json.encode(content)
-    header = f"cpumond-state {VERSION} sha256={hashlib.sha256(payload).hexdigest()}\n".encode()
     temporary = f"{path}.new"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(fd, header + payload)
+            _write_all(fd, _encode(content))
+            found = os.fstat(fd)
             if sync:
                 os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, path)
         if not sync:
-            return
+            return found.st_dev, found.st_ino
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -134,6 +161,27 @@ def save(path: str, content: Originals | Registry | ServiceEnds, sync: bool = Tr
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise from_os_error(error, f"write {path}", "free space or fix the rights of state_dir") from error
+    return found.st_dev, found.st_ino
+
+
+def overwrite(path: str, content: Originals) -> None:
+    """Write ``content`` over what is in ``path``, which is longer: for a disk that has no room for a second file.
+
+    A crash meanwhile leaves a damaged file. Raises OSError.
+    """
+    data = _encode(content)
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _write_all(fd, data)
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _encode(content: msgspec.Struct) -> bytes:
+    payload = msgspec.json.encode(content)
+    return f"cpumond-state {VERSION} sha256={hashlib.sha256(payload).hexdigest()}\n".encode() + payload
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -157,25 +205,33 @@ def load(path: str, kind: type[Content]) -> Content | None:
     if fields[2] != b"sha256=" + hashlib.sha256(payload).hexdigest().encode():
         raise StateFileError(f"{path}: the checksum does not match its content")
     try:
-        return msgspec.json.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
+        return decode_json(payload, kind)
+    except ContentError as error:
         raise StateFileError(f"{path}: {error}") from None
 
 
-def load_first(paths: list[str], kind: type[Content], keep_damaged: bool = False) -> tuple[Content | None, str]:
-    """The content of the first of several copies that is intact, and the sentence about damaged ones before it ("" if
-    none); None when there is no intact one. Damaged files are put aside unless ``keep_damaged``. Raises AccessError."""
-    complaint = ""
+def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals | None, str]:
+    """The newest of several copies, and the sentence about one that cannot be read ("" if none); None when there is no
+    intact one.
+
+    Damaged files are put aside unless ``keep_damaged``. Raises AccessError or CreateError for one that cannot be read
+    and may not be damaged, when no other is intact.
+    """
+    found: list[Originals] = []
+    complaint, refusal = "", None
     for path in paths:
         try:
-            content = load(path, kind)
+            content = load(path, Originals)
         except StateFileError as error:
             aside = "" if keep_damaged else f"; kept as {put_aside(path)}"
             complaint = complaint or f"{error}{aside}"
-            continue
-        if content is not None:
-            return content, complaint
-    return None, complaint
+        except CpumondError as error:
+            complaint, refusal = complaint or str(error), error
+        else:
+            found += [content] if content is not None else []
+    if not found and refusal is not None:
+        raise refusal
+    return max(found, key=lambda content: content.number, default=None), complaint
 
 
 def put_aside(path: str) -> str:
@@ -211,3 +267,29 @@ def count_service_end(state_dir: str, result: str) -> None:
     ends = read_service_ends(state_dir)
     ends[result if result in ends else "other"] += 1
     save(os.path.join(state_dir, ENDS_FILE), ServiceEnds(ends))
+
+
+def read_node_key(state_dir: str) -> str:
+    """The key of this host as a node, made when there is none or it is damaged.
+
+    One that cannot be kept is good for this run: the next may have to wait until the scheduler misses this one.
+    """
+    path = os.path.join(state_dir, KEY_FILE)
+    with contextlib.suppress(CpumondError):
+        found = load(path, NodeKey)
+        if found is not None and found.key:
+            return found.key
+    key = secrets.token_hex(32)
+    with contextlib.suppress(CpumondError):
+        save(path, NodeKey(key))
+    return key
+
+
+def keep_node_key(state_dir: str, key: str) -> list[str]:
+    """Write the key anew where somebody removed it; its path then. Raises CreateError or AccessError."""
+    path = os.path.join(state_dir, KEY_FILE)
+    if os.path.lexists(path):
+        return []
+    make_directory(state_dir, 0o700, "state_dir")
+    save(path, NodeKey(key))
+    return [path]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import time
 from collections.abc import Iterator
 
@@ -10,6 +12,7 @@ import msgspec
 import structlog
 
 from cpumond.agent.jobs import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
+from cpumond.agent.peaks import PeakFile
 from cpumond.agent.state_file import Original
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
@@ -22,6 +25,7 @@ from cpumond.discovery import FoundJob
 from cpumond.errors import CgroupReadError, CpumondError
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.policy import compute_floor, move_hard, restart_at
+from cpumond.process import find_room
 from cpumond.units import cores_to_quota_us
 
 MANY_JOBS = 20
@@ -37,20 +41,29 @@ class JobTable:
     """Tracked jobs by cgroup path.
 
     ``problems`` are sentences about jobs that could not be opened or resolved; ``gone_total`` counts jobs whose cgroup
-    went away.
+    went away, ``closed_total`` all that are followed no more.
     """
 
-    def __init__(self, config: AgentConfig, hierarchies: Hierarchies, writer: LimitWriter, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        hierarchies: Hierarchies,
+        writer: LimitWriter,
+        watcher: Watcher,
+        peaks: PeakFile,
+    ) -> None:
         self.config = config
         self.hierarchies = hierarchies
         self.writer = writer
         self.watcher = watcher
+        self.peaks = peaks
         self.jobs: dict[str, Tracked] = {}
         self.problems: dict[str, str] = {}
-        self.gone_total = 0
+        self.gone_total = self.closed_total = 0
         self._settings: SettingsCache = {}
         self._many = False
         self._looked = False
+        self._room = math.inf
         self._half_made: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
         self.by_unit: dict[str, Tracked] = {}
@@ -76,11 +89,9 @@ class JobTable:
         if len(found) > len(named):
             self._complain("", f"more than discovery.max_jobs = {len(named)} jobs; the rest is left out")
         changed = False
-        for job in [job for path, job in self.jobs.items() if path not in named]:
-            if self._is_same(job):
-                self.release(job)
-            else:
-                self.drop(job)
+        # All of them before anything is opened: one that was renamed has its own limit again when it is found anew.
+        for job in [job for path, job in self.jobs.items() if path not in named or not self._is_same(job)]:
+            self.drop(job)
             changed = True
         caps: dict[str, AncestorCap] = {}
         self._settings = {}
@@ -88,12 +99,9 @@ class JobTable:
         self._doubted = {path: inode for path, inode in self._doubted.items() if path in named}
         self._many = len(named) - len(self.jobs) > MANY_JOBS
         before = len(self.jobs)
+        self._room = self._find_room()
         for path, found_job in named.items():
             tracked = self.jobs.get(path)
-            if tracked is not None and not self._is_same(tracked):
-                self.drop(tracked)
-                tracked = None
-                changed = True
             try:
                 if tracked is None:
                     changed |= self._open(found_job, now_s, caps)
@@ -110,6 +118,7 @@ class JobTable:
         """Follow one more job at once, without a look at the others; what fails is tried again at the next look."""
         if found.path in self.jobs:
             return
+        self._room = self._find_room()
         try:
             self._open(found, now_s, {})
         except CpumondError as error:
@@ -120,12 +129,17 @@ class JobTable:
         return bool(self._doubted) or any(looks < HALF_LOOKS for looks in self._half_made.values())
 
     def _is_same(self, job: Tracked) -> bool:
-        """Whether the cgroup at this path is still the one that is held open."""
+        """Whether the cgroup at this path is still the one that is held open: that may have been renamed (v1)."""
         try:
-            return os.stat(job.cgroup.directory).st_ino == job.cgroup.inode
+            return os.stat(os.path.join(self.hierarchies.cpu_root, job.found.path)).st_ino == job.cgroup.inode
         except OSError:
             # Gone; if another one is made meanwhile, the next rescan opens it.
             return False
+
+    def _find_room(self) -> float:
+        """How many descriptors new jobs may take: without the others no limit could be written, or put back."""
+        held = sum(job.cgroup.DESCRIPTORS + (job.settings.pressure_restore_ratio > 0.0) for job in self)
+        return find_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - held
 
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
         cgroup = open_cgroup(self.hierarchies, found.path)
@@ -136,7 +150,12 @@ class JobTable:
         self._half_made.pop(found.path, None)
         watches: list[object] = []
         try:
-            settings, mode = resolve_job(self.config, found, cgroup.directory, self._settings)
+            settings, mode = resolve_job(self.config, found, cgroup.place, self._settings)
+            needed = cgroup.DESCRIPTORS + (settings.pressure_restore_ratio > 0.0)
+            if needed > self._room:
+                raise CgroupReadError(
+                    cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
+                )
             # Before the look at the settings: whoever made the cgroup may be about to set its limit.
             watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
             in_force = cgroup.read_settings()
@@ -156,26 +175,30 @@ class JobTable:
             ancestor = _cached_cap(cgroup, caps)
             hard = compute_hard(self.hierarchies, found, original, ancestor)
             job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
-            job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.directory), watches
+            job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.place), watches
             job.ancestor, job.in_force, job.unit = ancestor, in_force, unit
-            job.refused = find_refusal(self.config, found.path, cgroup.directory)
+            job.refused = find_refusal(self.config, found.path, cgroup.place)
             job.mode = mode
             if known is not None:
                 self._adopt(job, known, now_s)
             elif original != in_force and job.writes:
                 job.reapply_at_s = now_s
+            job.follow_period()
         except CpumondError:
             self.watcher.unwatch(watches)
             cgroup.close()
             raise
         self.jobs[found.path] = job
+        self._room -= needed
+        is_known = self.peaks.recall(job, now_s)
         self._follow_pressure(job)
         if unit:
             self.by_unit[unit] = job
             self.ask_labels(job)
         say = log.debug if self._many else log.info
         say("job_found", job_id=found.job_id, cgroup=found.path, mode=job.mode, refused=job.refused or None,
-            cpu_limit_cores=job.ordered_cores)  # fmt: skip
+            cpu_limit_cores=job.ordered_cores, peak_cores=job.state.peak_cores,
+            caution=job.state.caution if is_known else None)  # fmt: skip
         return True
 
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
@@ -207,11 +230,17 @@ class JobTable:
 
     def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
         """Go on with a cgroup that an earlier run lowered. It is put back and begun anew where its job is not to be
-        lowered now, another setting of it was moved, or somebody gave it more than was found while no agent ran."""
+        lowered now, another setting of it was moved, or somebody else set its limit while no agent ran."""
         job.touched = True
         actuator = job.settings.actuator
         self.writer.claim_unit(job)
-        if not job.writes or known.actuators != (actuator,) or is_raised_above(job.in_force, known.settings, actuator):
+        raised = is_raised_above(job.in_force, known.settings, actuator)
+        ordered = self.writer.has_order(job) and not raised
+        if ordered and self.config.writes.override_ttl_s > 0:
+            job.override_until_s = now_s + self.config.writes.override_ttl_s
+            log.warning("foreign_write", job_id=job.found.job_id, kind="lower", old_cores=known.settings.cores,
+                        new_cores=job.in_force.cores)  # fmt: skip
+        if ordered or raised or not job.writes or known.actuators != (actuator,):
             self.writer.restore(job)
             job.state = start_state(compute_hard(self.hierarchies, job.found, job.original, job.ancestor), now_s)
             return
@@ -230,25 +259,31 @@ class JobTable:
     def _look_again(self, job: Tracked, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> None:
         """Settings, mode, refusal and the quotas above may have changed since the last look."""
         wrote = job.writes
-        asked = read_mode_xattr(job.cgroup.directory)
+        asked = read_mode_xattr(job.cgroup.place)
         if found != job.found or job.config is not self.config or asked != job.asked_mode:
-            settings, mode = resolve_job(self.config, found, job.cgroup.directory, self._settings)
-            self._use_settings(job, settings, mode)
+            settings, mode = resolve_job(self.config, found, job.cgroup.place, self._settings)
+            self._use_settings(job, settings, mode, now_s)
             shown = job.found.source.labels if job.found.source is not None else []
             job.found, job.config, job.asked_mode = found, self.config, asked
             if found.source is not None and found.source.labels != shown:
                 job.labels = NO_LABELS
                 self.ask_labels(job)
-        job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.directory)
+        job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
         self._put_back(job, wrote, now_s)
         job.ancestor = _cached_cap(job.cgroup, caps)
         self.follow_hard(job, now_s)
 
-    def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode) -> None:
-        if settings.actuator != job.settings.actuator:
+    def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode, now_s: float) -> None:
+        before = job.settings
+        if settings.actuator != before.actuator:
             self.watcher.unwatch(job.watches)
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
-        if settings.vote_mode != job.settings.vote_mode:
+        if settings.limit_rule != before.limit_rule or settings.actuator != before.actuator:
+            # The limit stays where it is until the other rule has measured; smoothed values and peaks mean another use.
+            job.state = restart_at(job.state, job.state.limit_cores, now_s)
+        if settings.burst_ratio != before.burst_ratio and settings.actuator == "quota" and job.touched:
+            job.reapply_at_s = now_s  # writes what differs: the burst, not the quota
+        if settings.vote_mode != before.vote_mode:
             job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
@@ -300,15 +335,17 @@ class JobTable:
                 self.writer.restore(job)
             except CpumondError as error:
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
+        self.peaks.keep(job)
         self._close(job)
         log.info("job_released", job_id=job.found.job_id, cgroup=job.found.path)
 
     def drop(self, job: Tracked) -> None:
         """Stop following a job whose cgroup is gone.
 
-        Where only its counters are gone (v1: one hierarchy of two) the limit is still there and is put back.
+        Where only its counters are gone (v1: one hierarchy of two), or its name, the limit is still there and is put
+        back.
         """
-        if self._is_same(job):
+        if job.cgroup.is_there():
             self.release(job)
             return
         self.gone_total += 1
@@ -319,6 +356,7 @@ class JobTable:
     def _close(self, job: Tracked) -> None:
         self.watcher.unwatch(job.watches)
         job.cgroup.close()
+        self.closed_total += 1
         del self.jobs[job.found.path]
         if self.by_unit.get(job.unit) is job:
             del self.by_unit[job.unit]

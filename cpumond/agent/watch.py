@@ -1,4 +1,4 @@
-"""inotify: cgroups that come and go, and foreign writes to the limits of the ones the agent changes."""
+"""inotify: cgroups that come, go and are renamed, and foreign writes to the limits of the ones the agent changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watcher:
         return self._inotify.fd
 
     def watch_directories(self, paths: set[str]) -> bool:
-        """Watch exactly these directories for children that come and go, or get another xattr.
+        """Watch exactly these directories for children that come, go, get another name or another xattr.
 
         True when one of them was not watched before: what came into it until now is only seen by looking again.
         """
@@ -39,7 +39,7 @@ class Watcher:
                 del self._directories[path]
         new = paths - set(self._directories)
         for path in new:
-            added = self._add(path, Mask.CREATE | Mask.DELETE | Mask.ATTRIB | Mask.ONLYDIR)
+            added = self._add(path, Mask.CREATE | Mask.DELETE | Mask.MOVE | Mask.ATTRIB | Mask.ONLYDIR)
             if added is not None:
                 self._directories[path] = (inodes[path], added)
         return any(path in self._directories for path in new)

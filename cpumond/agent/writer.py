@@ -15,10 +15,24 @@ import msgspec
 
 from cpumond.agent.jobs import Tracked, find_refusal
 from cpumond.agent.restore import restore_cgroup
-from cpumond.agent.state_file import STATE_FILE, Original, Originals, is_of_this_boot, load_first, read_boot_id, save
+from cpumond.agent.state_file import (
+    STATE_FILE,
+    Identity,
+    Original,
+    Originals,
+    identify,
+    is_of_this_boot,
+    load_newest,
+    make_directory,
+    read_boot_id,
+    save,
+)
 from cpumond.agent.unit_limits import UnitLimits
+from cpumond.agent.written import WRITTEN_FILE, LimitLog
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import count_threads
+from cpumond.cgroup.find import CgroupFinder
+from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cgroup.settings import (
     V1_SHARES,
     CpuSettings,
@@ -26,6 +40,7 @@ from cpumond.cgroup.settings import (
     choose_restore,
     compute_quota_target,
     compute_weight_target,
+    is_order,
     is_raised_above,
     plan_steps,
 )
@@ -37,6 +52,7 @@ from cpumond.errors import (
     CgroupWriteError,
     CreateError,
     RefusedError,
+    UnknownLimitsError,
 )
 
 GONE_S = 5.0
@@ -57,7 +73,8 @@ class LimitWriter:
 
     ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown`` that no copy of it
     could; ``writes_total`` counts writes. ``gone`` are units whose cgroup is gone, and until when it may come again;
-    ``returning`` originals that systemd was told of and did not yet take.
+    ``returning`` originals that systemd was told of and did not yet take. ``log`` says what was written last;
+    ``unsaved`` are cgroups whose new original is not on disk yet.
     """
 
     def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
@@ -75,18 +92,49 @@ class LimitWriter:
         self.unknown = False
         self.writes_total = 0
         self._stale = self._untidy = False
+        self._number = 0
+        self._is_loaded = False
+        self.is_ousted = False
+        """Another agent has the files: nothing is written to them any more."""
+        self._saved: Identity | None = None
+        self._copied: Identity | None = None
+        self.log = LimitLog(os.path.join(config.runtime_dir, WRITTEN_FILE))
+        self.unsaved: set[str] = set()
+        self._root_id = (0, 0)
 
-    def load(self) -> None:
-        """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``."""
-        content, complaint = load_first([self.path, self.copy_path], Originals)
+    def load(self, hierarchies: Hierarchies) -> None:
+        """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``.
+
+        Those that were renamed are known by their new names afterwards, those that are gone are forgotten. Raises
+        UnknownLimitsError when they are of a hierarchy that is not to be seen: they would be taken for gone.
+        """
+        self._root_id = hierarchies.read_root_id()
+        content, complaint = load_newest([self.path, self.copy_path])
         self.unknown = bool(complaint) and content is None
         if self.unknown:
             self.damaged = f"{complaint}; jobs start from the cpu_limit they are given, the others keep what is there"
         elif complaint:
             self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
+        self._number = 0 if content is None else content.number
         if content is not None and is_of_this_boot(content, self.copy_path):
-            self.originals = dict(content.cgroups)
-            self._inherited = set(content.cgroups)
+            self.originals = self._find_all(hierarchies, content)
+            self._inherited = set(self.originals)
+            self._stale = self.originals.keys() != content.cgroups.keys()
+        self.log.load({original.inode for original in self.originals.values()})
+        self._is_loaded = True
+
+    def _find_all(self, hierarchies: Hierarchies, content: Originals) -> dict[str, Original]:
+        finder, found = CgroupFinder(hierarchies, content.root), {}
+        for path, original in content.cgroups.items():
+            where: str | None = path
+            try:
+                where = finder.find(path, original.inode)
+            except UnknownLimitsError:
+                if not hierarchies.shows(content.root):
+                    raise
+            if where is not None or original.unit:
+                found[where or path] = original
+        return found
 
     def find_original(self, cgroup: Cgroup) -> Original | None:
         """The original of this very cgroup, when an agent changed it before."""
@@ -107,17 +155,20 @@ class LimitWriter:
             actuators = known.actuators if known else ()
             if job.settings.actuator not in actuators:
                 moved = (*actuators, job.settings.actuator)
-                added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
-        if added:
+                if known is not None or job.unit or job.cgroup.path not in self.originals:
+                    added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
+        if added or self._stale:
             self._save({**self.originals, **added})
         for job in jobs:
-            job.touched = True
+            # One that waits to be put back is not forgotten for another of its name: that one waits.
+            job.touched = self.find_original(job.cgroup) is not None
 
     def keep(self, job: Tracked) -> None:
         """Store a changed ``job.original`` with the next ``flush``."""
         known = self.find_original(job.cgroup)
         if known is not None and known.settings != job.original:
             self.originals[job.cgroup.path] = msgspec.structs.replace(known, settings=job.original)
+            self.unsaved.add(job.cgroup.path)
             self._stale = True
 
     def forget(self, path: str, now: bool = True) -> None:
@@ -125,7 +176,9 @@ class LimitWriter:
 
         ``now`` False for a cgroup that is gone: what is on disk about it does no harm until the next save.
         """
-        if self.originals.pop(path, None) is not None:
+        original = self.originals.pop(path, None)
+        if original is not None:
+            self.log.forget(original.inode)
             self._stale, self._untidy = self._stale or now, True
 
     def leave(self, job: Tracked) -> None:
@@ -233,13 +286,21 @@ class LimitWriter:
                 del self.gone[path]
                 self.give_back(path)
 
-    def list_strays(self, now_s: float, jobs: Container[str]) -> list[str]:
-        """Changed cgroups that are none of ``jobs``, but those of units that have time left to come again."""
-        return [
-            path
-            for path in self.originals
-            if path not in jobs and (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
-        ]
+    def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
+        """Changed cgroups that are none of ``jobs``: until they are put back, what has their name is not changed."""
+        return {
+            path: original
+            for path, original in self.originals.items()
+            if (job := jobs.get(path)) is None or not (job.unit or job.cgroup.inode == original.inode)
+        }
+
+    def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
+        """The same but those of units that have time left to come again."""
+        return {
+            path: original
+            for path, original in self.list_left(jobs).items()
+            if (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
+        }
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
         """Forget a cgroup whose file is as it was found, or gone; a unit only when systemd has taken it, too.
@@ -304,29 +365,54 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm. Raises CreateError or
-        AccessError."""
-        if self._stale or (tidy and self._untidy):
+        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm, and a file where is none
+        yet. Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
+        if not self._is_loaded:
+            return
+        if self._stale or (tidy and (self._untidy or self._saved is None)):
             self._save(self.originals)
 
     def _save(self, originals: dict[str, Original]) -> None:
-        content = Originals(self.boot_id, {**self.returning, **originals})
-        save(self.path, content)
+        if self.is_ousted:
+            self.originals = originals
+            return
+        self._number += 1
+        content = Originals(self.boot_id, {**self.returning, **originals}, self._number, self._root_id)
         try:
-            # A second copy for the day when the first is lost; without it the first is still there.
-            save(self.copy_path, content, sync=False)
+            self._saved = save(self.path, content)
         except (CreateError, AccessError):
-            # First aid reads it before the other: an old one is worse than none.
-            with contextlib.suppress(OSError):
-                os.unlink(self.copy_path)
+            if originals is self.originals:
+                # Nothing new in it: what the copy has no more is not put back again, it being the newer one.
+                self._save_copy(content)
+            raise
+        self._save_copy(content)
         self.originals = originals
         self._stale = self._untidy = False
+        self.unsaved.clear()
+
+    def _save_copy(self, content: Originals) -> None:
+        """A second copy for the day when the first is lost; without it the first is still there."""
+        with contextlib.suppress(CreateError, AccessError):
+            self._copied = save(self.copy_path, content, sync=False)
+
+    def look_after_files(self) -> list[str]:
+        """Write the files anew that somebody removed or replaced; which. Raises CreateError or AccessError."""
+        lost = [
+            path
+            for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
+            if known is not None and identify(path) != known
+        ]
+        if lost:
+            make_directory(self.config.state_dir, 0o700, "state_dir")
+            make_directory(self.config.runtime_dir, 0o755, "runtime_dir")
+            self._save(self.originals)
+        return lost
 
     def write(self, job: Tracked, cores: float) -> Applied:
         """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
         if not job.touched:
             raise RefusedError(f"{job.cgroup.path}: its original settings are not on disk, so it is not changed")
-        refusal = find_refusal(self.config, job.cgroup.path, job.cgroup.directory)
+        refusal = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
         if refusal:
             job.refused = refusal
             self.restore(job)
@@ -355,7 +441,7 @@ class LimitWriter:
                 # Some of its steps may be done: what is in force must not pass for somebody else's doing.
                 job.in_force = job.cgroup.read_settings() or job.in_force
                 raise
-        if not written and job.unit and os.path.isdir(job.cgroup.directory):
+        if not written and job.unit and job.cgroup.is_there():
             raise RefusedError(
                 f"{job.cgroup.path}: it has no limit file, and systemd cannot be told to make one "
                 f"({self.units.problem or 'it refused the limit'}), so it is not changed"
@@ -389,14 +475,17 @@ class LimitWriter:
             return msgspec.structs.replace(target, settings=settings)
         notes: tuple[str, ...] = ()
         if s.min_cores_per_thread and cores < found.cores:
-            threads = count_threads(job.cgroup.directory)
+            threads = count_threads(job.cgroup.place)
             floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
                 cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
         wanted = cores
         if job.unit:
             cores = min(round_up(cores), job.original.cores)
-        target = compute_quota_target(cores, job.original, job.ancestor, s.burst_ratio)
+        # At its full limit a job has what was found: no burst that it did not order, and that keeps others from
+        # lowering its quota, which the kernel refuses below the burst.
+        burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
+        target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
         if job.unit and target.cores == cores:
             # The monitor goes on from its own value: rounded up each time, a small limit would never go down.
             target = msgspec.structs.replace(target, cores=wanted)
@@ -407,6 +496,8 @@ class LimitWriter:
         steps = plan_steps(job.in_force, target.settings)
         if steps:
             self.writes_total += len(steps)
+            if not job.unit:
+                self._note(job, target.settings)
             if not job.cgroup.write_settings(job.in_force, target.settings):
                 if not self._has_no_file(job):
                     return False
@@ -417,9 +508,29 @@ class LimitWriter:
                 self.units.want(job.unit, target.settings, (job.settings.actuator,), urgent=raised)
         return True
 
+    def _note(self, job: Tracked, after: CpuSettings) -> None:
+        """Have on record what is about to be written. Raises CreateError or AccessError when less CPU has to wait."""
+        inode, before = job.cgroup.inode, job.in_force
+        if after.cores < before.cores or (after.weight or 0) < (before.weight or 0):
+            self.log.note(inode, before, after)
+        else:
+            self.note_raise(inode, before, after)
+
+    def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
+        """The same for more CPU, which waits for no disk: without a record every lower limit counts as ours."""
+        with contextlib.suppress(CreateError, AccessError):
+            self.log.note(inode, before, after)
+
+    def has_order(self, job: Tracked) -> bool:
+        """Whether somebody else set the limit of a cgroup that a run before this one changed."""
+        known = self.find_original(job.cgroup)
+        return known is not None and not known.unit and is_order(
+            job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
+        )  # fmt: skip
+
     def _has_no_file(self, job: Tracked) -> bool:
         """Whether this is a unit without any CPU setting on v2: it has no limit file until systemd makes one."""
-        return bool(job.unit) and self.units.can_set and self.units.can_ask and os.path.isdir(job.cgroup.directory)
+        return bool(job.unit) and self.units.can_set and self.units.can_ask and job.cgroup.is_there()
 
     def restore(self, job: Tracked) -> None:
         """Put a touched job's original settings back, unless the cgroup is gone.
@@ -431,7 +542,7 @@ class LimitWriter:
         known = self.find_original(job.cgroup)
         if known is not None:
             try:
-                current = restore_cgroup(job.cgroup, known)
+                current = restore_cgroup(job.cgroup, known, self.log.records.get(known.inode), self.note_raise)
             except CgroupWriteError:
                 job.in_force = job.cgroup.read_settings() or job.in_force
                 raise

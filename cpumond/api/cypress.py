@@ -8,7 +8,6 @@ configuration as it was set, explicit pools only; ``//sys/scheduler/orchid`` sho
 from __future__ import annotations
 
 import asyncio
-import difflib
 import time
 import zlib
 from collections import Counter
@@ -22,9 +21,11 @@ from cpumond import __version__
 from cpumond.api import orchid
 from cpumond.api.formats import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.orchid import MISSING, Description, Lazy, iso_time, materialise
+from cpumond.api.views import order_of_start
 from cpumond.api.ypath import YPath, escape_literal, parse_ypath
 from cpumond.api.yt import YtRequest, export_reply
 from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import REMOVE, Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.config_commands import (
@@ -60,12 +61,16 @@ from cpumond.wire import MAX_LOG_BYTES
 
 Edits = tuple[Edit, ...]
 
+MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
+MAX_LISTED_BYTES: Final = 16 * 2**20
+"""Of specifications in one answer, in memory."""
+SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
 MAX_LISTED_JOBS: Final = 10_000
 DEFAULT_LISTED_OPERATIONS: Final = 100
 DEFAULT_LISTED_JOBS: Final = 1000
 
-MAX_TURN_S: Final = 0.01
+MAX_TURN_S: Final = 0.003
 """How long a large answer may hold up everybody else at a time."""
 
 LISTED_ATTRIBUTES: Final = (
@@ -73,6 +78,20 @@ LISTED_ATTRIBUTES: Final = (
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
 """What ``list_operations`` says of an operation when nobody names ``attributes``."""
+
+
+class Turn:
+    """The time that a large answer has until others get theirs."""
+
+    def __init__(self, longest_s: float = MAX_TURN_S) -> None:
+        self._longest_s = longest_s
+        self._begun = time.perf_counter()
+
+    async def give(self) -> None:
+        """Let others go on if it is their turn; what is shown next is as of then."""
+        if time.perf_counter() - self._begun > self._longest_s:
+            await asyncio.sleep(0)
+            self._begun = time.perf_counter()
 
 
 # --- nodes -------------------------------------------------------------------------------------------------------
@@ -105,19 +124,22 @@ class _CypressNode:
 
     def explain(self, name: str) -> str:
         """What may help who looked for a child that is not there; "" for nothing."""
-        near = difflib.get_close_matches(name, list(self.names()), n=1)
-        return f'did you mean "{near[0]}"?' if near else ""
+        near = nearest(name, self.names())
+        return f'did you mean "{near}"?' if near else ""
 
     def child_path(self, name: str) -> str:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
-    def show(self, attributes: Sequence[str] = ()) -> Any:
+    async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
         """What ``get`` answers: children as a map, with those of ``attributes`` that each has."""
         shown = {}
-        for name in self.names():
+        for name in list(self.names()):
             child = self.find(name)
-            if child is not None:
-                shown[name] = child.with_attributes(None, attributes) if child.is_opaque else child.show(attributes)
+            if child is None:
+                continue
+            is_opaque = child.is_opaque
+            shown[name] = child.with_attributes(None, attributes) if is_opaque else await child.show(attributes, turn)
+            await turn.give()
         return self.with_attributes(shown, attributes)
 
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
@@ -193,8 +215,8 @@ def _descend(value: Any, keys: Sequence[str]) -> Any:
         elif isinstance(value, list) and _is_index(key, value):
             value = value[int(key)]
         else:
-            near = difflib.get_close_matches(key, list(value), n=1) if isinstance(value, Mapping) else []
-            hint = f'; did you mean "{near[0]}"?' if near else ""
+            near = nearest(key, value) if isinstance(value, Mapping) else ""
+            hint = f'; did you mean "{near}"?' if near else ""
             raise CommandError(f"Attribute {quote_text('/'.join(keys[: depth + 1]))} is not found{hint}", RESOLVE)
     return value
 
@@ -249,9 +271,9 @@ class _PoolTrees(_CypressNode):
         for edit in edits:
             if edit.path != ("default_tree",):
                 raise YtError(f"{self.path} has one attribute that can be changed: default_tree")
-            if not isinstance(edit.value, str):
-                raise YtError("default_tree: must be the name of a pool tree; it cannot be removed")
-        return SetDefaultTree(str(edits[-1].value))
+            if edit.value is not REMOVE and not isinstance(edit.value, str):
+                raise YtError(f"default_tree: must be the name of a pool tree, not {quote_text(edit.value)}")
+        return SetDefaultTree(edits[-1].value)
 
 
 class _PoolParent(_CypressNode):
@@ -278,8 +300,8 @@ class _PoolParent(_CypressNode):
                 f"//sys/scheduler/orchid/scheduler/pool_trees/{escape_literal(self.tree.name)}/pools/"
                 f"{escape_literal(name)}"
             )
-        near = difflib.get_close_matches(name, self.tree.pools, n=1)
-        return f"did you mean {_pool_path(self.tree, near[0])}?" if near else ""
+        near = nearest(name, self.tree.pools)
+        return f"did you mean {_pool_path(self.tree, near)}?" if near else ""
 
 
 def _pool_path(tree: TreeConfig, name: str) -> str:
@@ -397,7 +419,7 @@ class _Link(_CypressNode):
             "broken": lambda: not default,
         }
 
-    def show(self, attributes: Sequence[str] = ()) -> Any:
+    async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
         return self.with_attributes(None, attributes)
 
 
@@ -431,18 +453,15 @@ class _Document(_CypressNode):
 
 async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
     """As ``materialise``; others get their turn in between, since a tree may have thousands of pools."""
-    begun = time.perf_counter()
+    turn = Turn(pause_s)
 
     async def show(value: Any) -> Any:
-        nonlocal begun
         if not isinstance(value, Lazy) or isinstance(value, Description):
             return materialise(value)
         shown = {}
         for name, part in value.parts():
             shown[name] = await show(part)
-            if time.perf_counter() - begun > pause_s:
-                await asyncio.sleep(0)
-                begun = time.perf_counter()
+            await turn.give()
         return shown
 
     return await show(value)
@@ -704,7 +723,7 @@ async def _get(backend: YtBackend, request: YtRequest) -> Any:
     node, attributes = backend.resolve(path), _names(request, "attributes") or ()
     if isinstance(node, _Document):
         return {"value": node.with_attributes(await show_in_pieces(node.value), attributes)}
-    return {"value": node.show(attributes)}
+    return {"value": await node.show(attributes, Turn())}
 
 
 @_command("list")
@@ -723,8 +742,12 @@ async def _list(backend: YtBackend, request: YtRequest) -> Any:
     attributes = _names(request, "attributes") or ()
     shown: list[Any] = names[:limit]
     if attributes:
-        children = [(name, node.find(name)) for name in shown]
-        shown = [child.with_attributes(name, attributes) for name, child in children if child is not None]
+        shown, turn = [], Turn()
+        for name in names[:limit]:
+            child = node.find(name)
+            if child is not None:
+                shown.append(child.with_attributes(name, attributes))
+            await turn.give()
     return {"value": Attributed(shown, {"incomplete": True}) if limit < len(names) else shown}
 
 
@@ -760,15 +783,21 @@ async def _set(backend: YtBackend, request: YtRequest) -> Any:
         )
     node = _settable(backend, path)
     if path.attribute:
-        edits: list[Edit] = [Edit(path.attribute, value)]
+        edits: list[Edit] = [Edit(path.attribute, value, _flag(request, "recursive"))]
     elif isinstance(value, dict):
         stale = _stale(node, value)
         edits = [*(Edit((name,), REMOVE) for name in stale), *(Edit((name,), item) for name, item in value.items())]
     else:
         raise YtError(f"{path}: the attributes of a node are a map, not {quote_text(value)}")
     if edits:
-        await backend.execute(node.change(tuple(edits)), request)
+        await backend.execute(node.change(_limit(edits)), request)
     return {}
+
+
+def _limit(edits: Sequence[Edit]) -> Edits:
+    if len(edits) > MAX_EDITS:
+        raise YtError(f"{len(edits)} attributes are more than the limit of {MAX_EDITS} at once; change some at a time")
+    return tuple(edits)
 
 
 def _stale(node: _CypressNode, value: Mapping[str, Any]) -> list[str]:
@@ -786,9 +815,10 @@ async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
     if not isinstance(value, dict):
         raise YtError("multiset_attributes: the value is a map of attributes")
     node = _settable(backend, path)
-    edits = tuple(Edit((*path.attribute, name), item) for name, item in value.items())
+    is_recursive = _flag(request, "recursive")
+    edits = [Edit((*path.attribute, name), item, is_recursive) for name, item in value.items()]
     if edits:
-        await backend.execute(node.change(edits), request)
+        await backend.execute(node.change(_limit(edits)), request)
     return {}
 
 
@@ -987,16 +1017,18 @@ async def _update(backend: YtBackend, request: YtRequest) -> Any:
 @_command("get_operation")
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     record = backend.scheduler.state.find_record(_operation_id(request))
-    info = orchid.operation_info(backend.scheduler.state, record, backend.results())
-    return _pick(info, _names(request, "attributes"))
+    info = orchid.operation_info(backend.scheduler.state, record, orchid.look_once(backend.results()))
+    return await _pick(info, _names(request, "attributes"), Turn())
 
 
-def _pick(info: Lazy, names: Iterable[str] | None) -> dict[str, Any]:
+async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
     """Those of the attributes that there are; names that mean nothing here are passed over."""
-    if names is None:
-        return info.to_dict()
-    found = ((name, info.get(name, MISSING)) for name in names)
-    return {name: materialise(value) for name, value in found if value is not MISSING}
+    found = {}
+    for name, value in info.parts() if names is None else ((name, info.get(name, MISSING)) for name in names):
+        if value is not MISSING:
+            found[name] = materialise(value)
+        await turn.give()
+    return found
 
 
 @_command("list_operations")
@@ -1019,9 +1051,17 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
         shown = chosen[:limit]
     else:
         shown = chosen[max(len(chosen) - limit, 0) :]
-    attributes, results = _names(request, "attributes") or LISTED_ATTRIBUTES, backend.results()
+    attributes, view = _names(request, "attributes") or LISTED_ATTRIBUTES, orchid.look_once(backend.results())
+    specs = len(SPECIFICATIONS.intersection(attributes))
+    if specs * sum(map(state.spec_room.weight_of, shown)) > MAX_LISTED_BYTES:
+        raise YtError(
+            f"list_operations: the specifications of these {len(shown)} operations take more than {MAX_LISTED_BYTES} "
+            "bytes; list fewer (limit), or leave them out of the attributes"
+        )
+    turn = Turn()
+    described = [await _pick(orchid.operation_info(state, record, view), attributes, turn) for record in shown]
     answer: dict[str, Any] = {
-        "operations": [_pick(orchid.operation_info(state, record, results), attributes) for record in shown],
+        "operations": described,
         "incomplete": len(chosen) > limit,
     }
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
@@ -1122,11 +1162,15 @@ async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
     counts = Counter(orchid.job_state(job) for job in jobs)
     if wanted:
         jobs = [job for job in jobs if orchid.job_state(job) == wanted]
-    jobs.sort(key=lambda job: (job.start_time, job.id), reverse=_text(request, "sort_order", "") == "descending")
+    jobs.sort(key=order_of_start, reverse=_text(request, "sort_order", "") == "descending")
     offset = _number(request, "offset", 0, 2**31)
     limit = _number(request, "limit", DEFAULT_LISTED_JOBS, MAX_LISTED_JOBS)
+    described, turn = [], Turn()
+    for job in jobs[offset : offset + limit]:
+        described.append(describe(job))
+        await turn.give()
     return {
-        "jobs": [describe(job) for job in jobs[offset : offset + limit]],
+        "jobs": described,
         "errors": [],
         "state_counts": dict(counts),
         "type_counts": {"vanilla": sum(counts.values())} if counts else {},

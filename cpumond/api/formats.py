@@ -6,9 +6,10 @@ that are not UTF-8 are kept by ``surrogateescape`` and are written back unchange
 
 Why the YSON is not ``yt.yson`` of ytsaurus-client 0.13.55, measured with 1000 pools of 40 attributes (1 MB):
 
-- its Python reader takes 650-900 ms/MB (this one 110-200), ends in RecursionError at some 300 levels, takes a binary
-  string of negative length for an empty one, and unescapes with Python's ``unicode_escape``: a UnicodeDecodeError
-  without a position for ``"\\xZZ"``, a DeprecationWarning for ``"\\400"``;
+- its Python reader takes 650-900 ms/MB of these (this one 110-200, of small values more: see ``read_yson``), ends in
+  RecursionError at some 300 levels, takes a binary string of negative length for an empty one, and unescapes with
+  Python's ``unicode_escape``: a UnicodeDecodeError without a position for ``"\\xZZ"``, a DeprecationWarning for
+  ``"\\400"``;
 - its Python writer takes 130-250 ms/MB (this one 40-80), and writes ``5.0`` and an empty map on two lines, where
   YTsaurus prints ``5.`` and ``{}``;
 - the binding of the C++ library does all that right at 15-25 ms/MB, and exists for x86_64 only.
@@ -18,23 +19,35 @@ The tests hold this module against the library, and against the binding where it
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+
+T = TypeVar("T", str, bytes)
 
 MAX_DEPTH = 64
 """Maps, lists and attributes inside each other that a reader takes unless it is told otherwise."""
 MAX_WRITTEN_DEPTH = 256
 """The same for the writers; no tree that is served is near it."""
 MAX_NUMBER_CHARS = 400
+MAX_VALUES = 20_000
+"""What one text may hold, maps and lists and what is in them: reading, checking and storing them takes time and memory
+by the value, not by the byte."""
 
 GENERIC = 1
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+
+WRITTEN_BYTES = 4096
+"""Written in some 0.2 ms."""
+SPLIT_ITEMS = 32
+MAX_SPLIT_DEPTH = 4
+"""Maps and lists of more items are written as JSON in parts, down to this level."""
 
 
 class YtError(Exception):
@@ -185,11 +198,31 @@ def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
     return read_yson(data, max_depth)
 
 
-def write_value(value: Any, form: Format) -> bytes:
-    """``value`` in the format. Raises FormatError for what the format cannot express."""
+def write_value(value: Any, form: Format, give_way: Callable[[], object] | None = None) -> bytes:
+    """``value`` in the format. Raises FormatError for what the format cannot express.
+
+    ``give_way`` is called after each WRITTEN_BYTES or so: for the thread that writes what may be large.
+    """
     if form.name == "json":
-        return write_json(value, form.encode_utf8, pretty=form.variant == "pretty")
-    return write_yson(value, form.variant)
+        return write_json(value, form.encode_utf8, pretty=form.variant == "pretty", give_way=give_way)
+    return write_yson(value, form.variant, give_way)
+
+
+def _gather(pieces: list[T], give_way: Callable[[], object] | None) -> Callable[[T], None]:
+    """What adds a piece of a text that is being written."""
+    if give_way is None:
+        return pieces.append
+    left = WRITTEN_BYTES
+
+    def put(piece: T) -> None:
+        nonlocal left
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            left = WRITTEN_BYTES
+            give_way()
+
+    return put
 
 
 # --- YSON ------------------------------------------------------------------------------------------------------------
@@ -215,7 +248,8 @@ _CLOSING = {0x7B: 0x7D, 0x5B: 0x5D, 0x3C: 0x3E}
 def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
     """The one value in YSON, text and binary mixed. A key given twice has its last value.
 
-    Raises ParseError for anything else, and for values nested deeper than ``max_depth``.
+    Takes 2 to 6 us for each value, and up to 0.3 s for a MB of escapes: what may be long is read in a thread. Raises
+    ParseError for anything else, for values nested deeper than ``max_depth``, and for more of them than MAX_VALUES.
     """
     value, position = _YsonReader(data, max_depth).read(0, 0)
     end = _SPACE.match(data, position)
@@ -226,17 +260,21 @@ def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
 
 
 class _YsonReader:
-    __slots__ = ("_data", "_max_depth")
+    __slots__ = ("_data", "_left", "_max_depth")
 
     def __init__(self, data: bytes, max_depth: int) -> None:
         self._data = data
         self._max_depth = max_depth
+        self._left = MAX_VALUES
 
     def read(self, position: int, depth: int, attributed: bool = False) -> tuple[Any, int]:
         """The value at ``position``, inside ``depth`` others, and where it ends."""
         found = _TOKEN.match(self._data, position)
         if found is None:
             raise self._unexpected(position, "a value")
+        self._left -= 1
+        if self._left < 0:
+            raise ParseError(f"more values than the limit of {MAX_VALUES}", position)
         kind = found.lastindex
         if kind == 1:
             byte = self._data[found.start(1)]
@@ -419,17 +457,22 @@ _ESCAPED = {byte: f"\\x{byte:02X}" for byte in range(256)} | {9: "\\t", 10: "\\n
 _FALSE_TRUE = (b"\x04", b"\x05")
 
 
-def write_yson(value: Any, variant: Literal["binary", "text", "pretty"] = "text") -> bytes:
+def write_yson(
+    value: Any,
+    variant: Literal["binary", "text", "pretty"] = "text",
+    give_way: Callable[[], object] | None = None,
+) -> bytes:
     """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on a line of its own (section 5).
 
-    An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express.
+    An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express. ``give_way``
+    as in ``write_value``.
     """
     if variant == "binary":
         parts: list[bytes] = []
-        _write_binary(value, parts.append, 0)
+        _write_binary(value, _gather(parts, give_way), 0)
         return b"".join(parts)
     texts: list[str] = []
-    _write_text(value, texts.append, 0, variant == "pretty", {})
+    _write_text(value, _gather(texts, give_way), 0, variant == "pretty", {})
     return "".join(texts).encode("ascii")
 
 
@@ -613,6 +656,8 @@ def _check_written_depth(depth: int) -> None:
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
+_JSON_ITEM = re.compile(rb'(?:[^",\[{]++|"(?:[^"\\]++|\\.)*+"?|[\[{](?=\s*[\]}]))*+([,\[{])?', re.DOTALL)
+"""What counts as one more value, and all before it that does not, in one go: there may be a million strings."""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 
@@ -620,8 +665,10 @@ def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH)
     """The one value in JSON; ``{"$attributes": {...}, "$value": v}`` is a value with attributes.
 
     With ``encode_utf8`` characters are bytes; a string with a character above U+00FF can only be meant as it stands,
-    and is taken so. Raises ParseError.
+    and is taken so. Raises ParseError, also for more than MAX_VALUES values.
     """
+    if has_too_many_values(data):
+        raise ParseError(f"JSON of more values than the limit of {MAX_VALUES}", None)
     try:
         tree = msgspec.json.decode(data)
     except RecursionError:
@@ -633,6 +680,15 @@ def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH)
         reason, offset = (found[1], int(found[2])) if found is not None else (str(error), len(data))
         raise ParseError(f"JSON: {reason.removeprefix('JSON is malformed: ')}", offset) from None
     return from_json_tree(tree, encode_utf8, max_depth)
+
+
+def has_too_many_values(data: bytes) -> bool:
+    """Whether a text in JSON holds more than MAX_VALUES, seen without reading it."""
+    if data.count(b",") + data.count(b"[") + data.count(b"{") < MAX_VALUES:
+        return False
+    # Some of these may be in strings.
+    items = (found for found in _JSON_ITEM.finditer(data) if found[1])
+    return next(itertools.islice(items, MAX_VALUES - 1, None), None) is not None
 
 
 def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
@@ -689,10 +745,34 @@ def _decode_json_text(text: str) -> str:
         return text
 
 
-def write_json(value: Any, encode_utf8: bool = True, pretty: bool = False) -> bytes:
-    """``value`` as JSON. Raises FormatError for what JSON cannot express."""
-    data = msgspec.json.encode(to_json_tree(value, encode_utf8))
+def write_json(
+    value: Any, encode_utf8: bool = True, pretty: bool = False, give_way: Callable[[], object] | None = None
+) -> bytes:
+    """``value`` as JSON. Raises FormatError for what JSON cannot express. ``give_way`` as in ``write_value``."""
+    pieces: list[bytes] = []
+    _put_json(value, encode_utf8, 0, _gather(pieces, give_way))
+    data = b"".join(pieces)
     return msgspec.json.format(data, indent=4) if pretty else data
+
+
+def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], None]) -> None:
+    """Large maps and lists are encoded item by item: no other thread runs while the encoder does."""
+    if depth < MAX_SPLIT_DEPTH and isinstance(value, Mapping) and (depth < 2 or len(value) > SPLIT_ITEMS):
+        before = b"{"
+        for key, item in value.items():
+            put(before + msgspec.json.encode(_encode_json_key(key, encode_utf8)) + b":")
+            _put_json(item, encode_utf8, depth + 1, put)
+            before = b","
+        put(b"}" if value else b"{}")
+    elif depth < MAX_SPLIT_DEPTH and isinstance(value, list) and len(value) > SPLIT_ITEMS:
+        before = b"["
+        for start in range(0, len(value), SPLIT_ITEMS):
+            part = _to_json(value[start : start + SPLIT_ITEMS], encode_utf8, depth)
+            put(before + msgspec.json.encode(part)[1:-1])
+            before = b","
+        put(b"]")
+    else:
+        put(msgspec.json.encode(_to_json(value, encode_utf8, depth)))
 
 
 def to_json_tree(value: Any, encode_utf8: bool = True) -> Any:
@@ -721,15 +801,19 @@ def _to_json(value: Any, encode_utf8: bool, depth: int) -> Any:
     if isinstance(value, Mapping):
         pairs = {}
         for key, item in value.items():
-            _check_key(key)
-            name = _encode_json_text(key, encode_utf8)
-            pairs[f"${name}" if name.startswith("$") else name] = _to_json(item, encode_utf8, depth + 1)
+            pairs[_encode_json_key(key, encode_utf8)] = _to_json(item, encode_utf8, depth + 1)
         return pairs
     if isinstance(value, (list, tuple)):
         return [_to_json(item, encode_utf8, depth + 1) for item in value]
     if isinstance(value, bytes):
         return _encode_json_text(value.decode("utf-8", "surrogateescape"), encode_utf8)
     raise FormatError(f"a value of type {type(value).__name__} cannot be written as JSON")
+
+
+def _encode_json_key(key: object, encode_utf8: bool) -> str:
+    _check_key(key)
+    name = _encode_json_text(str(key), encode_utf8)
+    return f"${name}" if name.startswith("$") else name
 
 
 def _encode_json_text(text: str, encode_utf8: bool) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import gzip
 import itertools
 import re
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,10 +27,12 @@ from starlette.types import Receive, Scope, Send
 
 from cpumond import __version__
 from cpumond.api import openapi, orchid, tables, views
-from cpumond.api.formats import YtError
+from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.formats import MAX_VALUES, YtError, has_too_many_values
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.errors import CpumondError
 from cpumond.fairshare.explain import Explanation, explain
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler import config_commands, operations, why
 from cpumond.scheduler.attributes import Edit
 from cpumond.scheduler.commands import Command
@@ -54,10 +56,11 @@ from cpumond.scheduler.model import (
     TreeConfig,
 )
 from cpumond.scheduler.recorder import History
-from cpumond.scheduler.snapshot import OPERATION_PREFIX
+from cpumond.scheduler.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.store import StoreError
+from cpumond.scheduler.tokens import User
 from cpumond.web import accepts_gzip, matches_etag
-from cpumond.wire import MAX_LOG_BYTES, MAX_REPLY_BYTES, JobLog, JobReply, RequestKind
+from cpumond.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, Heartbeat, JobLog, JobReply, RequestKind
 
 log = structlog.get_logger("cpumond.api")
 
@@ -66,8 +69,12 @@ READY_PERIODS: Final = 5
 
 READY_S: Final = 2.0
 
-MIN_BODY: Final = {JobLog: 4 * MAX_LOG_BYTES // 3 + 65_536, JobReply: MAX_REPLY_BYTES + 65_536}
-"""The longest log in base64 and the longest reply, whatever [api] max_body allows others."""
+MIN_BODY: Final = {
+    JobLog: 4 * MAX_LOG_BYTES // 3 + 65_536,
+    JobReply: MAX_REPLY_BYTES + 65_536,
+    Heartbeat: MAX_HEARTBEAT_BYTES,
+}
+"""The longest log in base64, reply and heartbeat, whatever [api] max_body allows others."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -84,6 +91,7 @@ STATUS_OF_CODE: Final = {
 """Codes of refusals -> HTTP status; others are 422."""
 
 Authenticate = Callable[[Request], str]
+AuthenticateNode = Callable[[Request], User]
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 SLASH: Final = "\0"
@@ -143,6 +151,8 @@ class Call:
     user: str
     body: Any
     query: Any
+    node: User | None = None
+    """Who speaks for a node, where the endpoint is for that."""
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -151,26 +161,36 @@ Handler = Callable[[Call], Awaitable[Any]]
 def make_json_routes(
     scheduler: Scheduler,
     authenticate: Authenticate,
-    max_body: int = 16 * 2**20,
+    max_body: int = 2**20,
     max_depth: int = 64,
     count: Callable[[str], None] = lambda _: None,
     *,
+    authenticate_node: AuthenticateNode = lambda _: User("", node=True),
+    bodies: Bodies | None = None,
     cluster_name: str = "",
     needs_token: bool = False,
+    is_open: bool = False,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
-    ``authenticate`` names the user of a request, or raises CommandError. ``max_body``: bytes of a request's body;
+    ``authenticate`` names the user of a request, ``authenticate_node`` who speaks for a node; both raise CommandError.
+    ``max_body``: bytes of a request's body;
     ``max_depth``: how deep its values may be nested. ``count`` is told whose request it is, and raises CommandError
-    when there are too many; nodes are not counted. ``cluster_name`` and ``needs_token`` are what ``/me`` tells.
+    when there are too many; nodes are not counted. ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells.
     """
-    service = JsonApi(scheduler, cluster_name, needs_token)
+    service = JsonApi(scheduler, cluster_name, needs_token, is_open)
+    bodies = bodies or Bodies()
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
-        served = _Served(endpoint, getattr(service, endpoint.name), authenticate, max_body, max_depth, count)
+        served = _Served(
+            endpoint, getattr(service, endpoint.name), authenticate, authenticate_node, max_body, max_depth, count,
+            bodies,
+        )  # fmt: skip
         service.served[endpoint.name] = served
         by_path.setdefault(endpoint.path, {})[endpoint.method] = served
-    routes = [Route(path, _Dispatcher(methods)) for path, methods in by_path.items()]
+    # Paths are tried one after another: what nodes ask for all the time goes first, then the others as they stand.
+    paths = sorted(by_path, key=lambda path: not any(each.endpoint.is_of_nodes for each in by_path[path].values()))
+    routes = [Route(path, _Dispatcher(by_path[path])) for path in paths]
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 
 
@@ -185,13 +205,17 @@ class _Served:
         endpoint: Endpoint,
         handler: Handler,
         authenticate: Authenticate,
+        authenticate_node: AuthenticateNode,
         max_body: int,
         max_depth: int,
         count: Callable[[str], None],
+        bodies: Bodies,
     ) -> None:
         self.endpoint = endpoint
+        self.bodies = bodies
         self.handler = handler
         self.authenticate = authenticate
+        self.authenticate_node = authenticate_node
         self.max_depth = max_depth
         self.count_request = count
         self.max_body = max(max_body, MIN_BODY.get(endpoint.body, 0))
@@ -216,20 +240,31 @@ class _Served:
 
     async def _answer(self, request: Request) -> Response:
         endpoint = self.endpoint
-        user = ""
+        user, node = "", None
         if not endpoint.is_public:
             if endpoint.is_change:
                 _check_origin(request)
-            user = self.authenticate(request)
-            if not endpoint.is_of_nodes:
+            if endpoint.is_of_nodes:
+                node = self.authenticate_node(request)
+            else:
+                user = self.authenticate(request)
                 self.count_request(user)
         query = _read_query(request, endpoint)
-        body = None
-        if self.decoder is not None:
-            body = _decode(await _read_body(request, self.max_body), self.decoder, endpoint)
-            if not endpoint.is_of_nodes:
+        if self.decoder is None:
+            return await self._act(request, Call(_read_names(request), user, None, query, node))
+        with self.bodies.hold(user, endpoint.is_of_nodes) as held:
+            data = await held.read(request, self.max_body)
+            await held.work_on(data)
+            body = _decode(data, self.decoder, endpoint)
+            if node is None:
                 _check_depth(body, self.max_depth)
-        value = await self.handler(Call(_read_names(request), user, body, query))
+            elif not node.may_be(body.node_id):
+                raise _not_its_node(node, body.node_id)
+            return await self._act(request, Call(_read_names(request), user, body, query, node))
+
+    async def _act(self, request: Request, call: Call) -> Response:
+        endpoint = self.endpoint
+        value = await self.handler(call)
         if isinstance(value, Response):
             return value
         if isinstance(value, Made):
@@ -279,8 +314,8 @@ class _Dispatcher:
             response = describe(request, HttpError(405, text, headers={"Allow": allowed}))
         else:
             known = [endpoint.path for endpoint in ENDPOINTS if "{" not in endpoint.path]
-            near = difflib.get_close_matches(request.url.path, known, n=1, cutoff=0.85)
-            hint = f"did you mean {near[0]}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
+            near = nearest(request.url.path, known, 0.85)
+            hint = f"did you mean {near}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
             text = f"{request.method} {request.url.path}: there is nothing here; {hint}"
             response = describe(request, HttpError(404, text, RESOLVE))
         await response(scope, receive, send)
@@ -293,21 +328,12 @@ def _check_origin(request: Request) -> None:
         raise HttpError(403, f"pages of {origin[:200]!r} may not do this", ACCESS_DENIED)
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limit:
-        raise _too_large(limit)
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise _too_large(limit)
-    return data
-
-
-def _too_large(limit: int) -> HttpError:
-    text = f"the body of the request is larger than {limit} bytes, the limit of [api] max_body"
-    return HttpError(413, text, headers={"Connection": "close"})
+def _not_its_node(node: User, node_id: str) -> CommandError:
+    return CommandError(
+        f"the token of {node.name} is for nodes that match {node.pattern[:200]!r}, and this is {node_id[:200]!r}; "
+        "correct the agent's node_id, or the pattern in the scheduler's [api] tokens_file",
+        ACCESS_DENIED,
+    )
 
 
 def _read_names(request: Request) -> dict[str, str]:
@@ -320,6 +346,8 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
         if not endpoint.needs_body:
             return endpoint.body()
         raise HttpError(400, "the request has no body; it must be a JSON object")
+    if not endpoint.is_of_nodes and has_too_many_values(data):
+        raise HttpError(413, f"the body of the request holds more than {MAX_VALUES} values; send less at once")
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -372,8 +400,8 @@ def _tell_validation(error: msgspec.ValidationError, where: str, kind: Any) -> s
         return start + text[0].lower() + text[1:]
     name = unknown[1]
     known = sorted(set(_field_names(inspect.type_info(kind))))
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     return f"{start}{name[:100]!r} is unknown; {hint}"
 
 
@@ -404,7 +432,10 @@ def describe(request: Request, error: Exception) -> Response:
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)
-    if isinstance(error, HttpError):
+    if isinstance(error, BodyError):
+        status, headers = error.status, {"Connection": "close"}
+        code = TOO_MANY_REQUESTS if status == 429 else GENERIC
+    elif isinstance(error, HttpError):
         status, code, headers = error.status, error.code, error.headers
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers or {}
@@ -433,16 +464,19 @@ def describe(request: Request, error: Exception) -> Response:
 class JsonApi:
     """The functions of the table, by their names."""
 
-    def __init__(self, scheduler: Scheduler, cluster_name: str = "", needs_token: bool = False) -> None:
+    def __init__(
+        self, scheduler: Scheduler, cluster_name: str = "", needs_token: bool = False, is_open: bool = False
+    ) -> None:
         self.scheduler = scheduler
         self.cluster_name = cluster_name
         self.needs_token = needs_token
+        self.is_open = is_open
         self.served: dict[str, _Served] = {}
         self._cores: dict[str, tuple[tuple[Tree, int], asyncio.Task[tables.CoreSums]]] = {}
         self._tables: dict[str, tuple[tuple[Tree, int, TreeConfig], asyncio.Task[Made]]] = {}
         self._table_numbers = itertools.count(1)
         self._texts = views.SearchTexts()
-        self._document: dict[str, Any] = {}
+        self._document: Made | None = None
         self._thinking = asyncio.Lock()
         """Plans and explanations are made one at a time: the threads are there for updates and the store."""
 
@@ -669,7 +703,8 @@ class JsonApi:
         shares = {}
         async with self._thinking:
             for name in record.trees:
-                told = await self._explain_share(name, OPERATION_PREFIX + record.id)
+                told = await self._explain_share(name, GUARANTEE_PREFIX + record.id)
+                told = told or await self._explain_share(name, OPERATION_PREFIX + record.id)
                 if told is not None:
                     shares[name] = (told.rule, why.name_operations(self.scheduler.state, told.lines))
         record = self.scheduler.state.find_record(record.id)
@@ -699,7 +734,9 @@ class JsonApi:
         return views.show_node_details(views.find_node(self.scheduler.state, call.path["node"]), self._now())
 
     async def register_node(self, call: Call) -> Any:
-        return await self.scheduler.register(call.body)
+        # Without tokens whoever gets here may do everything.
+        may_replace = not self.needs_token or (call.node is not None and call.node.is_bound)
+        return await self.scheduler.register(call.body, may_replace)
 
     async def heartbeat(self, call: Call) -> Any:
         answer = await self.scheduler.heartbeat(call.body)
@@ -718,6 +755,7 @@ class JsonApi:
         return tables.Me(
             user=call.user,
             needs_token=self.needs_token,
+            is_open=self.is_open,
             version=__version__,
             cluster_name=self.cluster_name,
             started_at=scheduler.started_at,
@@ -793,7 +831,12 @@ class JsonApi:
         since = self._now() - ALERT_S
         if (timings.store_error_at or 0.0) > since:
             message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
-            yield views.Alert("store_errors", "error", "", message)
+            yield views.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
+        if (timings.store_lost_at or 0.0) > since:
+            message = (
+                "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
+            )
+            yield views.Alert("store_lost", "error", "", message)
         if (timings.failed_at or 0.0) > since:
             message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
             yield views.Alert("failed_updates", "error", "", message)
@@ -830,9 +873,10 @@ class JsonApi:
             counts=views.count_all(scheduler.state),
         )
 
-    async def get_openapi(self, _: Call) -> dict[str, Any]:
-        if not self._document:
-            self._document = openapi.make_document(__version__)
+    async def get_openapi(self, _: Call) -> Made:
+        if self._document is None:
+            content = encode(openapi.make_document(__version__))
+            self._document = Made(content, await _compress(content), f'W/"{__version__}-{zlib.crc32(content):x}"')
         return self._document
 
     async def healthz(self, _: Call) -> views.Health:
@@ -847,7 +891,8 @@ class JsonApi:
         if not self.scheduler.ready.is_set():
             return views.Health("starting", age_s)
         stuck = age_s is not None and age_s > max(READY_PERIODS * self.scheduler.update_period_s, READY_S)
-        return views.Health("stuck" if stuck else "ok", age_s)
+        status: Literal["ok", "stuck", "refusing"] = "refusing" if self.scheduler.store_problem else "ok"
+        return views.Health("stuck" if stuck else status, age_s)
 
     def _update_age_s(self) -> float | None:
         """Since the update of the tree that was updated longest ago; None before there was one."""
@@ -869,4 +914,4 @@ async def _sum_cores(tree: Tree) -> tables.CoreSums:
 
 
 def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:
-    return tuple(Edit(tuple(each.path), each.value) for each in body.edits)
+    return tuple(Edit(tuple(each.path), each.value, each.recursive) for each in body.edits)

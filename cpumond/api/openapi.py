@@ -102,10 +102,14 @@ class CreatePoolBody(Body, frozen=True):
 
 
 class EditBody(Body, frozen=True):
-    """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes."""
+    """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes.
+
+    ``recursive``: dictionaries are made on the way, inside of what is no option, too.
+    """
 
     path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
     value: Any = None
+    recursive: bool = False
 
 
 class EditsBody(Body, frozen=True):
@@ -115,9 +119,9 @@ class EditsBody(Body, frozen=True):
 
 
 class DefaultTreeBody(Body, frozen=True):
-    """The tree of operations that name none."""
+    """The tree of operations that name none; null: there is none, and they are refused."""
 
-    tree: _Name
+    tree: _Name | None
 
 
 class MoveBody(Body, frozen=True):

@@ -10,7 +10,6 @@ documents' milliseconds, times are ISO 8601.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -35,6 +34,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateResult
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler import admission, operations, placement, preemption, resulting
 from cpumond.scheduler.attributes import ALIASES
 from cpumond.scheduler.elements import (
@@ -60,7 +60,14 @@ from cpumond.scheduler.model import (
     Resources,
     to_vector,
 )
-from cpumond.scheduler.snapshot import OPERATION_PREFIX, fifo_order, guaranteed_shares, operation_weight
+from cpumond.scheduler.snapshot import (
+    GUARANTEE_PREFIX,
+    OPERATION_PREFIX,
+    fifo_order,
+    guaranteed_shares,
+    has_guarantee,
+    operation_weight,
+)
 from cpumond.scheduler.state import State
 
 MAX_SATISFACTION: Final = 1e9
@@ -121,14 +128,23 @@ class Lazy(Mapping[str, Any]):
 
     def explain(self, name: str) -> str:
         """Why there is no ``name``, with the nearest one that there is."""
-        near = difflib.get_close_matches(name, list(self), n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = nearest(name, self)
+        hint = f'; did you mean "{near}"?' if near else ""
         return (self._explain(name) if self._explain is not None else f'there is no "{name}"') + hint
 
 
 def materialise(value: Any) -> Any:
     """A value with everything that is lazy in it made."""
     return value.to_dict() if isinstance(value, Lazy) else value
+
+
+class Table(Lazy):
+    """A map whose names are all there: they are told without making a value."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._names()))
 
 
 class Description(Lazy):
@@ -206,10 +222,10 @@ class TreeView:
         """What the last update says of an element; None of one that has not seen an update."""
         if element not in self._found:
             if isinstance(element, OperationElement):
-                name = OPERATION_PREFIX + element.name
+                found = self._elements.get(GUARANTEE_PREFIX + element.name) if has_guarantee(element) else None
+                self._found[element] = found or self._elements.get(OPERATION_PREFIX + element.name)
             else:
-                name = element.name if element.parent is not None else fairshare.ROOT
-            self._found[element] = self._elements.get(name)
+                self._found[element] = self._elements.get(fairshare.ROOT if element.parent is None else element.name)
         return self._found[element]
 
     def limits(self, element: Element) -> Vector:
@@ -378,6 +394,7 @@ def _own_rules(element: Element) -> PoolSettings | OperationTreeOptions | None:
 # --- attributes of pools and operations --------------------------------------------------------------------------
 
 Reader = Callable[[TreeView, Any], Any]
+View = Callable[[Tree], TreeView]
 
 
 _PARTS: Final = ("strong_guarantee", "integral_guarantee", "weight_proportional", "total")
@@ -427,7 +444,9 @@ def _max_share_ratio(_: TreeView, element: Element) -> float:
 
 
 def _strong(_: TreeView, element: Element) -> dict[str, Any]:
-    return _given(element.settings.strong_guarantee_resources) if isinstance(element, PoolElement) else {}
+    if isinstance(element, PoolElement):
+        return _given(element.settings.strong_guarantee_resources)
+    return _given(_options(element).min_share_resources)
 
 
 def _starving_ancestor(*statuses: str) -> Reader:
@@ -768,7 +787,7 @@ def _by_pool(view: TreeView, members: Callable[[PoolElement], Mapping[str, E]], 
 
 
 def _table(items: Mapping[str, Any], show: Callable[[Any], Any]) -> Lazy:
-    return Lazy(lambda: items, lambda name: show(items[name]) if name in items else MISSING)
+    return Table(lambda: items, lambda name: show(items[name]) if name in items else MISSING)
 
 
 def tree_orchid(view: TreeView) -> Lazy:
@@ -910,24 +929,20 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """3.2: which pool is full, of an operation that waits."""
+    """3.2: which pool is full, of an operation that waits; and jobs that no node can ever hold."""
+    alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)
         if full is not None:
             details = {"pool": full.name, "limit": full.max_running_operation_count, "pool_tree": element.tree.name}
             message = "Max running operation count violated"
-            return {
-                "operation_pending": {"code": 1, "message": message, "attributes": details, "inner_errors": []},
-            }
-    return {}
-
-
-def _unrecognized(record: OperationRecord) -> dict[str, Any]:
-    def is_known(key: str) -> bool:
-        name = key.replace("-", "_")
-        return operations.ALIASES.get(name, name) in operations.KNOWN | operations.TREE_OPTIONS
-
-    return {key: value for key, value in record.spec.items() if not is_known(key)}
+            alerts["operation_pending"] = {"code": 1, "message": message, "attributes": details, "inner_errors": []}
+            break
+    too_large = [] if live is None else placement.find_stuck_tasks(live)
+    if too_large:
+        message = "; ".join(too_large)
+        alerts["job_fits_no_node"] = {"code": 1, "message": message, "attributes": {}, "inner_errors": []}
+    return alerts
 
 
 def _brief_spec(record: OperationRecord) -> dict[str, Any]:
@@ -936,13 +951,25 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(state: State, record: OperationRecord, results: Results) -> Lazy:
+def look_once(results: Results) -> View:
+    """Trees with their last updates, each looked at once in a request: what operations have in common is made once."""
+    views: dict[str, TreeView] = {}
+
+    def view(tree: Tree) -> TreeView:
+        if tree.name not in views:
+            views[tree.name] = TreeView(tree, results.get(tree.name))
+        return views[tree.name]
+
+    return view
+
+
+def operation_info(state: State, record: OperationRecord, view: View) -> Lazy:
     """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10)."""
     live = state.operations.get(record.id)
 
     def per_tree() -> Lazy:
         elements = live.elements if live is not None else {}
-        return _table(elements, lambda e: operation_attributes(TreeView(e.tree, results.get(e.tree.name)), e))
+        return _table(elements, lambda e: operation_attributes(view(e.tree), e))
 
     def progress() -> Lazy:
         return fixed(
@@ -968,7 +995,7 @@ def operation_info(state: State, record: OperationRecord, results: Results) -> L
             "spec": lambda: record.spec,
             "provided_spec": lambda: record.spec,
             "full_spec": lambda: resulting.full_spec(record, live),
-            "unrecognized_spec": lambda: _unrecognized(record),
+            "unrecognized_spec": lambda: operations.find_unrecognized(record.spec),
             "runtime_parameters": lambda: {
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
@@ -1086,13 +1113,13 @@ def nodes_by_address(state: State) -> dict[str, Node]:
     return found
 
 
-def _operations(state: State, results: Results) -> Lazy:
+def _operations(state: State, view: View) -> Lazy:
     def find(operation_id: str) -> Any:
         live = state.operations.get(operation_id)
         record = live.record if live is not None else state.finished.get(operation_id)
-        return MISSING if record is None else operation_info(state, record, results)
+        return MISSING if record is None else operation_info(state, record, view)
 
-    return Lazy(lambda: list(state.operations), find, lambda name: f"No such operation {name}")
+    return Table(lambda: list(state.operations), find, lambda name: f"No such operation {name}")
 
 
 def scheduler_orchid(state: State, results: Results) -> Lazy:
@@ -1101,8 +1128,7 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
     def trees(show: Callable[[Tree], Any]) -> Lazy:
         return _table(state.trees, show)
 
-    def view(tree: Tree) -> TreeView:
-        return TreeView(tree, results.get(tree.name))
+    view = look_once(results)
 
     def old_tree(tree: Tree) -> Lazy:
         return fixed({"fair_share_info": lambda: tree_orchid(view(tree))})
@@ -1118,7 +1144,7 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
             "default_pool_tree": lambda: state.config.default_tree,
             "default_fair_share_tree": lambda: state.config.default_tree,
             "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},
-            "operations": lambda: _operations(state, results),
+            "operations": lambda: _operations(state, view),
             "nodes": lambda: _table(nodes_by_address(state), node_info),
             "preemptions": preemptions,
         },

@@ -15,18 +15,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cpumond.api.bodies import Bodies
 from cpumond.api.cypress import YtBackend
 from cpumond.api.json import describe_error, make_json_routes
+from cpumond.api.turns import Turns
 from cpumond.api.yt import Rates, ReplyCache, YtError, YtLimits, make_yt_routes
 from cpumond.scheduler.config import Api, is_loopback
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
-from cpumond.scheduler.tokens import Tokens
+from cpumond.scheduler.peer import LOCAL_USERS
+from cpumond.scheduler.tokens import Tokens, User
 from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-DEFAULT_USER = "root"
-"""Who asks when there are no tokens: everybody who reaches the address may do everything."""
+EVERYBODY: Final = User("root", admin=True)
+"""Who asks where nobody is asked for anything: whoever reaches the address may do everything."""
 
 USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 
@@ -34,13 +37,15 @@ USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 def make_app(
     scheduler: Scheduler, settings: Api, tokens: Tokens | None, metrics: Callable[[], bytes], cluster_name: str
 ) -> Starlette:
-    """The application. ``tokens`` None: no tokens are asked for, which is for the loopback address only."""
+    """The application. ``tokens`` None: none are asked for, which is for the loopback address only."""
 
     def authenticate(request: Request) -> str:
-        return find_user(request, tokens)
+        return find_user(request, tokens, settings.asks_kernel)
 
-    async def read_metrics(request: Request) -> Response:
-        authenticate(request)
+    def authenticate_node(request: Request) -> User:
+        return find_node(request, tokens, settings.asks_kernel)
+
+    async def read_metrics(_: Request) -> Response:
         return Response(metrics(), headers={"content-type": METRICS_TYPE})
 
     limits = YtLimits(
@@ -57,6 +62,7 @@ def make_app(
         except YtError as error:
             raise CommandError(str(error), error.code) from None
 
+    bodies = Bodies()
     replies = ReplyCache(scheduler.clock.now)
     replies.restore(scheduler.remembered)
     app = Starlette(
@@ -68,45 +74,82 @@ def make_app(
                 settings.max_body,
                 settings.max_depth,
                 count,
+                authenticate_node=authenticate_node,
                 cluster_name=cluster_name,
                 needs_token=tokens is not None,
+                is_open=tokens is None and not settings.asks_kernel,
+                bodies=bodies,
             ),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies),
+            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies, bodies),
             # Nobody is asked for a token, nor the request for its host: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
-        middleware=[Middleware(DataHeaders), Middleware(SlashesInNames)],
+        middleware=[Middleware(Turns), Middleware(DataHeaders), Middleware(SlashesInNames)],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
     )
     app.router.redirect_slashes = False
     return app
 
 
-def find_user(request: Request, tokens: Tokens | None) -> str:
+def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> str:
     """Whose request this is: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
 
-    An administrator may act for somebody else (``X-YT-User-Name``); without tokens everybody may. Raises CommandError.
+    Without tokens by the uid of who connected (``asks_kernel``), else anybody's. An administrator may act for somebody
+    else (``X-YT-User-Name``). Raises CommandError.
     """
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        # A browser says so of what another site's page asks for.
-        raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
     other = request.headers.get("x-yt-user-name", "")
     if other and not USER_NAME.fullmatch(other):
         raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
+    user = _identify(request, tokens, asks_kernel)
+    if user.node:
+        raise CommandError(
+            f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's token "
+            "for everything else",
+            ACCESS_DENIED,
+        )
+    if other and other != user.name and not user.admin:
+        raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
+    return other or user.name
+
+
+def find_node(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:
+    """Who speaks for a node: the token of one, or whoever may do everything. Raises CommandError."""
+    user = _identify(request, tokens, asks_kernel)
+    if tokens is not None and not user.node:
+        raise CommandError(
+            f"the token of {user.name} is a user's, and nodes have tokens of their own: add a line "
+            '"NAME:sha256-hex:node:NODE_ID" to the scheduler\'s [api] tokens_file, and give the agent that token '
+            "([scheduler] token_file)",
+            ACCESS_DENIED,
+        )
+    return user
+
+
+def _identify(request: Request, tokens: Tokens | None, asks_kernel: bool) -> User:
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        # A browser says so of what another site's page asks for.
+        raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
     if tokens is None:
         host = request.url.hostname or ""
         if "host" in request.headers and not is_loopback(host):
             # A page of another site whose name was made to mean this machine must not pass for a local user.
             raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
-        return other or DEFAULT_USER
+        if not asks_kernel:
+            return EVERYBODY
+        found: User | str = request.scope["find_local_user"]()
+        if isinstance(found, User):
+            return found
+        raise CommandError(
+            f"without [api] tokens_file only {LOCAL_USERS} may use this scheduler, and {found}; ask as one of them, or "
+            "have its tokens_file name you",
+            ACCESS_DENIED,
+        )
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip()) if scheme.lower() in ("oauth", "bearer") else None
     if user is None:
         what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
         raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
-    if other and other != user.name and not user.admin:
-        raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
-    return other or user.name
+    return user
 
 
 DATA_HEADERS: Final = (

@@ -87,10 +87,11 @@ class Overview(View, frozen=True):
 
 
 class Me(View, frozen=True):
-    """Who asks, and whom. ``needs_token`` false: everybody who reaches the address may do everything."""
+    """Who asks, and whom. ``is_open``: everybody who reaches the address may do everything."""
 
     user: str
     needs_token: bool
+    is_open: bool
     version: str
     cluster_name: str
     started_at: float

@@ -7,6 +7,7 @@ times that an element starves in follow semantics.md 6.2, places in the queue 3.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -47,7 +48,8 @@ from cpumond.scheduler.model import (
     Task,
     to_amounts,
 )
-from cpumond.scheduler.placement import satisfaction
+from cpumond.scheduler.placement import find_stuck_tasks, satisfaction
+from cpumond.scheduler.preemption import sort_jobs
 from cpumond.scheduler.snapshot import operation_weight
 from cpumond.scheduler.starvation import starves_in_s
 from cpumond.scheduler.state import State
@@ -314,7 +316,7 @@ class OperationView(View, frozen=True):
 
 
 class OperationDetails(OperationView, frozen=True):
-    """An operation with what its user asked for. ``spec`` as given.
+    """An operation with what its user asked for. ``spec`` as given; ``alerts``: sentences about what cannot be.
 
     ``cpu_seconds`` and the counters below it are of all its jobs that are known, of earlier runs of the scheduler,
     too; those in ``trees`` count from the start of this one.
@@ -325,8 +327,10 @@ class OperationDetails(OperationView, frozen=True):
     preemption_mode: str
     is_gang: bool
     max_failed_job_count: int
+    time_limit: float | None
     job_cpu_monitor: dict[str, Any]
     spec: dict[str, Any]
+    alerts: list[str]
     cpu_seconds: float
     reclaimed_cpu_seconds: float
     ordered_cpu_seconds: float
@@ -409,8 +413,10 @@ def show_operation_details(state: State, record: OperationRecord, now: float) ->
         preemption_mode=record.preemption_mode,
         is_gang=record.is_gang,
         max_failed_job_count=record.max_failed_job_count,
+        time_limit=record.time_limit,
         job_cpu_monitor=record.job_cpu_monitor,
         spec=record.spec,
+        alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
         cpu_seconds=_sum_counter(jobs, "cpu_seconds"),
         reclaimed_cpu_seconds=_sum_counter(jobs, "reclaimed_cpu_seconds"),
         ordered_cpu_seconds=_sum_counter(jobs, "ordered_cpu_seconds"),
@@ -600,17 +606,24 @@ def show_jobs(
     state: State, record: OperationRecord, *, limit: int, offset: int = 0, job_state: str = "", node_id: str = ""
 ) -> JobList:
     """The jobs of an operation, living and ended, the last started first."""
-    views = [show_job(job) for job in living_jobs(state, record.id)]
-    living = {view.id for view in views}
-    ended = state.finished_jobs.get(record.id, {})
-    views += [show_ended_job(job) for job in ended.values() if job.id not in living]
+    jobs: list[Job | JobRecord] = list(living_jobs(state, record.id))
+    living = {job.id for job in jobs}
+    jobs += [job for job in state.finished_jobs.get(record.id, {}).values() if job.id not in living]
     chosen = [
-        view
-        for view in views
-        if (not job_state or view.state == job_state) and (not node_id or view.node_id == node_id)
+        job
+        for job in jobs
+        if (not job_state or job.state == job_state)
+        and (not node_id or node_id == (job.node_id if isinstance(job, JobRecord) else job.node.id))
     ]
-    chosen.sort(key=lambda view: (-view.start_time, view.id))
-    return JobList(record.id, chosen[offset : offset + limit], len(chosen))
+    chosen.sort(key=order_of_start, reverse=True)
+    shown = chosen[offset : offset + limit]
+    views = [show_ended_job(job) if isinstance(job, JobRecord) else show_job(job) for job in shown]
+    return JobList(record.id, views, len(chosen))
+
+
+def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:
+    """What jobs are listed by: the ones of one heartbeat in the order in which they were chosen."""
+    return job.start_time, job.sequence, job.id
 
 
 def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
@@ -646,6 +659,8 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 
 def show_job(job: Job) -> JobView:
     """A job that lives."""
+    if job.is_active:
+        sort_jobs(job.element)
     return JobView(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -706,7 +721,8 @@ def show_ended_job(record: JobRecord) -> JobView:
 
 
 class NodeView(View, frozen=True):
-    """A node. ``tree`` null: no tree's filter fits its tags. ``foreign_usage``: of jobs that are not this
+    """A node. ``tree`` null: no tree's filter fits its tags; ``matched_trees``: those that fit, where they are several:
+    its jobs run on, none is started. ``foreign_usage``: of jobs that are not this
     scheduler's, those included that an earlier run of it told to stop and that have not ended.
 
     ``free`` is capacity less all usage, negative where the node is overcommitted. ``ordered_cores`` and ``used_cores``
@@ -721,6 +737,7 @@ class NodeView(View, frozen=True):
     silent_s: float
     """Since its last heartbeat or registration."""
     incarnation: str
+    """The first 16 characters of it."""
     capacity: Amounts
     usage: Amounts
     foreign_usage: Amounts
@@ -731,6 +748,7 @@ class NodeView(View, frozen=True):
     overcommit_count: int
     ordered_cores: float
     used_cores: float
+    matched_trees: list[str]
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -767,7 +785,7 @@ def _node_fields(node: Node, now: float) -> dict[str, Any]:
         "tree": node.tree,
         "is_online": node.is_online,
         "silent_s": max(now - node.last_seen, 0.0),
-        "incarnation": node.incarnation,
+        "incarnation": node.run,
         "capacity": to_amounts(node.capacity),
         "usage": to_amounts(node.used),
         "foreign_usage": to_amounts(node.foreign_usage),
@@ -778,6 +796,7 @@ def _node_fields(node: Node, now: float) -> dict[str, Any]:
         "overcommit_count": node.overcommit_count,
         "ordered_cores": sum(job.limits[CPU] for job in jobs),
         "used_cores": sum(used_now(job) for job in jobs),
+        "matched_trees": list(node.matched_trees),
     }
 
 
@@ -835,12 +854,17 @@ def show_preemptions(state: State, *, limit: int, operation: str = "", pool: str
 
 
 class Alert(View, frozen=True):
-    """Something an operator should look at. ``subject`` is the tree or node it is about, "" for the scheduler."""
+    """Something an operator should look at. ``subject`` is the tree, node or operation that it is about, "" for the
+    scheduler."""
 
     code: str
     severity: Literal["warning", "error"]
     subject: str
     message: str
+
+
+MOST_OPERATION_ALERTS: Final = 20
+"""Alerts about single operations at a time."""
 
 
 class AlertList(View, frozen=True):
@@ -851,7 +875,7 @@ class AlertList(View, frozen=True):
 
 def find_alerts(state: State, now: float, service: Sequence[Alert] = ()) -> AlertList:
     """What is odd in the state; ``service`` is what the running service adds of itself."""
-    found = [*service, *_node_alerts(state, now)]
+    found = [*service, *_node_alerts(state, now), *_operation_alerts(state)]
     for tree in state.trees.values():
         found += _tree_alerts(tree)
     if not state.config.default_tree:
@@ -878,8 +902,15 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
 
 
 def _node_alerts(state: State, now: float) -> Iterator[Alert]:
+    known = {node.id: node.matched_trees for node in state.nodes.values() if node.matched_trees}
+    for name, trees in sorted({**state.list_refused_nodes(now), **known}.items()):
+        message = (
+            f"node {name}: its tags fit the nodes_filter of {' and '.join(trees)}; jobs that it has run on, none is "
+            "started on it: change its tags or the filters"
+        )
+        yield Alert("node_in_several_trees", "error", name, message)
     for _, node in sorted(state.nodes.items()):
-        if node.tree is None:
+        if node.tree is None and not node.matched_trees:
             message = f"node {node.id}: no tree's nodes_filter fits its tags {sorted(node.tags)}; it gets no work"
             yield Alert("node_without_tree", "warning", node.id, message)
         if not node.is_online:
@@ -891,6 +922,15 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
             since_s = now - node.overcommitted_since
             message = f"node {node.id}: its jobs may use {amounts} more than it has, for {since_s:.0f} s"
             yield Alert("node_overcommitted", "warning", node.id, message)
+
+
+def _operation_alerts(state: State) -> Iterator[Alert]:
+    nodes: dict[tuple[str, ...], frozenset[Vector]] = {}
+    live = state.operations.values()
+    stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each, nodes)))
+    for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
+        message = f"operation {operation_id}: {'; '.join(sentences)}"
+        yield Alert("job_fits_no_node", "warning", operation_id, message)
 
 
 def _count(number: int, noun: str) -> str:
@@ -922,9 +962,10 @@ class Failure(View, frozen=True):
 
 
 class Health(View, frozen=True):
-    """``status``: ok, starting, or stuck; ``last_update_age_s`` null before the first update."""
+    """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
+    update."""
 
-    status: Literal["ok", "starting", "stuck"]
+    status: Literal["ok", "starting", "stuck", "refusing"]
     last_update_age_s: float | None = None
 
 

@@ -44,6 +44,9 @@ class YPath:
         return text
 
 
+MAX_CHARS = 32_768
+"""More than the longest names there are need; a megabyte would hold up the event loop for a third of a second."""
+
 _LITERAL = re.compile(r"(?:[^\\/@&*\[{]|\\(?:x[0-9A-Fa-f]{2}|[\\/@&*\[{]))+")
 _ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ID = re.compile(r"#[0-9A-Fa-f]{1,8}(?:-[0-9A-Fa-f]{1,8}){3}")
@@ -74,6 +77,8 @@ def parse_ypath(text: Any) -> YPath:
     path = strip_attributes(text)
     if not isinstance(path, str):
         raise YPathError(path, "not a string", 0)
+    if len(path) > MAX_CHARS:
+        raise YPathError(path, f"longer than {MAX_CHARS} characters, the limit,", MAX_CHARS)
     root, position = _parse_root(path)
     suppressed: set[int] = set()
     steps: list[str] = []

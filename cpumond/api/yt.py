@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import difflib
 import json
 import re
 import secrets
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,12 +22,12 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 import structlog
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from cpumond import __version__
+from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import (
     BINARY,
     GENERIC,
@@ -53,6 +51,8 @@ from cpumond.api.formats import (
     write_value,
 )
 from cpumond.errors import CpumondError
+from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.spec_room import weigh as weigh_value
 
 __all__ = [
     "Attributed", "Backend", "ParseError", "ReplyCache", "Uint", "YtError", "YtLimits", "YtRequest", "make_yt_routes",
@@ -70,6 +70,15 @@ METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
 MAX_ERROR_HEADER_CHARS = 16 * 1024
 MAX_MESSAGE_HEADER_CHARS = 2 * 1024
 MAX_QUERY_FIELDS = 100
+LARGE_ANSWERS = frozenset({"get", "list", "list_operations", "list_jobs", "execute_batch"})
+LARGE_ANSWERS_AT_ONCE = 4
+MAX_BATCH_BYTES = 32 * 2**20
+"""Of the answers to one execute_batch, in memory."""
+GIVE_WAY_S = 50e-6
+"""How long the thread that writes a large answer lets go of the interpreter, again and again: an update in the event
+loop's thread, and with it each heartbeat, would take twice as long beside it."""
+READ_AT_ONCE_BYTES = 4096
+"""A longer request is read in a thread: it would hold up heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +158,14 @@ COMMANDS = {
 
 
 def make_yt_routes(
-    backend: Backend, authenticate: Callable[[Request], str], limits: YtLimits, replies: ReplyCache
+    backend: Backend,
+    authenticate: Callable[[Request], str],
+    limits: YtLimits,
+    replies: ReplyCache,
+    bodies: Bodies | None = None,
 ) -> list[Route]:
     """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900."""
-    transport = _Transport(backend, authenticate, limits, replies)
+    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies())
     return [
         Route("/api", transport.handle(transport.list_versions), methods=METHODS),
         Route("/api/v4", transport.handle(transport.list_commands), methods=METHODS),
@@ -360,9 +373,16 @@ Handler = Callable[[Request, _Ids], Awaitable[Response]]
 
 class _Transport:
     def __init__(
-        self, backend: Backend, authenticate: Callable[[Request], str], limits: YtLimits, replies: ReplyCache
+        self,
+        backend: Backend,
+        authenticate: Callable[[Request], str],
+        limits: YtLimits,
+        replies: ReplyCache,
+        bodies: Bodies,
     ) -> None:
         self._backend = backend
+        self._bodies = bodies
+        self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
         self._authenticate = authenticate
         self._limits = limits
         self._replies = replies
@@ -380,6 +400,10 @@ class _Transport:
             except _StatusError as refused:
                 response = _describe_error(refused.error, refused.status)
                 response.headers.update(refused.headers)
+            except BodyError as refused:
+                code = {429: TOO_MANY_REQUESTS, 503: UNAVAILABLE}.get(refused.status, GENERIC)
+                response = _describe_error(YtError(str(refused), code), refused.status)
+                response.headers["Connection"] = "close"
             except YtError as error:
                 response = _describe_error(error)
             except CpumondError as error:
@@ -449,27 +473,39 @@ class _Transport:
         user = self._authenticate(request)
         self._rates.take(user)
         _check_method(request, command)
-        body = await _read_body(request, self._limits.max_body_bytes)
-        parameters, value = self._read_request(request, command, body)
+        with self._bodies.hold(user) as held:
+            body = await held.read(request, self._limits.max_body_bytes, _is_packed(request))
+            text = _gather_parameters(request)
+            texts = (body, text, request.scope["query_string"])
+            await held.work_on(*texts)
+            if sum(map(len, texts)) > READ_AT_ONCE_BYTES:
+                read = await self._bodies.think(self._read_request, request, command, body, text)
+            else:
+                read = self._read_request(request, command, body, text)
+            return await self._answer(request, command, user, ids, *read)
+
+    async def _answer(
+        self, request: Request, command: Command, user: str, ids: _Ids, parameters: dict[str, Any], value: Any
+    ) -> Response:
         form = None if command.is_binary else _find_output_format(request, parameters)
-        wanted = YtRequest(name, parameters, value, user, ids.correlation_id)
-        log.debug("yt_command", command=name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id)
-        result = await self._execute(wanted)
+        wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
+        log.debug(
+            "yt_command", command=command.name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id
+        )
         if form is None:
-            return Response(result, headers={"Content-Type": "application/octet-stream"})
-        if name in ("get", "list", "list_operations", "execute_batch"):
-            # These may be large.
-            data = await run_in_threadpool(write_value, result, form)
+            return Response(await self._execute(wanted), headers={"Content-Type": "application/octet-stream"})
+        if command.name in LARGE_ANSWERS:
+            async with self._large_answers:
+                data = await self._bodies.think(_write_only, [await self._execute(wanted)], form)
         else:
-            data = write_value(result, form)
+            data = write_value(await self._execute(wanted), form)
         return Response(data, headers={"Content-Type": form.content_type})
 
-    def _read_request(self, request: Request, command: Command, body: bytes) -> tuple[dict[str, Any], Any]:
+    def _read_request(self, request: Request, command: Command, body: bytes, text: bytes) -> tuple[dict[str, Any], Any]:
         """Parameters of the URL < of the headers < of the body, and the value."""
         depth = self._limits.max_depth
         parameters = _read_query(request, depth)
         header_format = _named_format(request, "X-YT-Header-Format")
-        text = _gather_parameters(request)
         if text.strip():
             parameters.update(_read_map(text, header_format or BINARY, depth, "header X-YT-Parameters"))
         if not command.has_input:
@@ -522,9 +558,19 @@ class _Transport:
                 f"{self._limits.max_batch_requests}; send them in several batches"
             )
         self._rates.charge(request.user, float(len(requests)))
-        results = []
+        results: list[dict[str, Any]] = []
+        total_bytes = 0
         for index, item in enumerate(requests):
+            if total_bytes > MAX_BATCH_BYTES:
+                error = YtError(
+                    f"execute_batch: the answers before this one take more than {MAX_BATCH_BYTES} bytes; send it in "
+                    "another batch",
+                    TOO_MANY_REQUESTS,
+                )
+                results.append({"error": error.to_value()})
+                continue
             results.append(await self._execute_item(request, item, index))
+            total_bytes += weigh_value(results[-1])
             # Other clients get their turn between two requests that did not wait for anything.
             await asyncio.sleep(0)
         return {"results": results}
@@ -581,8 +627,8 @@ def make_id() -> str:
 
 
 def _describe_unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, COMMANDS, 1)
-    advice = f"did you mean {close[0]}?" if close else "GET /api/v4 lists the commands"
+    close = nearest(name, COMMANDS)
+    advice = f"did you mean {close}?" if close else "GET /api/v4 lists the commands"
     return f"unknown command {quote_text(name)}; {advice}"
 
 
@@ -608,32 +654,11 @@ def _check_method(request: Request, command: Command) -> None:
         )
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The body, unpacked. Nothing above the limit is read or unpacked."""
-    too_large = _StatusError(
-        413,
-        YtError(f"the body of the request is larger than the limit of {limit} bytes"),
-        {"Connection": "close"},
-    )
+def _is_packed(request: Request) -> bool:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip", "x-gzip", ""):
         raise _StatusError(415, YtError(f"Content-Encoding {quote_text(coding)}: use gzip or identity"))
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limit:
-        raise too_large
-    unpacker = zlib.decompressobj(wbits=31) if coding.endswith("gzip") else None
-    data, received = bytearray(), 0
-    try:
-        async for chunk in request.stream():
-            received += len(chunk)
-            data += chunk if unpacker is None else unpacker.decompress(chunk, limit + 1 - len(data))
-            if max(received, len(data)) > limit:
-                raise too_large
-    except zlib.error:
-        raise YtError("the body of the request is not gzip, though Content-Encoding says so") from None
-    if unpacker is not None and (not unpacker.eof or unpacker.unused_data):
-        raise YtError("the body of the request is not one complete gzip stream")
-    return bytes(data)
+    return coding.endswith("gzip")
 
 
 def _read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
@@ -725,6 +750,12 @@ def _find_input_format(request: Request, parameters: Mapping[str, Any]) -> Forma
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _write_only(holder: list[Any], form: Format) -> bytes:
+    """The one value in the list as text; it is let go of here: a large one takes as long to free as a turn lasts."""
+    value = holder.pop()
+    return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 
 
 def _json(content: Any) -> Response:

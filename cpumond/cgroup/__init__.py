@@ -16,19 +16,37 @@ from cpumond.monitor.model import CpuReading
 
 
 class Cgroup(Protocol):
-    """One open cgroup; holds the descriptors of its counters until ``close``.
+    """One open cgroup; holds descriptors of its directory and its counters until ``close``.
 
-    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, ``inode`` its identity:
-    a removed and made-again cgroup has another one (its ctime does not tell, setting an xattr changes that).
+    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as it was opened;
+    ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
+    setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity.
+    ``place`` is a path to it that stays right, for this process; ``stat_fd`` the descriptor of its cpu.stat, for a look
+    at many. ``DESCRIPTORS``: so many, one more with pressure.
     """
 
     path: str
     directory: str
     inode: int
+    stat_fd: int
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
+    DESCRIPTORS: ClassVar[int]
+
+    @property
+    def place(self) -> str:
+        """See above."""
+
+    def is_there(self) -> bool:
+        """Whether it was not removed."""
 
     def read(self, at_s: float) -> CpuReading | None:
         """The counters; None when the cgroup is gone. Raises CgroupReadError."""
+
+    def read_throttled(self) -> int | None:
+        """``nr_throttled`` alone; the next ``read`` has it, too. None when the cgroup is gone.
+
+        Raises CgroupReadError.
+        """
 
     def follow_pressure(self, wanted: bool) -> None:
         """Whether ``read`` also tells ``pressure_s``; costs one more descriptor and one more pread.

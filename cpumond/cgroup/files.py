@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, held_place
 from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure, parse_pressure_total
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, describe
 
 MODE_XATTR = "user.cpumond.mode"
+SETTING_BYTES = 128
 PRESSURE_BYTES = 256
 HOST_PRESSURE = "/proc/pressure/cpu"
 
@@ -29,16 +30,80 @@ def read_text(path: str) -> str | None:
         raise CgroupReadError(path, error) from error
 
 
-def open_counter(path: str) -> int | None:
+def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
     """A held descriptor of a counter file; None when it is gone. Raises CgroupReadError."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in GONE_ERRNOS:
             return None
         if error.errno == errno.EMFILE:
-            raise CgroupReadError(path, f"{error.strerror}; raise LimitNOFILE (2 descriptors per job)") from error
+            raise CgroupReadError(path, f"{error.strerror}; raise LimitNOFILE") from error
         raise CgroupReadError(path, error) from error
+
+
+class HeldDirectory:
+    """The directory of one cgroup, held open: what is read and written through it is this very cgroup, under whatever
+    name (v1 lets cgroups be renamed) and whatever is mounted over it meanwhile.
+
+    ``path`` (relative) and ``directory`` (absolute, for people) are its names when it was opened; ``place`` is a path
+    to it that stays right; ``inode`` tells it from every other cgroup of its hierarchy.
+    """
+
+    __slots__ = ("_fd", "directory", "inode", "path")
+
+    def __init__(self, hierarchies: Hierarchies, path: str, fd: int) -> None:
+        self.path = path
+        self.directory = hierarchies.name(os.path.join(hierarchies.cpu_root, path))
+        self.inode = os.fstat(fd).st_ino
+        self._fd = fd
+
+    @property
+    def place(self) -> str:
+        return held_place(self._fd)
+
+    def is_there(self) -> bool:
+        """Whether the cgroup was not removed."""
+        return os.path.exists(f"{self.place}/cpu.stat")
+
+    def read_file(self, name: str) -> str:
+        """The text of one of its small files. Raises OSError."""
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return os.read(fd, SETTING_BYTES).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+
+    def read_number(self, name: str) -> int | None:
+        """The number in one of its files; None where this kernel has no such file. Raises OSError, ValueError."""
+        try:
+            return int(self.read_file(name))
+        except FileNotFoundError:
+            return None
+
+    def write_file(self, name: str, text: str) -> None:
+        """Write one of its files, which must be there. Raises OSError."""
+        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            os.write(fd, text.encode("ascii"))
+        finally:
+            os.close(fd)
+
+    def list_above(self) -> Iterator[tuple[str, str]]:
+        """(Name when it was opened, place) of each cgroup above it but the root, the nearest first."""
+        place = self.place
+        for name in ancestors(self.path):
+            place += "/.."
+            yield name, place
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._fd)
+
+
+def open_directory(path: str) -> int | None:
+    """A descriptor that stands for a directory; None when it is gone. Raises CgroupReadError."""
+    return open_counter(path, os.O_PATH | os.O_DIRECTORY)
 
 
 @functools.cache
@@ -169,12 +234,13 @@ def read_pressure_s(path: str) -> float | None:
 
 
 def read_pressure(hierarchies: Hierarchies, path: str) -> Pressure | None:
-    """PSI of the cgroup's CPU where the kernel has it; None where it is absent or turned off."""
+    """PSI of the cgroup's CPU where the kernel has it; None where it is absent or turned off, and for a file that no
+    kernel writes."""
     if hierarchies.unified_root is None:
         return None
     try:
         text = read_text(os.path.join(hierarchies.unified_root, path, "cpu.pressure"))
-    except CgroupReadError:
+        return parse_pressure(text) if text else None
+    except (CgroupReadError, ValueError):
         # EOPNOTSUPP: PSI is compiled in but turned off.
         return None
-    return parse_pressure(text) if text else None

@@ -1,7 +1,8 @@
 """Cgroups for jobs of our own: made with their limits, emptied, read and removed, in every hierarchy that matters.
 
 Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
-peak, oom kills) and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork outruns.
+peak, oom kills), the v1 ``pids`` hierarchy (limit), and the
+cgroup2 mount beside v1, whose ``cgroup.kill`` no fork outruns.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class JobCgroupTree:
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
         self._hierarchies = hierarchies
         self._root = relative_path(hierarchies, root)
-        self._memory_root = _find_memory_root(hierarchies, mountinfo_path)
+        self._memory_root, self._pids_root = (
+            _find_root(hierarchies, mountinfo_path, controller) for controller in ("memory", "pids")
+        )
         self._roots: list[str] | None = None
 
     def path(self, job_id: str) -> str:
@@ -63,8 +66,7 @@ class JobCgroupTree:
             places = self._hierarchies
             roots = [places.cpu_root, places.cpuacct_root]
             if places.cpu_version == 1:
-                if self._memory_root and _may_make(self._memory_root, self._root):
-                    roots.append(self._memory_root)
+                roots += [each for each in (self._memory_root, self._pids_root) if each and _may_make(each, self._root)]
                 if (
                     places.unified_root
                     and _may_make(places.unified_root, self._root)
@@ -77,8 +79,9 @@ class JobCgroupTree:
     def _list_directories(self, job_id: str) -> list[str]:
         return [os.path.join(root, self.path(job_id)) for root in self._list_roots()]
 
-    def create(self, job_id: str, cpu_limit: float, memory_limit: int) -> list[str]:
-        """Make the cgroup with ``cpu_limit`` cores as its quota and ``memory_limit`` bytes (0 = no limit).
+    def create(self, job_id: str, cpu_limit: float, memory_limit: int, max_tasks: int = 0) -> list[str]:
+        """Make the cgroup with ``cpu_limit`` cores as its quota, ``memory_limit`` bytes, ``max_tasks`` processes and
+        threads (0 = no limit; without the controller there is none).
 
         The quota is held to the bounds of the kernel and to the quotas above. Returns the ``cgroup.procs`` files that
         its first process must write its id into. Raises CreateError or AccessError; then nothing is left of it.
@@ -101,13 +104,18 @@ class JobCgroupTree:
                 os.mkdir(directory, 0o755)
                 made.append(directory)
             self._write_limits(job_id, cpu_limit, memory_limit)
+            if max_tasks > 0:
+                is_v2 = self._hierarchies.cpu_version == 2
+                pids_root = self._hierarchies.cpu_root if is_v2 else self._pids_root
+                if pids_root in self._list_roots():
+                    _write(os.path.join(pids_root, self.path(job_id)), "pids.max", f"{max_tasks}\n", optional=is_v2)
         except OSError as error:
             _remove_all(made)
             raise from_os_error(error, f"make the cgroup {directory}", ADVICE) from error
         except CpumondError as error:
             _remove_all(made)
             raise error if isinstance(error, (AccessError, CreateError)) else CreateError(str(error)) from error
-        return [os.path.join(place, "cgroup.procs") for place in made]
+        return [self._hierarchies.name(os.path.join(place, "cgroup.procs")) for place in made]
 
     def _make_root(self, mount: str) -> None:
         """The cgroup above the jobs, and on v2 the controllers handed down to them. Raises OSError, CreateError."""
@@ -151,7 +159,10 @@ class JobCgroupTree:
 
     def join_files(self, job_id: str) -> list[str]:
         """The ``cgroup.procs`` files of a cgroup that exists; empty if it is gone."""
-        return [os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)]
+        found = [
+            os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)
+        ]
+        return [self._hierarchies.name(file) for file in found]
 
     def list_processes(self, job_id: str) -> list[int]:
         """Who lives in it, in any of the hierarchies and below; empty when it is gone."""
@@ -228,16 +239,16 @@ class JobCgroupTree:
         return sorted(found)
 
 
-def _find_memory_root(hierarchies: Hierarchies, mountinfo_path: str) -> str:
-    """The mount point of the v1 memory controller, "" where there is none."""
+def _find_root(hierarchies: Hierarchies, mountinfo_path: str, controller: str) -> str:
+    """The mount point of a v1 controller, "" where there is none."""
     if hierarchies.cpu_version == 2:
         return ""
     try:
         mounts = read_mounts(mountinfo_path)
     except OSError:
-        # The hierarchies were found without it: then it is a memory limit only that is missing.
+        # The hierarchies were found without it: then it is this limit only that is missing.
         return ""
-    return next((mount.mount_point for mount in mounts if mount.version == 1 and "memory" in mount.controllers), "")
+    return next((mount.mount_point for mount in mounts if mount.version == 1 and controller in mount.controllers), "")
 
 
 def _may_make(mount: str, root: str) -> bool:
@@ -265,7 +276,10 @@ def _may_enter(mount: str, root: str) -> bool:
 
 
 def _hand_down(directory: str) -> None:
-    """Give the children of a v2 cgroup the controllers cpu and, where it has it, memory. Raises CreateError."""
+    """Give the children of a v2 cgroup the controllers cpu and, where it has them, memory and pids.
+
+    Raises CreateError.
+    """
     offered = (_read(directory, "cgroup.controllers") or "").split()
     given = (_read(directory, "cgroup.subtree_control") or "").split()
     if "cpu" not in given and "cpu" not in offered and os.path.exists(os.path.join(directory, "cgroup.controllers")):
@@ -273,7 +287,7 @@ def _hand_down(directory: str) -> None:
             f"the cgroup {directory} does not have the cpu controller: write +cpu into cgroup.subtree_control of the "
             "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
-    missing = [name for name in ("cpu", "memory") if name in offered and name not in given]
+    missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
     # With processes in it the kernel would take +cpu, and let nobody into its children any more.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and _read_processes_here(directory):
         raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
@@ -281,7 +295,7 @@ def _hand_down(directory: str) -> None:
         try:
             _write(directory, "cgroup.subtree_control", f"+{controller}")
         except OSError as error:
-            if controller == "memory":
+            if controller != "cpu":
                 continue
             advice = BUSY if error.errno == errno.EBUSY else ADVICE
             raise from_os_error(error, f"hand the cpu controller down in {directory}", advice) from error

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+
+_SOME = re.compile(
+    r"some avg10=([0-9]{1,9}(?:\.[0-9]{1,9})?) avg60=([0-9]{1,9}(?:\.[0-9]{1,9})?) .*total=([0-9]{1,20})"
+)
+
+
+STAT_BYTES = 1024
+"""A cpu.stat of either version is shorter."""
+THROTTLED_LINE = b"nr_throttled %d\n"
+"""Of it."""
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:
-    """A file of ``key value`` lines, such as cpu.stat."""
+    """A file of ``key value`` lines, such as cpu.stat. Raises ValueError for a value that is no number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+def parse_throttled(raw: bytes) -> int:
+    """``nr_throttled`` of a cpu.stat alone, 0 where it has none: a quota was never set. Raises ValueError."""
+    start = raw.find(b"nr_throttled ")
+    return 0 if start < 0 else int(raw[start + 13 : raw.index(b"\n", start)])
 
 
 def parse_cpu_max(text: str) -> tuple[int | None, int]:
@@ -40,13 +58,18 @@ def parse_pressure_total(raw: bytes) -> float:
     if not raw.startswith(b"some "):
         raise ValueError("no line `some`")
     start = raw.index(b"total=") + 6
-    return int(raw[start : raw.index(b"\n", start)]) * 1e-6
+    end = raw.index(b"\n", start)
+    if end - start > 20:
+        raise ValueError("total is larger than 64 bits")
+    return int(raw[start:end]) * 1e-6
 
 
 def parse_pressure(text: str) -> Pressure | None:
-    """The ``some`` line of a pressure file, or None when there is none."""
+    """The ``some`` line of a pressure file, or None when there is none. Raises ValueError for one that is damaged."""
     for line in text.splitlines():
+        found = _SOME.fullmatch(line)
+        if found is not None:
+            return Pressure(float(found[1]) / 100, float(found[2]) / 100, int(found[3]) / 1e6)
         if line.startswith("some "):
-            fields = dict(part.split("=", 1) for part in line.split()[1:])
-            return Pressure(float(fields["avg10"]) / 100, float(fields["avg60"]) / 100, int(fields["total"]) / 1e6)
+            raise ValueError(f"no pressure: {line[:200]!r}")
     return None

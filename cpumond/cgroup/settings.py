@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,13 @@ class Target(msgspec.Struct, frozen=True):
     settings: CpuSettings
     cores: float
     notes: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """The last change that the agent made or was about to make: quota, period and weight before and after it."""
+
+    before: CpuSettings
+    after: CpuSettings
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -158,14 +165,37 @@ def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
     return min(caps, key=lambda cap: cap.cores, default=AncestorCap(math.inf))
 
 
-def classify_change(believed: CpuSettings, found: CpuSettings, actuator: str) -> Literal["same", "raise", "lower"]:
-    """What somebody else did to the setting that ``actuator`` moves, compared with what was believed in force."""
+def classify_change(
+    known: CpuSettings, found: CpuSettings, actuator: str, exact: bool = False
+) -> Literal["same", "raise", "lower"]:
+    """What somebody else did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
+
+    ``exact``: systemd's rounding is no excuse.
+    """
     if actuator == "weight":
-        before, after = believed.weight or 0, found.weight or 0
+        before, after = known.weight or 0, found.weight or 0
         return "same" if before == after else "raise" if after > before else "lower"
-    if same_quota(believed, found):
+    if found.cores == known.cores if exact else same_quota(known, found):
         return "same"
-    return "raise" if found.cores > believed.cores else "lower"
+    return "raise" if found.cores > known.cores else "lower"
+
+
+def is_order(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
+    """Whether somebody else than the agent set what ``actuator`` moves, after the last change of the agent.
+
+    Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
+    The same cores in another period are no order.
+    """
+    if written is None:
+        return False
+    ours = (original, *written)
+    if actuator == "weight":
+        return current.weight not in [each.weight for each in ours]
+    if current.cores in [each.cores for each in ours]:
+        return False
+    return current.quota_us not in [each.quota_us for each in ours] or (
+        current.period_us not in [each.period_us for each in ours]
+    )
 
 
 def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
@@ -175,29 +205,31 @@ def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) 
     return current.cores > original.cores and not same_quota(current, original)
 
 
-def raise_original(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """What is put back in the end after somebody else raised the limit above ``original``: theirs."""
+def take_order(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
+    """What is put back in the end after somebody else has set another limit than ``original``: that one."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
 
 
-def choose_restore(current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...]) -> CpuSettings:
+def choose_restore(
+    current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...], written: Written | None = None
+) -> CpuSettings:
     """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
 
-    A limit that somebody raised above the one found stays: it is theirs.
+    A limit above the one found was set by somebody else, and so was one that the agent did not write (``written``;
+    None where that is not known). Such an order stays.
     """
     restored = current
     if "quota" in actuators:
-        if is_raised_above(current, original, "quota"):
-            burst_us = original.burst_us
-            if burst_us is not None and current.quota_us is not None:
-                burst_us = min(burst_us, current.quota_us)
-            restored = msgspec.structs.replace(restored, burst_us=burst_us)
-        else:
-            restored = msgspec.structs.replace(
-                restored, quota_us=original.quota_us, period_us=original.period_us, burst_us=original.burst_us
-            )
-    if "weight" in actuators and not is_raised_above(current, original, "weight"):
+        if not is_raised_above(current, original, "quota") and not is_order(current, original, written, "quota"):
+            restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
+        burst_us = original.burst_us
+        if burst_us is not None and restored.quota_us is not None:
+            # What was found may not fit under what was ordered since.
+            burst_us = min(burst_us, restored.quota_us)
+        restored = msgspec.structs.replace(restored, burst_us=burst_us)
+    ordered = is_raised_above(current, original, "weight") or is_order(current, original, written, "weight")
+    if "weight" in actuators and not ordered:
         restored = msgspec.structs.replace(restored, weight=original.weight)
     return restored

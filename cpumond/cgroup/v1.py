@@ -6,36 +6,37 @@ import math
 import os
 from typing import ClassVar, Self
 
-from cgroupspy.controllers import CpuController
-from cgroupspy.interfaces import IntegerFile
-from cgroupspy.nodes import Node
-
-from cpumond.cgroup.files import ancestors, open_counter, open_pressure, read_pressure_total_s, read_text
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.parse import parse_flat_keyed
+from cpumond.cgroup.files import (
+    HeldDirectory,
+    open_counter,
+    open_directory,
+    open_pressure,
+    read_pressure_total_s,
+    read_text,
+)
+from cpumond.cgroup.mounts import Hierarchies, held_place
+from cpumond.cgroup.parse import STAT_BYTES, parse_flat_keyed, parse_throttled
 from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
 from cpumond.monitor.model import CpuReading
 from cpumond.units import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
 
-
-class V1CpuController(CpuController):  # type: ignore[misc]
-    """cgroupspy's typed cpu controller, with the burst file of newer kernels."""
-
-    cfs_burst_us = IntegerFile("cpu.cfs_burst_us")
-
-
-FIELDS = {"quota": "cfs_quota_us", "period": "cfs_period_us", "burst": "cfs_burst_us", "weight": "shares"}
-"""Name of a step -> attribute of the controller, which is also its file's name after "cpu."."""
+FILES = {
+    "quota": "cpu.cfs_quota_us",
+    "period": "cpu.cfs_period_us",
+    "burst": "cpu.cfs_burst_us",
+    "weight": "cpu.shares",
+}
+"""Name of a step -> file."""
 
 
-class V1Cgroup:
+class V1Cgroup(HeldDirectory):
     """One cgroup in the v1 hierarchies; see ``cpumond.cgroup.Cgroup``."""
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V1_SHARES
+    DESCRIPTORS: ClassVar[int] = 3
 
     __slots__ = (
-        "_cpu_root",
         "_nr_periods",
         "_nr_throttled",
         "_period_s",
@@ -43,22 +44,17 @@ class V1Cgroup:
         "_raw_periods",
         "_seen_at_s",
         "_seen_usage_us",
-        "_stat_fd",
         "_throttled_s",
         "_unified",
         "_unified_root",
         "_usage_fd",
-        "directory",
-        "inode",
-        "path",
+        "stat_fd",
     )
 
-    def __init__(self, hierarchies: Hierarchies, path: str, usage_fd: int, stat_fd: int) -> None:
-        self.path = path
-        self.directory = os.path.join(hierarchies.cpu_root, path)
-        self.inode = os.stat(self.directory).st_ino
-        self._cpu_root = hierarchies.cpu_root
-        self._usage_fd, self._stat_fd = usage_fd, stat_fd
+    def __init__(self, hierarchies: Hierarchies, path: str, fd: int, usage_fd: int, stat_fd: int) -> None:
+        super().__init__(hierarchies, path, fd)
+        self._usage_fd = usage_fd
+        self.stat_fd = stat_fd
         self._pressure_fd: int | None = None
         self._unified_root = hierarchies.unified_root
         self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
@@ -72,30 +68,23 @@ class V1Cgroup:
     def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
         """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
         name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
-        usage_fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, name))
-        if usage_fd is None:
-            return None
+        fd = open_directory(os.path.join(hierarchies.cpu_root, path))
+        opened = [] if fd is None else [fd]
         try:
-            stat_fd = open_counter(os.path.join(hierarchies.cpu_root, path, "cpu.stat"))
-            if stat_fd is None:
-                os.close(usage_fd)
-                return None
-        except CgroupReadError:
-            os.close(usage_fd)
+            if fd is not None:
+                for file in (
+                    os.path.join(hierarchies.cpuacct_root, path, name),
+                    os.path.join(held_place(fd), "cpu.stat"),
+                ):
+                    counter = open_counter(file)
+                    opened += [] if counter is None else [counter]
+            if len(opened) == 3:
+                return cls(hierarchies, path, *opened)
+        except BaseException:
+            _close_all(opened)
             raise
-        try:
-            return cls(hierarchies, path, usage_fd, stat_fd)
-        except OSError as error:
-            os.close(usage_fd)
-            os.close(stat_fd)
-            if error.errno in GONE_ERRNOS:
-                return None
-            raise CgroupReadError(os.path.join(hierarchies.cpu_root, path), error) from error
-
-    @property
-    def _controller(self) -> V1CpuController:
-        """cgroupspy's view of the directory, made when a setting is read or written: kept, it is 1 KiB a job."""
-        return V1CpuController(Node(self.directory))
+        _close_all(opened)
+        return None
 
     def read(self, at_s: float) -> CpuReading | None:
         """See ``Cgroup.read``; at most two preads.
@@ -130,13 +119,28 @@ class V1Cgroup:
     def _read_stat(self, at_s: float) -> None:
         """Read cpu.stat. The periods of looks that were left out are not counted to this interval: it cannot hold
         more than its length allows."""
-        stat = parse_flat_keyed(os.pread(self._stat_fd, 512, 0).decode("ascii"))
+        stat = parse_flat_keyed(os.pread(self.stat_fd, STAT_BYTES, 0).decode("ascii"))
         periods = stat.get("nr_periods", 0)
         most = (at_s - self._seen_at_s) / self._period_s + 1.0
         self._nr_periods += int(max(min(periods - self._raw_periods, most), 0))
         self._raw_periods = periods
         self._nr_throttled = stat.get("nr_throttled", 0)
         self._throttled_s = stat.get("throttled_time", 0) * 1e-9
+
+    def read_throttled(self) -> int | None:
+        """See ``Cgroup.read_throttled``."""
+        try:
+            throttled = parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+        if throttled != self._nr_throttled:
+            # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
+            self._seen_usage_us = -math.inf
+        return throttled
 
     def follow_pressure(self, wanted: bool) -> None:
         """See ``Cgroup.follow_pressure``."""
@@ -149,11 +153,10 @@ class V1Cgroup:
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
         try:
-            controller = self._controller
-            quota_us = controller.cfs_quota_us
-            period_us = controller.cfs_period_us
-            weight = controller.shares
-            burst_us = controller.get_content("cfs_burst_us")  # None on kernels before 5.14
+            quota_us = int(self.read_file(FILES["quota"]))
+            period_us = int(self.read_file(FILES["period"]))
+            weight = int(self.read_file(FILES["weight"]))
+            burst_us = self.read_number(FILES["burst"])  # None on kernels before 5.14
         except OSError as error:
             if error.errno in GONE_ERRNOS:
                 return None
@@ -161,20 +164,19 @@ class V1Cgroup:
         except ValueError as error:
             raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
         self._period_s = period_us / 1e6
-        return CpuSettings(quota_us, period_us, burst_us, weight)
+        return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
         """See ``Cgroup.write_settings``."""
         for step in plan_steps(before, after):
+            text = str(-1 if step.value is None else step.value)
             try:
-                setattr(self._controller, FIELDS[step.name], step.value)  # cgroupspy's None is -1, no quota
+                self.write_file(FILES[step.name], text)
             except OSError as error:
                 if error.errno in GONE_ERRNOS:
                     return False
-                name = os.path.join(self.directory, f"cpu.{FIELDS[step.name]}")
-                raise CgroupWriteError(
-                    name, str(-1 if step.value is None else step.value), error, self._explain(step, after)
-                ) from error
+                name = os.path.join(self.directory, FILES[step.name])
+                raise CgroupWriteError(name, text, error, self._explain(step, after)) from error
         return True
 
     def _explain(self, step: Step, after: CpuSettings) -> str:
@@ -189,24 +191,28 @@ class V1Cgroup:
     def read_ancestor_cap(self) -> AncestorCap:
         """See ``Cgroup.read_ancestor_cap``."""
         caps = []
-        for place in ancestors(self.path):
-            directory = os.path.join(self._cpu_root, place)
-            quota = read_text(os.path.join(directory, "cpu.cfs_quota_us"))
-            period = read_text(os.path.join(directory, "cpu.cfs_period_us"))
+        for name, directory in self.list_above():
+            quota = read_text(os.path.join(directory, FILES["quota"]))
+            period = read_text(os.path.join(directory, FILES["period"]))
             try:
                 if quota is not None and period is not None and int(quota) >= 0:
-                    caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), place))
+                    caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), name))
             except ValueError as error:
                 raise CgroupReadError(directory, f"its quota is not a number: {error}") from error
         return least_cap(caps)
 
     def watch_paths(self, actuator: str) -> list[str]:
         """See ``Cgroup.watch_paths``."""
-        names = ["cpu.cfs_quota_us", "cpu.cfs_period_us", *(["cpu.shares"] if actuator == "weight" else [])]
-        return [os.path.join(self.directory, name) for name in names]
+        steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
+        return [os.path.join(self.place, FILES[step]) for step in steps]
 
     def close(self) -> None:
         """See ``Cgroup.close``."""
         self.follow_pressure(False)
-        os.close(self._usage_fd)
-        os.close(self._stat_fd)
+        _close_all([self._usage_fd, self.stat_fd])
+        super().close()
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from cpumond.cli.options import config_option
 from cpumond.config import load_config
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import (
     EXIT_UNAVAILABLE,
     AccessError,
@@ -45,6 +46,29 @@ class AgentRefusedError(CpumondError):
         self.exit_code = exit_code
 
 
+class PeakAnswer(msgspec.Struct, frozen=True):
+    """What rule ``peak`` knows of a job: cores, ``_s`` seconds, ratios in [0, 1], ``_at`` seconds since 1970.
+
+    ``because`` and ``next``, where the limit comes from and what the next check does, stand in an explain answer only.
+    """
+
+    peak_cores: float | None
+    target_cores: float | None
+    caution: float
+    half_life_s: float
+    watched_s: float
+    held_count: int
+    held_s: float
+    held_ratio: float
+    throttle_budget: float
+    seen_at: float | None = None
+    held_at: float | None = None
+    held_from_cores: float = 0.0
+    held_after_s: float = 0.0
+    because: str = ""
+    next: str = ""
+
+
 class JobAnswer(msgspec.Struct, frozen=True):
     """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds."""
 
@@ -66,10 +90,13 @@ class JobAnswer(msgspec.Struct, frozen=True):
     override_left_s: float | None = None
     override_by: str = ""
     unit: str = ""
+    warnings: list[str] = []
     labels: dict[str, str] = {}
     pinned_cpu_limit: float | None = None
     fast_restores: int = 0
     write_errors: int = 0
+    limit_rule: str = "document"
+    peak: PeakAnswer | None = None
 
     @property
     def reclaimed(self) -> float:
@@ -197,6 +224,7 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
     votes_sum: int | None
     result: str
     pressure_ratio: float | None = None
+    by_look: bool = False
 
 
 class SamplesAnswer(msgspec.Struct, frozen=True):
@@ -212,6 +240,7 @@ class SamplesAnswer(msgspec.Struct, frozen=True):
     upper_bound: list[float] = []
     votes_sum: list[int | None] = []
     throttled_ratio: list[float] = []
+    peak: list[float | None] = []
 
 
 class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
@@ -306,8 +335,8 @@ class AgentClient:
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
         """An answer as a value. Raises UnavailableError for one that another version gave."""
         try:
-            return msgspec.json.decode(content, type=kind)
-        except msgspec.DecodeError as error:
+            return decode_json(content, kind)
+        except ContentError as error:
             raise UnavailableError(
                 f"{self.socket_path}: the agent's answer is not understood: {error}; restart the agent with this "
                 "version of cpumond"
@@ -349,8 +378,8 @@ def explain_failure(socket_path: str, error: OSError) -> CpumondError:
 def read_refusal(socket_path: str, status: int, content: bytes) -> AgentRefusedError:
     """The error of an answer that is none of success: the agent's sentence and exit code."""
     try:
-        told = msgspec.json.decode(content, type=dict[str, object])
-    except msgspec.DecodeError:
+        told = decode_json(content, dict[str, object])
+    except ContentError:
         told = {}
     sentence, code = told.get("error"), told.get("exit_code")
     return AgentRefusedError(

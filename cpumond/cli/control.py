@@ -43,8 +43,10 @@ from cpumond.cli.tables import (
     is_only_watched,
     show_cores,
     show_name,
+    warn,
 )
 from cpumond.config import parse_layer, read_assignments
+from cpumond.decode import decode_json
 from cpumond.errors import AccessError, CpumondError, UsageError
 from cpumond.monitor.model import MODES
 
@@ -177,6 +179,8 @@ def job_add_command(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
         f"limit {show_cores(job.current_cpu_limit)}{hint}"
     )
+    for warning in job.warnings:
+        warn(warning)
 
 
 @job_command.command("remove", epilog="Example: cpumond job remove job-1")
@@ -307,7 +311,9 @@ def read_frame(client: AgentClient, sort: Sort, width: int | None, colour: bool,
 def read_line(client: AgentClient, sort: Sort) -> str:
     """One frame as a line of JSON; where no agent answers, an object with ``error``. Raises AccessError."""
     try:
-        return msgspec.json.encode(sort_answer(client.status(), sort)).decode()
+        content = client.status()
+        client.decode(content, StatusAnswer)
+        return msgspec.json.encode(sort_answer(content, sort)).decode()
     except AccessError:
         raise
     except CpumondError as error:
@@ -316,7 +322,7 @@ def read_line(client: AgentClient, sort: Sort) -> str:
 
 def sort_answer(content: bytes, sort: Sort) -> dict[str, object]:
     """The whole answer of ``/v1/status`` with its jobs in the order of the table."""
-    answer = msgspec.json.decode(content, type=dict[str, object])
+    answer = decode_json(content, dict[str, object])
     jobs = msgspec.convert(answer["jobs"], list[dict[str, object]])
     answer["jobs"] = sorted(jobs, key=lambda job: SORTS[sort](msgspec.convert(job, JobAnswer)))
     return answer

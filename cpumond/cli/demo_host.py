@@ -12,12 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 
 import msgspec
 
 from cpumond.cgroup import mounts
+from cpumond.cli.ending import Ending, ended_by
 from cpumond.errors import ConfigError, UnavailableError
 from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
@@ -39,19 +38,12 @@ def need_scheduler() -> None:
                           "pip install 'cpumond[scheduler]'")  # fmt: skip
 
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT, SIGTERM and SIGHUP set, so that the way out is always the ordinary one."""
-    stopped = threading.Event()
+def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
+    """What SIGINT, SIGTERM and SIGHUP set."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
         numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
-    try:
-        yield stopped
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return ended_by(numbers)
 
 
 def choose_place(name: str) -> Place:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 
@@ -34,6 +33,7 @@ from cpumond.cli.demo_jobs import (
 from cpumond.cli.demo_kernel import PlainKernel
 from cpumond.cli.demo_story import JobFacts, Story
 from cpumond.cli.demo_view import Display, PoolSummary, Stop, Summary, show_summary
+from cpumond.cli.ending import Ending
 from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
 from cpumond.testing import Cluster
 
@@ -98,9 +98,7 @@ def _make_host(place: demo_host.Place | CpumondError, directory: str) -> Iterato
         kernel.stop()
 
 
-def _run(
-    host: Host, plan: Plan, directory: str, duration_s: float, stopped: threading.Event, display: Display
-) -> Summary:
+def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: Ending, display: Display) -> Summary:
     cluster = Cluster(
         directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR,
         scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
@@ -134,7 +132,7 @@ def _naming_who_died(cluster: Cluster) -> Iterator[None]:
 
 
 def _play(
-    story: Story, operations: dict[str, Load], directory: str, duration_s: float, stopped: threading.Event,
+    story: Story, operations: dict[str, Load], directory: str, duration_s: float, stopped: Ending,
     display: Display,
 ) -> float:  # fmt: skip
     """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came."""

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,6 @@ from cpumond.cli.doctor_cgroups import (
     measure_read,
 )
 from cpumond.cli.doctor_checks import (
-    DESCRIPTORS_PER_JOB,
     Finding,
     check_agent,
     check_answer,
@@ -42,9 +42,11 @@ from cpumond.cli.doctor_checks import (
     check_pause,
     check_report,
     check_scheduler,
+    check_scheduler_access,
     check_systemd,
     check_writers,
     describe_host,
+    describe_open,
 )
 from cpumond.cli.doctor_host import (
     CONNECT_S,
@@ -81,6 +83,7 @@ from cpumond.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, Unavaila
 if TYPE_CHECKING:
     from cpumond.cgroup.mounts import Hierarchies, Mount
     from cpumond.discovery import FoundJob
+    from cpumond.monitor.model import MonitorSettings
 
 Look = Callable[[str, Callable[[], list[Finding]]], None]
 
@@ -141,6 +144,9 @@ def _wrap(text: str, width: int | None, indent: str) -> str:
 
 def examine(config_path: str, explicit: bool) -> list[Finding]:
     """All findings about this host under the configuration at ``config_path`` (``explicit``: the user named it)."""
+    from cpumond.cgroup.v1 import V1Cgroup
+    from cpumond.cgroup.v2 import V2Cgroup
+
     config, findings = check_config(config_path, explicit)
     findings = [describe_host(), *findings]
 
@@ -157,12 +163,12 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     jobs: list[FoundJob] = []
     if hierarchies is not None:
         jobs = _examine_jobs(config, hierarchies, look)
-    per_job = DESCRIPTORS_PER_JOB + _wants_pressure(config, jobs)
+    version = 1 if hierarchies is None else hierarchies.cpu_version
+    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + _wants_pressure(config, jobs)
     look(
         "descriptors",
         lambda: check_descriptors(*read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job),
     )
-    version = 1 if hierarchies is None else hierarchies.cpu_version
     look("inotify", lambda: check_inotify(read_inotify(), len(jobs) * (2 if version == 1 else 1)))
     look("agent", lambda: check_agent(seen, config))
     if seen.running:
@@ -175,11 +181,26 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
     look("pause file", lambda: [check_pause(config.runtime_dir)])
     look("report", lambda: [check_report(config.report.kind, config.report.url, try_connect)])
-    look("scheduler", lambda: [check_scheduler(config.scheduler.url, try_connect)])
+    look("scheduler", lambda: _examine_scheduler(config.scheduler.url))
     booted = os.path.isdir("/run/systemd/system")
     look("executor", lambda: check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
     listen = config.metrics.listen
     look("metrics", lambda: [check_metrics(listen, seen.running, try_connect, read_metrics, find_absent)])
+    return findings
+
+
+def _examine_scheduler(url: str) -> list[Finding]:
+    from cpumond.scheduler.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
+
+    findings = [
+        check_scheduler(url, try_connect),
+        *check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", read_metrics),
+    ]
+    if len(findings) == 1:
+        # None runs, or it is another one: what would this host's own do?
+        with suppress(CpumondError):
+            own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
+            findings += [describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
     return findings
 
 
@@ -222,9 +243,12 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
     paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
     directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
     units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}
+    settings = _list_settings(config, jobs)
+    wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
+    others = list_children(hierarchies.cpu_root)
     look(
         "limit files",
-        lambda: check_limit_files(hierarchies.cpu_version, directories, list_children(hierarchies.cpu_root), units),
+        lambda: check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
     )
     look("limits above", lambda: check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
     wanted = _wants_pressure(config, jobs)
@@ -236,9 +260,12 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
 
 def _wants_pressure(config: AgentConfig, jobs: list[FoundJob]) -> bool:
     """Whether some job's pressure is to be read."""
-    settings = [config.node_settings()]
-    settings += [config.resolve_settings(job.source, job.operation_id, job.layer) for job in jobs]
-    return any(each.pressure_restore_ratio for each in settings)
+    return any(each.pressure_restore_ratio for each in _list_settings(config, jobs))
+
+
+def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSettings]:
+    """The resulting settings of the node and of each job."""
+    return [config.node_settings()] + [config.resolve_settings(job.source, job.operation_id, job.layer) for job in jobs]
 
 
 def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding]:
@@ -278,7 +305,6 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
             "start the agent: it puts the file aside and begins with the full limits; look at the limits of the jobs"
         )
         return [Finding("leftovers", "fail", str(error), advice)]
-    root = None if hierarchies is None else hierarchies.cpu_root
     copy = os.path.join(config.runtime_dir, STATE_FILE)
     is_current = content is not None and is_of_this_boot(content, copy)
-    return [check_leftovers(path, content, seen.running, is_current, root)]
+    return [check_leftovers(path, content, seen.running, is_current, hierarchies)]

@@ -13,7 +13,7 @@ from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import may, read_line, show_user
 from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, Source
-from cpumond.errors import UnavailableError, describe
+from cpumond.errors import UnavailableError, UnknownLimitsError, describe
 
 if TYPE_CHECKING:
     from cpumond.agent.state_file import Originals
@@ -184,12 +184,12 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
 
 
 def check_limit_files(
-    version: int, directories: list[str], others: list[str], units: Collection[str] = ()
+    version: int, directories: list[str], others: list[str], units: Collection[str] = (), wants_burst: bool = False
 ) -> list[Finding]:
     """Whether jobs and managed roots (``directories``) have the files of a CPU limit, and the kernel that of a burst.
 
     Without any of them ``others`` may show what the kernel offers. Those of ``units`` belong to systemd, which makes
-    the files as soon as a CPU property is set.
+    the files as soon as a CPU property is set. ``wants_burst``: some job is under rule ``peak``, which counts on it.
     """
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
@@ -232,8 +232,12 @@ def check_limit_files(
     if any(os.path.exists(os.path.join(directory, burst)) for directory in existing):
         findings.append(Finding("burst", "ok", f"the kernel has {burst}"))
     else:
+        text = f"the kernel has no {burst}"
         advice = "nothing to do unless burst_ratio is set: that needs Linux 5.14"
-        findings.append(Finding("burst", "warn", f"the kernel has no {burst}", advice))
+        if wants_burst:
+            text += ', which limit_rule = "peak" counts on: bursts shorter than a check keep its limits higher'
+            advice = "Linux 5.14 or later reclaims more with this rule; it works without, too"
+        findings.append(Finding("burst", "warn", text, advice))
     return findings
 
 
@@ -255,26 +259,25 @@ def check_rights(version: int, directories: list[str]) -> Finding:
 
 
 def check_leftovers(
-    path: str, content: Originals | None, running: bool, is_current: bool, cpu_root: str | None
+    path: str, content: Originals | None, running: bool, is_current: bool, hierarchies: Hierarchies | None
 ) -> Finding:
     """Limits that a dead agent left lowered; ``is_current``: in this boot of the machine."""
     if content is None or not content.cgroups:
         return Finding("leftovers", "ok", f"{path} names no cgroup to put back")
     if not is_current:
         return Finding("leftovers", "ok", f"{path} is of an earlier boot; its cgroups are gone")
-    left = [name for name, original in content.cgroups.items() if _has_inode(cpu_root, name, original.inode)]
+    left = list(content.cgroups)
+    if hierarchies is not None:
+        from cpumond.cgroup.find import CgroupFinder
+
+        finder = CgroupFinder(hierarchies, content.root)
+        try:
+            left = [name for name in left if finder.find(name, content.cgroups[name].inode) is not None]
+        except UnknownLimitsError as error:
+            return Finding("leftovers", "fail", str(error), "mount it where it was")
     if running:
         return Finding("leftovers", "ok", f"{path} holds the original limits of {count(len(left), 'cgroup')}")
     if not left:
         return Finding("leftovers", "ok", f"the cgroups of {path} are gone")
     text = f"a dead agent left the limits of {count(len(left), 'cgroup')}, such as {left[0]!r}"
     return Finding("leftovers", "fail", text, "put them back with `cpumond restore`, or start the agent")
-
-
-def _has_inode(cpu_root: str | None, name: str, inode: int) -> bool:
-    if cpu_root is None:
-        return True
-    try:
-        return os.stat(os.path.join(cpu_root, name)).st_ino == inode
-    except OSError:
-        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import pwd
@@ -20,10 +19,8 @@ from cpumond.cli.client import AgentClient, StatusAnswer
 from cpumond.cli.doctor_host import AgentSeen, may, show_user, suggest_root
 from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, load_config, parse_listen
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CpumondError, UnavailableError
-
-DESCRIPTORS_PER_JOB = 2
-OTHER_DESCRIPTORS = 64
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
@@ -63,11 +60,11 @@ def describe_host() -> Finding:
     return Finding("host", "ok", text)
 
 
-def check_descriptors(
-    soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int = DESCRIPTORS_PER_JOB
-) -> list[Finding]:
+def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int) -> list[Finding]:
     """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
-    room = math.inf if hard == resource.RLIM_INFINITY else (hard - OTHER_DESCRIPTORS) // per_job
+    from cpumond.process import OTHER_DESCRIPTORS, find_room  # it logs: `--help` is quicker without that
+
+    room = find_room(hard) // per_job
     shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
     text = (
         f"hard limit {shown} (soft {soft}) of {whose}: enough for {room:g} jobs; now {jobs}, "
@@ -225,6 +222,27 @@ def check_scheduler(url: str, connect: Callable[[str, int], str]) -> Finding:
         "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
     )
     return _check_address("scheduler", url, connect, advice)
+
+
+class _Access(msgspec.Struct):
+    """The part of the scheduler's ``/me`` that is read."""
+
+    is_open: bool = False
+
+
+def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
+    """Whether the scheduler at ``url``, if one answers there, lets in whoever connects."""
+    try:
+        is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
+    except ContentError:
+        return []
+    return [describe_open(url)] if is_open else []
+
+
+def describe_open(where: str) -> Finding:
+    """The finding about a scheduler that is open."""
+    text = f"{where} is open: every user of its host may run operations and change pools, in anybody's name"
+    return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or leave its [api] listen out")
 
 
 def _check_address(check: str, url: str, connect: Callable[[str, int], str], advice: str) -> Finding:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cpumond.config import AgentConfig
+from cpumond.decode import ContentError, decode_json
 
 if TYPE_CHECKING:
     from cpumond.discovery import FoundJob
@@ -83,8 +84,8 @@ def find_agent(config: AgentConfig) -> AgentSeen:
         # No lock file, or a place we may not look into: the directories' own findings say so.
         return AgentSeen(False)
     try:
-        holder = msgspec.json.decode(content, type=LockHolder)
-    except msgspec.DecodeError:
+        holder = decode_json(content, LockHolder)
+    except ContentError:
         holder = None
     pid = find_lock_pid(locks, status.st_dev, status.st_ino, None if holder is None else holder.pid)
     if pid is None:
@@ -302,7 +303,7 @@ def read_metrics(url: str) -> str:
 
     try:
         return httpx2.get(url, timeout=CONNECT_S, trust_env=False).text
-    except httpx2.HTTPError:
+    except (httpx2.HTTPError, httpx2.InvalidURL):
         return ""
 
 

@@ -126,10 +126,7 @@ def check_foreign_managers(roots: Iterable[str], cpu_root: str) -> list[Finding]
         tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
         for top in tops:
             found.setdefault(_find_manager(top), []).append(top)
-    advice = (
-        "narrow managed_roots, or let that manager set no CPU limits: it writes its own again, and the cgroup becomes "
-        "contested"
-    )
+    advice = "narrow managed_roots, or let that manager set no CPU limits: what it writes counts as an order of the job"
     return [
         Finding(
             "foreign cgroups",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cpumond.cli.client import DecisionAnswer, ExplainAnswer, Quota
+from cpumond.cli.client import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
 from cpumond.cli.tables import (
     STYLES,
     count,
@@ -26,6 +26,7 @@ from cpumond.cli.tables import (
     show_time,
     show_votes,
 )
+from cpumond.units import format_span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,7 +73,8 @@ def draw_explain(
     for name, text in list_facts(e):
         facts.add_row(Text(name, "bold"), Text(text))
     parts: list[RenderableType] = [Text(describe_why(e, unpin), "bold"), "", facts, ""]
-    parts += [Text(line) for line in list_votes(e)]
+    if e.peak is None:
+        parts += [Text(line) for line in list_votes(e)]
     parts += [Text(f"next check: {describe_next(e)}"), "", Text("job-cpu-monitor in force:", "bold"), draw_options(e)]
     shown = e.decisions if last is None else e.decisions[max(len(e.decisions) - last, 0) :]
     if not e.decisions:
@@ -96,7 +98,7 @@ def describe_why(e: ExplainAnswer, unpin: str = "cpumond unpin") -> str:
             f"agent writes no more. End the other program's writes, then `{unpin} {name}`."
         )
     if e.override_left_s is not None:
-        who = f"{e.override_by} ordered it" if e.override_by else "somebody else raised it"
+        who = f"{e.override_by} ordered it" if e.override_by else "somebody else set it"
         return (
             f"{stands}: {who}, which is respected for {show_left(e.override_left_s)} more. "
             f"`{unpin} {name}` gives it back to the monitor now."
@@ -107,17 +109,21 @@ def describe_why(e: ExplainAnswer, unpin: str = "cpumond unpin") -> str:
     if e.mode == "off":
         return f"{stands}: its mode is off, it is neither measured nor changed."
     if e.mode == "shadow":
+        because = f": {e.peak.because}" if e.peak else f"{_because(e)}."
         return (
             f"{stands}: its mode is shadow, so nothing is written. In mode reclaim it would be "
-            f"{show_cores(e.monitor_cpu_limit)} now{_because(e)}."
+            f"{show_cores(e.monitor_cpu_limit)} now{because}"
         )
     paused = " Writes are paused, so it stays there." if e.paused else ""
+    if e.peak is not None and e.bounds.floor < e.bounds.cap:
+        if e.start_left_s > 0:
+            return f"{stands}: it is not measured before start_delay is over, in {show_left(e.start_left_s)}.{paused}"
+        whole = ", all it may have" if e.current_cpu_limit >= e.bounds.cap else ""
+        return f"{stands}{whole}: {e.peak.because}{_describe_cap(e) if whole else ''}{paused}"
     if e.current_cpu_limit < e.bounds.cap:
         floor = f" This is its floor ({_floor_reason(e)})." if e.current_cpu_limit <= e.bounds.floor else ""
         return f"{stands}{_because(e)}.{_last_step(e)}{floor}{paused}"
-    held = ""
-    if e.bounds.cap < e.cpu_limit:
-        held = f" {_cap_reason(e)} allows no more."
+    held = _describe_cap(e)
     if e.bounds.floor >= e.bounds.cap:
         floor = f"its floor is as high ({_floor_reason(e)})"
         return f"{stands}, all it may have, and never goes below: {floor}.{held}{paused}"
@@ -149,6 +155,10 @@ def _tell_reason(step: DecisionAnswer, e: ExplainAnswer) -> str:
     if step.kind == "grow":
         return f"use stayed above {c.relative_upper_bound:g} of the limit {votes}"
     return describe_reason(step)
+
+
+def _describe_cap(e: ExplainAnswer) -> str:
+    return f" {_cap_reason(e)} allows no more." if e.bounds.cap < e.cpu_limit else ""
 
 
 def _cap_reason(e: ExplainAnswer) -> str:
@@ -193,6 +203,7 @@ def list_facts(e: ExplainAnswer) -> list[tuple[str, str]]:
             f"{_describe_use(e)}, {e.throttled_ratio:.0%} of the periods throttled",
         ),
         ("pressure", _describe_pressure(e)),
+        *_list_peak(e),
         ("last write", _describe_write(e)),
     ]
     if msgspec.convert(e.job_cpu_monitor, Coefficients).actuator == "weight":
@@ -218,6 +229,27 @@ def list_facts(e: ExplainAnswer) -> list[tuple[str, str]]:
             )
         )
     return facts
+
+
+def _list_peak(e: ExplainAnswer) -> list[tuple[str, str]]:
+    """What rule peak remembers, and how much of its budget is used up."""
+    p = e.peak
+    if p is None:
+        return []
+    peak = "none yet" if p.peak_cores is None else f"{show_measured(p.peak_cores)} cores"
+    return [
+        ("rule", f"peak: {peak} remembered, half-life {format_span(p.half_life_s)}, caution {p.caution:.2f} of 0 to 7"),
+        ("held back", describe_budget(p)),
+    ]
+
+
+def describe_budget(p: PeakAnswer) -> str:
+    """How often a lowered limit held the job back, against the budget for it."""
+    times = count(p.held_count, "time")
+    return (
+        f"{times}, {format_span(p.held_s)} of {format_span(p.watched_s)} watched = {100 * p.held_ratio:.2f} %, "
+        f"budget {100 * p.throttle_budget:.2f} %"
+    )
 
 
 def _describe_use(e: ExplainAnswer) -> str:
@@ -297,6 +329,8 @@ def describe_next(e: ExplainAnswer) -> str:
         return "none in mode off"
     if e.start_left_s > 0:
         return f"measured after start_delay, in {show_left(e.start_left_s)}"
+    if e.peak is not None:
+        return e.peak.next
     limit, total, size = e.monitor_cpu_limit, sum(w.votes), len(w.votes)
     if c.vote_mode == "ytsaurus" and size == w.size - 1:
         return _describe_last_vote(e, c, total)
@@ -395,15 +429,21 @@ def _same(a: float | None, b: float | None) -> bool:
 
 def describe_reason(decision: DecisionAnswer) -> str:
     """Why a limit moved, in words."""
+    if decision.kind in ("grow", "shrink") and decision.votes_sum is None:
+        high = "its highest use of late asks for more" if decision.kind == "grow" else "its highest use of late fades"
+        return f"{high}, use {show_measured(decision.usage_cores)}"
     if decision.kind in ("grow", "shrink"):
         votes = show_votes(decision.votes_sum)
         usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
         return f"votes {votes}, use {usage}, smoothed {smoothed}"
     if decision.kind == "restore":
         signs = []
-        if decision.throttled_ratio or not decision.pressure_ratio:
-            signs.append(f"{decision.throttled_ratio or 0.0:.0%} of the periods throttled")
+        if decision.throttled_ratio:
+            signs.append(f"{decision.throttled_ratio:.0%} of the periods throttled")
         if decision.pressure_ratio:
             signs.append(f"some task waited for CPU {decision.pressure_ratio:.0%} of the time")
-        return f"{', '.join(signs)}, so all was given back at once"
+        if not signs:
+            signs.append(f"use {show_measured(decision.usage_cores)} above the limit")
+        looked = " at a look between two checks" if decision.by_look else ""
+        return f"{', '.join(signs)}{looked}, so all was given back at once"
     return KIND_REASONS.get(decision.kind, decision.kind)

@@ -19,9 +19,8 @@ from cpumond.cli.scheduler_client import (
     print_table,
     quote_step,
     scheduler_options,
-    warn,
 )
-from cpumond.cli.tables import show_cores, show_name, show_number
+from cpumond.cli.tables import show_cores, show_name, show_number, warn
 from cpumond.scheduler.why import show_span
 
 
@@ -60,7 +59,7 @@ def node_list_command(
 def _node_row(node: NodeView) -> list[Cell]:
     return [
         show_name(node.id),
-        ("none", "yellow") if node.tree is None else show_name(node.tree),
+        _show_tree(node),
         show_node_state(node),
         show_cores(node.capacity["cpu"]),
         show_cores(node.usage["cpu"]),
@@ -70,6 +69,12 @@ def _node_row(node: NodeView) -> list[Cell]:
         str(node.job_count) + (f" + {node.stopping_job_count} ending" if node.stopping_job_count else ""),
         show_name(", ".join(tag for tag in node.tags if tag != node.address)),
     ]
+
+
+def _show_tree(node: NodeView) -> Cell:
+    if node.matched_trees:
+        return f"{len(node.matched_trees)} fit", "red"
+    return ("none", "yellow") if node.tree is None else show_name(node.tree)
 
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
@@ -92,13 +97,16 @@ def node_show_command(client: SchedulerClient, node: str, as_json: bool) -> None
         print_json(content)
         return
     answer = client.decode(content, NodeDetails)
-    no_tree = "none: no tree's nodes_filter fits its tags, it gets no work"
+    tree = "none: no tree's nodes_filter fits its tags, it gets no work" if answer.tree is None else answer.tree
+    if answer.matched_trees:
+        fitting = " and ".join(answer.matched_trees)
+        tree = f"{answer.tree or 'none'}: its tags fit {fitting}; its jobs run on, none is started"
     print_fields(
         [
             ("node", show_name(answer.id)),
             ("address", show_name(answer.address)),
             ("tags", show_name(", ".join(answer.tags))),
-            ("tree", no_tree if answer.tree is None else show_name(answer.tree)),
+            ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
             ("last heard of", f"{show_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),

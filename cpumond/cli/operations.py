@@ -8,7 +8,6 @@ import time
 from typing import Any, Final
 
 import click
-import msgspec
 
 from cpumond.api.formats import YtError, read_yson, to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
@@ -29,9 +28,9 @@ from cpumond.cli.scheduler_client import (
     read_attributes,
     scheduler_options,
     tell_done,
-    warn,
 )
-from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time, show_title
+from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time, show_title, warn
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.why import OperationAnswer, show_span
@@ -90,6 +89,13 @@ def operation_path(operation: str, action: str = "") -> str:
     "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
 )
 @click.option("--interruptible", is_flag=True, help="A job that ends well when it is interrupted has done its work.")
+@click.option("--time-limit", type=DurationType(0.001, 1e12), metavar="DURATION", help="The operation fails after it.")
+@click.option(
+    "--job-time-limit",
+    type=DurationType(0.001, 1e12),
+    metavar="DURATION",
+    help="A job that runs for longer has failed.",
+)
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification.")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
 @scheduler_options
@@ -108,6 +114,8 @@ def operation_start_command(
     variables: tuple[str, ...],
     working_directory: str | None,
     interruptible: bool,
+    time_limit: float | None,
+    job_time_limit: float | None,
     assignments: tuple[str, ...],
     command: tuple[str, ...],
     as_json: bool,
@@ -124,6 +132,7 @@ def operation_start_command(
         "environment": _read_variables(variables) or None,
         "working_directory": working_directory,
         "interruptible": interruptible or None,
+        "job_time_limit": None if job_time_limit is None else job_time_limit * 1e3,
     }
     options = {
         "pool": pool,
@@ -131,9 +140,13 @@ def operation_start_command(
         "weight": weight,
         "title": title,
         "is_gang": is_gang or None,
+        "time_limit": None if time_limit is None else time_limit * 1e3,
         "job_cpu_monitor": None if monitor is None else _read_monitor(monitor),
     }
-    spec = {**read_attributes(assignments), **given(options), "tasks": {TASK: given(task)}}
+    more = read_attributes(assignments)
+    if "tasks" in more:
+        raise UsageError("--set tasks: the one task here is made of the other options; send several with `yt vanilla`")
+    spec = {**more, **given(options), "tasks": {TASK: given(task)}}
     content = client.request("POST", "/operations", {"spec": spec})
     tell_done(content, as_json, show_name(client.decode(content, Done).id))
 
@@ -151,8 +164,8 @@ def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
 def _read_monitor(text: str) -> dict[str, Any]:
     """The section ``job_cpu_monitor``: JSON, or YSON as the documents write it. Raises UsageError."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return decode_json(text, dict[str, Any])
+    except ContentError:
         pass
     expected = (
         "--job-cpu-monitor: expected a map in YSON or JSON, for example "
@@ -266,6 +279,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("user", show_name(answer.user)),
         ("state", answer.state + (", suspended" if answer.suspended else "")),
         ("error", show_name(answer.error)),
+        ("time limit", "" if answer.time_limit is None else show_span(answer.time_limit / 1e3)),
         ("started", show_time(answer.start_time)),
         ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
@@ -285,6 +299,8 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
     if answer.job_cpu_monitor:
         fields.append(("job_cpu_monitor", show_name(show_value(answer.job_cpu_monitor))))
     print_fields(fields)
+    for alert in answer.alerts:
+        warn(alert)
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from cpumond.config import DEFAULT_CONFIG_PATH
+from cpumond.errors import UnavailableError
 from cpumond.units import format_duration, parse_duration_s
 
 
@@ -76,8 +77,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the ag
 
 
 def print_json(content: bytes) -> None:
-    """JSON, indented."""
-    click.echo(msgspec.json.format(content, indent=2).decode())
+    """JSON, indented. Raises UnavailableError for an answer that is none."""
+    try:
+        text = msgspec.json.format(content, indent=2).decode()
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
+    click.echo(text)
 
 
 def is_terminal() -> bool:

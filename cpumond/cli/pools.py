@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import click
 import msgspec
 
 from cpumond.api.views import PoolList, PoolView, TreeList, TreeView
-from cpumond.cli.options import print_json
+from cpumond.cli.options import is_terminal, print_json
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
@@ -24,9 +25,8 @@ from cpumond.cli.scheduler_client import (
     tell_done,
     tree_option,
     unset_option,
-    warn,
 )
-from cpumond.cli.tables import show_cores, show_name
+from cpumond.cli.tables import count, show_cores, show_name, warn
 from cpumond.errors import EXIT_CONFIG, CpumondError, UsageError
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
@@ -204,16 +204,42 @@ def tree_set_command(
     tell_done(content, as_json, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
 
 
+yes_option = click.option("--yes", is_flag=True, help="Without asking where guarantees or operations are at stake.")
+
+
 @tree_command.command("remove", epilog="Example: cpumond tree remove gpu --recursive")
 @click.argument("tree")
 @click.option("--recursive", is_flag=True, help="With its pools; operations that have no other tree are aborted.")
+@yes_option
 @scheduler_options
 @json_option
-def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, as_json: bool) -> None:
-    """Remove a pool tree."""
-    query = {"recursive": str(recursive).lower()}
-    content = client.request("DELETE", f"/trees/{quote_step(tree)}", query=query)
+def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool, as_json: bool) -> None:
+    """Remove a pool tree. With operations in it, the plan is shown and you are asked."""
+    path = f"/trees/{quote_step(tree)}"
+    if not yes:
+        view = client.get(path, TreeView)
+        held = count(view.operation_count, "operation") if view.operation_count else ""
+        command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
+        _ask(client, f"tree {show_name(tree)}", held, command, as_json)
+    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
     tell_done(content, as_json, f"tree {show_name(tree)} is removed")
+
+
+def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any], as_json: bool) -> None:
+    """Show what a removal does and ask, where something is ``held``. Raises UsageError where nobody can be asked."""
+    if not held:
+        return
+    if as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
+    plan = client.decode(client.request("POST", "/plan", command), Plan)
+    if not plan.accepted:
+        raise PlanRefusedError(plan.refusal)
+    _print_plan(plan)
+    for warning in (*plan.warnings, *plan.notes):
+        warn(warning)
+    if not click.confirm(f"{what} has {held}. Remove it?"):
+        click.echo("nothing is removed", err=True)
+        raise click.Abort
 
 
 # ---- pools
@@ -377,14 +403,40 @@ def expand_key(assignment: str) -> str:
 @pool_command.command("remove", epilog="Example: cpumond pool remove nightly")
 @click.argument("pool")
 @click.option("--recursive", is_flag=True, help="With its sub-pools.")
+@yes_option
 @tree_option
 @scheduler_options
 @json_option
-def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, tree: str | None, as_json: bool) -> None:
-    """Remove a pool. Its operations go on in an ephemeral pool of that name."""
-    query = {"recursive": str(recursive).lower()}
-    content = client.request("DELETE", pool_path(client.find_tree(tree), pool), query=query)
+def pool_remove_command(
+    client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None, as_json: bool
+) -> None:
+    """Remove a pool. Its operations go on in an ephemeral pool of that name.
+
+    Where it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
+    """
+    name = client.find_tree(tree)
+    path = pool_path(name, pool)
+    if not yes:
+        command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
+        _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command, as_json)
+    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
     tell_done(content, as_json, f"pool {show_name(pool)} is removed")
+
+
+def _held_by(pool: PoolView) -> str:
+    """What is lost or moved with a pool: ``guarantees``, ``3 operations``, both, or nothing.
+
+    A pool below it has guarantees only where it has the same ones itself (semantics.md 2.6).
+    """
+    integral = pool.attributes.get(INTEGRAL, {})
+    given = (
+        pool.attributes.get("strong_guarantee_resources", {}),
+        *(integral.get(name, {}) for name in ("resource_flow", "burst_guarantee_resources")),
+    )
+    held = ["guarantees"] if any(any(amounts.values()) for amounts in given) else []
+    if pool.operation_count:
+        held.append(count(pool.operation_count, "operation"))
+    return " and ".join(held)
 
 
 @pool_command.command("move", epilog="Example: cpumond pool move nightly --parent research")

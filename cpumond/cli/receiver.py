@@ -24,6 +24,7 @@ import click
 import msgspec
 
 from cpumond.config import parse_listen
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
 from cpumond.wire import SCHEMAS, Heartbeat
 
@@ -133,11 +134,9 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
     def parse(body: bytes) -> Heartbeat:
         try:
             # This decoder refuses NaN, Infinity and numbers outside of a double's range, which Python's own takes.
-            message = msgspec.json.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            message = decode_json(body, object)
+        except ContentError as error:
             raise ValueError(f"the body is not valid JSON: {error}") from None
-        except RecursionError:
-            raise ValueError("the body is not valid JSON: nested too deeply") from None
         wrong = best_match(itertools.islice(validator.iter_errors(message), 1))
         if wrong is not None:
             raise ValueError(_shorten(f"{wrong.json_path}: {wrong.message}"))

@@ -31,8 +31,8 @@ from cpumond.cli.report_rows import (
     list_operations,
     list_pools,
 )
-from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, given, scheduler_options, warn
-from cpumond.cli.tables import draw, measure, show_cores, show_name, show_title
+from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, given, scheduler_options
+from cpumond.cli.tables import draw, measure, show_cores, show_name, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted

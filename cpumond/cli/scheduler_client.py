@@ -6,6 +6,7 @@ Exit codes of what the scheduler refuses: 77 without the rights (401, 403), 73 f
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
@@ -19,7 +20,9 @@ import click
 import msgspec
 
 from cpumond.cli.options import print_json, terminal_width, use_colour
-from cpumond.cli.tables import draw, show_name
+from cpumond.cli.tables import draw, warn
+from cpumond.config import find_rights_of_others
+from cpumond.decode import ContentError, decode_json, decode_toml
 from cpumond.errors import (
     EXIT_CANNOT_CREATE,
     EXIT_CONFIG,
@@ -114,8 +117,8 @@ class SchedulerClient:
     def decode(self, content: bytes, kind: type[Kind]) -> Kind:
         """An answer as a value. Raises UnavailableError for one that is not understood."""
         try:
-            return msgspec.json.decode(content, type=kind)
-        except msgspec.DecodeError as error:
+            return decode_json(content, kind)
+        except ContentError as error:
             raise UnavailableError(
                 f"{self.url}: the answer is not understood: {error}; is this a scheduler of this version of cpumond?"
             ) from None
@@ -169,8 +172,8 @@ def _reason(error: Exception) -> str:
 
 def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedError:
     try:
-        told = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = decode_json(content, dict[str, Any])
+    except ContentError:
         told = {}
     sentence = told.get("error")
     if not isinstance(sentence, str):
@@ -214,6 +217,7 @@ def read_token(token: str | None, token_file: str | None) -> str:
             return ""
         try:
             with open(where, encoding="utf-8") as file:
+                problem = find_rights_of_others(where, os.fstat(file.fileno()))
                 token = file.read(MAX_TOKEN_CHARS + 1).strip()
         except PermissionError:
             raise AccessError(
@@ -221,6 +225,8 @@ def read_token(token: str | None, token_file: str | None) -> str:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: the token cannot be read: {describe(error)}") from None
+        if problem:
+            raise ConfigError(f"{where}: {problem}")
     if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > MAX_TOKEN_CHARS:
         raise ConfigError(f"{where}: a token is one word of printable ASCII characters")
     return token
@@ -273,14 +279,14 @@ def read_value(text: str) -> Any:
     if not stripped:
         return None
     try:
-        return msgspec.json.decode(stripped)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return decode_json(stripped, object)
+    except ContentError:
         pass
     if "\n" in stripped:
         return stripped
     try:
-        return msgspec.toml.decode(f"value = {stripped}")["value"]
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        return decode_toml(f"value = {stripped}")["value"]
+    except ContentError:
         return stripped
 
 
@@ -329,19 +335,19 @@ def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
 # ---- output
 
 
+class _Warned(msgspec.Struct):
+    warnings: list[str] = []
+
+
 def tell_done(content: bytes, as_json: bool, sentence: str) -> None:
     """What a change says: its warnings on standard error, and a sentence or JSON."""
     if as_json:
         print_json(content)
     else:
         click.echo(sentence)
-    for warning in msgspec.json.decode(content).get("warnings", ()):
-        warn(str(warning))
-
-
-def warn(sentence: str) -> None:
-    """A warning on standard error."""
-    click.echo(f"warning: {show_name(sentence)}", err=True)
+    with contextlib.suppress(ContentError):
+        for warning in decode_json(content, _Warned).warnings:
+            warn(warning)
 
 
 Cell = str | tuple[str, str]

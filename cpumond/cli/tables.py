@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
+import click
+
 from cpumond.cli.client import ExecutorAnswer, JobAnswer, RegisteredAnswer, SchedulerAnswer, StatusAnswer
-from cpumond.units import format_duration
+from cpumond.units import format_cores, format_duration, format_span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,6 +42,8 @@ COLUMNS: Final[dict[str, Column]] = {
     "reclaimed": ("reclaimed", True, lambda job: f"{job.reclaimed:.2f}"),
     "usage": ("usage", True, lambda job: show_number(job.usage, ".2f")),
     "smoothed": ("smoothed", True, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    "peak": ("peak", True, lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
+    "half-life": ("half-life", True, lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
     "votes": ("votes", True, lambda job: show_votes(job.votes_sum)),
     "throttled": ("throttled", True, lambda job: f"{job.throttled_ratio:.0%}"),
     "result": ("last result", False, lambda job: job.last_result or "-"),
@@ -47,12 +51,16 @@ COLUMNS: Final[dict[str, Column]] = {
 """Name of a column -> heading, whether it is a number, text of a job's cell."""
 
 STATUS_COLUMNS: Final = (
-    "job", "operation", "status", "ordered", "limit", "monitor", "usage", "smoothed", "votes", "throttled", "result",
+    "job", "operation", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
+    "votes", "throttled", "result",
 )  # fmt: skip
 TOP_COLUMNS: Final = (
-    "job", "operation", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "throttled",
+    "job", "operation", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "peak",
+    "throttled",
 )  # fmt: skip
-DROP_ORDER: Final = ("operation", "throttled", "votes", "smoothed", "result", "monitor", "usage", "status")
+DROP_ORDER: Final = (
+    "operation", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor", "usage", "status",
+)  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
 
 FOLDED_WIDTHS: Final = {"job": 32, "operation": 16}
@@ -77,6 +85,11 @@ def show_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
+def warn(sentence: str) -> None:
+    """A warning on standard error."""
+    click.echo(f"warning: {show_name(sentence)}", err=True)
+
+
 def show_title(text: str, most: int = MAX_TITLE) -> str:
     """A user's text for a column: one of any length would move all other columns away."""
     shown = show_name(text)
@@ -99,14 +112,8 @@ def show_votes(votes: int | None) -> str:
 
 
 def show_cores(cores: float | None) -> str:
-    """Cores with up to two digits after the point, below one core with three: 3.2, 10, 0.004; <0.001 for less."""
-    if cores is None:
-        return "no limit"
-    if 0 < cores < 0.001:
-        return "<0.001"
-    if 0 < abs(cores) < 0.01:
-        return f"{cores:.2g}"
-    return f"{cores:.{3 if abs(cores) < 1 else 2}f}".rstrip("0").rstrip(".")
+    """Cores as ``format_cores`` has them, in words where there is no limit."""
+    return "no limit" if cores is None else format_cores(cores)
 
 
 def show_time(at: float) -> str:
@@ -123,7 +130,7 @@ def show_left(seconds: float) -> str:
 
 def show_option(key: str, value: object) -> str:
     """An option's value as people write it; registered durations are numbers of seconds."""
-    durations = ("check_period", "start_delay", "restore_hold", "startup_boost")
+    durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -206,6 +213,10 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
         shown.remove("operation")
     if not any(is_only_watched(job) for job in jobs):
         shown.remove("monitor")
+    # The rules' own columns: where no job is under a rule they would be empty.
+    ruled = [job.peak is not None for job in jobs]
+    empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
+    shown = [name for name in shown if name not in empty]
     left_out: list[str] = []
     for dropped in ("", *DROP_ORDER):
         if dropped and dropped not in shown:

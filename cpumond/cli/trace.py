@@ -15,7 +15,7 @@ from cpumond.cli.options import check_assignments, check_cores
 from cpumond.config import parse_assignments
 from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.monitor.model import MonitorSettings, check_together
-from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, parse_trace, replay_rows
+from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, find_columns, parse_trace, replay_rows
 
 Format = Literal["csv", "json"]
 
@@ -47,23 +47,26 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
     FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the row before) or
     time_s,total_cpu_s (CPU seconds used so far). A column throttled_ratio (share of throttled periods since the row
     before, 0 to 1) lets throttle_restore_ratio act, a column pressure_ratio (share of the time since then in which some
-    task waited for CPU) pressure_restore_ratio. Lines starting with # are skipped. Each row is one check, so
+    task waited for CPU) pressure_restore_ratio, throttled_periods (their number since then) or else throttled_ratio
+    tells limit_rule = peak when the job was held back. Lines starting with # are skipped. Each row is one check, so
     check_period plays no part; the first row is only the base of the next.
 
     Printed are the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window is
-    full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit. Nothing is written anywhere.
+    full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit; with limit_rule = peak also
+    peak_cores and caution. Nothing is written anywhere.
 
     \b
     Example:
       printf 'time_s,usage_cores\\n0,0\\n1,0.5\\n2,0.5\\n' > trace.csv
       cpumond replay trace.csv --cpu-limit 10
       cpumond replay trace.csv --cpu-limit 10 --set vote_window_size=7 --format json
+      cpumond replay trace.csv --cpu-limit 10 --set limit_rule=peak
     """
     settings = read_settings(assignments)
     name = "standard input" if file == "-" else file
     rows = parse_trace(read_lines(file), name)
     if format_ == "csv":
-        print(",".join(ReplayRow.__struct_fields__))
+        print(",".join(find_columns(settings)))
     for row in replay_rows(rows, cpu_limit, settings):
         # A trace that is piped in may still be growing: its decisions are shown when they are made.
         print(format_row(row, format_), flush=file == "-")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import TextIO
@@ -17,13 +17,18 @@ import msgspec
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
+from cpumond.cli.ending import ended_by
 from cpumond.cli.options import DurationType, check_assignments, check_cores
 from cpumond.cli.trace import read_settings
 from cpumond.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
-from cpumond.monitor.model import CpuReading, Decision, JobState, start_state
-from cpumond.monitor.policy import check
+from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
 from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ratio
-from cpumond.units import format_duration
+from cpumond.monitor.rules import check
+from cpumond.monitor.steady import SteadyState, Use, find_steady_state
+from cpumond.units import format_cores, format_duration, format_span
+
+MAX_USES = 3600
+"""So many checks are remembered, the newest, for what the limit would come to."""
 
 cgroup_option = click.option(
     "--cgroup",
@@ -66,7 +71,11 @@ def dry_run_command(
 ) -> None:
     """Watch one real cgroup and say what would be reclaimed; never writes.
 
-    Prints a line per check and a summary at the end. Needs no configuration and no running agent.
+    Prints a line per check and a summary at the end: what this time would have moved, and where the limit would stay
+    if the job went on like that. Needs no configuration and no running agent.
+
+    A burst that is shorter than a check is seen as its mean: it may be held back more than this says. To try the other
+    rule: --set limit_rule=peak.
     """
     settings = read_settings(assignments)
     hierarchies = open_hierarchies()
@@ -83,7 +92,7 @@ def dry_run_command(
             )
             click.echo(f"{'time':>8} {'usage':>8} {'smoothed':>8} {'votes':>5} {'limit':>8}  decision")
         state = start_state(hard_cores, time.monotonic())
-        summary = _Summary(hard_cores)
+        summary = _Summary(hard_cores, settings)
         for reading in _readings(cgroup, settings.check_period_s, duration_s):
             state, decision = check(state, reading, reading.at_s, settings)
             if decision.usage_cores is not None:
@@ -104,7 +113,9 @@ def dry_run_command(
 def record_command(path: str, output: str, duration_s: float | None, period_s: float) -> None:
     """Write a trace of a live cgroup for `cpumond replay`.
 
-    Its columns are time_s, total_cpu_s, throttled_ratio, and pressure_ratio where the kernel tells the pressure (PSI).
+    Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio where the kernel tells
+    the pressure (PSI). It has what both limit rules go by; how much a job would have used that was held back it cannot
+    tell.
     """
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
@@ -133,14 +144,15 @@ def _create(path: str) -> TextIO:
 
 
 def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool) -> int:
-    target.write("time_s,total_cpu_s,throttled_ratio" + (",pressure_ratio\n" if pressure else "\n"))
+    target.write("time_s,total_cpu_s,throttled_ratio,throttled_periods" + (",pressure_ratio\n" if pressure else "\n"))
     first: CpuReading | None = None
     last: CpuReading | None = None
     rows = 0
     for reading in readings:
         first = first or reading
         ratio = compute_throttled_ratio(last, reading) if last is not None else 0.0
-        values = [reading.at_s - first.at_s, reading.total_cpu_s, ratio]
+        throttled = max(reading.nr_throttled - last.nr_throttled, 0) if last is not None else 0
+        values = [reading.at_s - first.at_s, reading.total_cpu_s, ratio, throttled]
         if pressure:
             values.append(compute_pressure_ratio(last, reading) if last is not None else 0.0)
         target.write(",".join(map(repr, values)) + "\n")
@@ -183,9 +195,7 @@ def _limit_of(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
 
 def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iterator[CpuReading]:
     """A reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM."""
-    ended = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ended_by((signal.SIGINT, signal.SIGTERM)) as ended:
         begin_s = next_s = time.monotonic()
         while not ended.is_set():
             now_s = time.monotonic()
@@ -198,16 +208,37 @@ def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iter
             if duration_s is not None and next_s > begin_s + duration_s + 1e-3:
                 return
             ended.wait(next_s - time.monotonic())
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+
+
+def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSettings) -> str:
+    """Where the limit would stay, in a sentence; names the rule that is not the usual one."""
+    rule = "" if settings.limit_rule == "document" else f" by rule {settings.limit_rule}"
+    if steady.reclaimed_ratio < 0.005:
+        return f"At this use{rule}: the limit would stay at {hard_cores:g} cores, nothing would be reclaimed."
+    moves = ""
+    if steady.most_cores - steady.least_cores > 0.05 * hard_cores:
+        moves = f" on average, between {format_cores(steady.least_cores)} and {format_cores(steady.most_cores)}"
+    return (
+        f"At this use{rule}: limit {steady.limit_cores:.1f} of {hard_cores:g} cores, {steady.reclaimed_ratio:.0%} "
+        f"reclaimed{moves}, after about {_show_about(steady.after_s)}."
+    )
+
+
+def _show_about(seconds: float) -> str:
+    """A time that is only known about: to 1 s, from 20 s on to 10 s, from 5 min on to a minute."""
+    if seconds >= 300.0:
+        return format_span(60.0 * round(seconds / 60.0))
+    step = 1 if seconds < 20.0 else 10
+    return f"{step * round(seconds / step)} s"
 
 
 class _Summary:
     """What a dry run adds up; core-seconds."""
 
-    def __init__(self, hard_cores: float) -> None:
+    def __init__(self, hard_cores: float, settings: MonitorSettings) -> None:
         self.hard_cores = hard_cores
+        self.settings = settings
+        self.uses: collections.deque[Use] = collections.deque(maxlen=MAX_USES)
         self.seconds = 0.0
         self.used_cpu_s = 0.0
         self.short_cpu_s = 0.0
@@ -217,6 +248,7 @@ class _Summary:
 
     def add(self, state: JobState, decision: Decision) -> None:
         usage = decision.usage_cores or 0.0
+        self.uses.append(Use(decision.interval_s, usage))
         self.seconds += decision.interval_s
         self.used_cpu_s += usage * decision.interval_s
         self.short_cpu_s += max(usage - decision.old_cores, 0.0) * decision.interval_s
@@ -225,6 +257,7 @@ class _Summary:
         self.least_cores = min(self.least_cores, state.limit_cores)
 
     def show(self, state: JobState, as_json: bool) -> None:
+        steady = find_steady_state(self.uses, self.hard_cores, self.settings)
         values = {
             "seconds": self.seconds,
             "ordered_cpu_s": state.max_cpu_s,
@@ -234,6 +267,9 @@ class _Summary:
             "changes": self.changes,
             "final_limit_cores": state.limit_cores,
             "least_limit_cores": self.least_cores,
+            "steady_limit_cores": None if steady is None else steady.limit_cores,
+            "steady_reclaimed_ratio": None if steady is None else steady.reclaimed_ratio,
+            "steady_after_s": None if steady is None else steady.after_s,
         }
         if as_json:
             click.echo(msgspec.json.encode({"summary": values}))
@@ -245,6 +281,8 @@ class _Summary:
             f"reclaimed in {self.changes} changes; the limit would be {state.limit_cores:.2f} of "
             f"{self.hard_cores:g} cores now."
         )
+        if steady is not None:
+            click.echo(describe_steady(steady, self.hard_cores, self.settings))
         if self.short_cpu_s:
             click.echo(f"{self.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had.")
         hidden = math.ceil(self.hard_cores) - math.ceil(self.least_cores)

@@ -20,9 +20,10 @@ class Launch(msgspec.Struct, frozen=True):
     """All it takes to start one job.
 
     ``argv`` is run as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute), in a
-    cgroup with ``cpu_limit`` cores as its quota and ``memory_limit`` bytes (0 = no limit). ``directory`` exists, is
-    root's, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
-    ``max_log_bytes``: of each of stdout and stderr, on disk, at any time.
+    cgroup with ``cpu_limit`` cores as its quota, ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no
+    limit), and no program gives it rights that the user does not have. ``directory`` exists, is root's, and is the
+    executor's for whatever it keeps of the job; it removes nothing but its own files there. ``max_log_bytes``: of each
+    of stdout and stderr, on disk, at any time.
     """
 
     job_id: str
@@ -34,6 +35,7 @@ class Launch(msgspec.Struct, frozen=True):
     memory_limit: int
     directory: str
     max_log_bytes: int
+    max_tasks: int = 0
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -142,7 +144,7 @@ class JobCgroups(Protocol):
     def path(self, job_id: str) -> str:
         """The cgroup of a job, relative to the cpu hierarchy."""
 
-    def create(self, job_id: str, cpu_limit: float, memory_limit: int) -> list[str]:
+    def create(self, job_id: str, cpu_limit: float, memory_limit: int, max_tasks: int = 0) -> list[str]:
         """Make the cgroup with its limits; the ``cgroup.procs`` files that its first process must write its id into.
 
         Raises CreateError or AccessError; then nothing is left of it.

@@ -16,11 +16,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import structlog
 
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import CpumondError, describe, from_os_error
 from cpumond.executor import CgroupTotals, Ended, Event, ExecutorError, JobCgroups, Launch, NotStarted, Started, keeper
 from cpumond.wire import LogStream
@@ -60,6 +61,18 @@ class Record(msgspec.Struct):
     not_started: NotStarted | None = None
 
 
+class _Result(msgspec.Struct):
+    """What a keeper wrote of a job that is over, see its ``Job.describe``."""
+
+    state: Literal["ended", "failed"]
+    start_time: float
+    finish_time: float
+    exit_code: int | None
+    signal: int | None
+    problem: str
+    node_fault: bool
+
+
 class _Job:
     """One job in memory. ``silent``: not of those the agent asked for; it gets no events."""
 
@@ -88,6 +101,9 @@ class CgroupExecutor:
         self._runtime_dir = runtime_dir
         self._index_dir = os.path.join(runtime_dir, INDEX_NAME)
         self._jobs: dict[str, _Job] = {}
+        self._prepared = False
+        self._wanted: set[str] = set()
+        """Which of those that ran before this agent it knows."""
         self._events: list[Event] = []
         self._told: list[Record] = []
         self._socket: socket.socket | None = None
@@ -108,7 +124,7 @@ class CgroupExecutor:
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         """See ``Executor.recover``."""
-        wanted = set(job_ids)
+        wanted = self._wanted = set(job_ids)
         self._prepare()
         records = self._load_records()
         for job_id, record in records.items():
@@ -145,10 +161,11 @@ class CgroupExecutor:
             self._add_event(NotStarted(job_id, "its command is empty"))
             return
         try:
-            procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit)
+            procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks)
         except CpumondError as error:
             self._add_event(NotStarted(job_id, str(error), node_fault=True))
             return
+        self._look_after_index()
         directory = os.path.abspath(launch.directory)
         record = Record(job_id, directory, launch.max_log_bytes, procs)
         job = self._jobs[job_id] = _Job(record)
@@ -195,6 +212,7 @@ class CgroupExecutor:
         """See ``Executor.poll``."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
+        self._look_after_index()
         self._forget_told()
         self._talk()
         for job in list(self._jobs.values()):
@@ -236,8 +254,12 @@ class CgroupExecutor:
         except OSError as error:
             raise from_os_error(error, f"make {self._index_dir}", "fix runtime_dir or run as root") from error
         probe = f"probe-{os.getpid()}-{id(self):x}"
-        self._cgroups.create(probe, 1.0, 0)
+        places = [os.path.dirname(path) for path in self._cgroups.create(probe, 1.0, 0)]
+        if not any(os.path.exists(os.path.join(place, "pids.max")) for place in places):
+            # RLIMIT_NPROC counts all processes of an account, whose jobs would take them from each other.
+            log.warning("no pids controller for jobs here: nothing limits how many processes one starts (max_tasks)")
         self._cgroups.remove(probe)
+        self._prepared = True
 
     def _meet_keeper(self) -> None:
         """Connect to the keeper, started if need be, and hear what it has. Raises ExecutorError."""
@@ -288,12 +310,13 @@ class CgroupExecutor:
                 continue
             try:
                 with open(path, "rb") as file:
-                    record = msgspec.json.decode(file.read(), type=Record)
-            except (OSError, msgspec.DecodeError) as error:
+                    record = decode_json(file.read(), Record)
+            except (OSError, ContentError) as error:
                 log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                 continue
+            record.job_id = name.removesuffix(".json")
             found[record.job_id] = record
         return found
 
@@ -303,6 +326,20 @@ class CgroupExecutor:
         with open(f"{path}.new", "wb", opener=_open_private) as file:
             file.write(msgspec.json.encode(record))
         os.rename(f"{path}.new", path)
+
+    def _look_after_index(self) -> None:
+        """Where somebody removed ``runtime_dir`` or the records: write them anew, for the next run of the agent."""
+        if not self._prepared or os.path.isdir(self._index_dir):
+            return
+        try:
+            os.makedirs(self._index_dir, 0o700, exist_ok=True)
+        except OSError:
+            return  # each job that is to be started says so
+        log.error("the records of jobs were removed, they are written anew", path=self._index_dir)
+        for job in self._jobs.values():
+            self._store_if_possible(job.record)
+        if self._greeted:
+            self._send({"listen": True})
 
     def _store_if_possible(self, record: Record) -> None:
         try:
@@ -535,7 +572,12 @@ class CgroupExecutor:
                 return
             *lines, self._received = (self._received + data).split(b"\n")
             for line in lines:
-                message = json.loads(line)
+                try:
+                    message = decode_json(line, dict[str, Any])
+                except ContentError as error:
+                    log.error("the keeper of jobs speaks no language known here", problem=str(error))
+                    self._disconnect()
+                    return
                 if "hello" in message:
                     if message["hello"]["version"] != keeper.VERSION:
                         log.warning("the keeper of jobs is of another version; it ends when its jobs and this agent do")
@@ -550,9 +592,8 @@ class CgroupExecutor:
         for snapshot in snapshots:
             known.add(snapshot["id"])
             if snapshot["id"] not in self._jobs:
-                self._jobs[snapshot["id"]] = _Job(
-                    Record(snapshot["id"], snapshot["directory"], 0, self._cgroups.join_files(snapshot["id"])), True
-                )
+                record = Record(snapshot["id"], snapshot["directory"], 0, self._cgroups.join_files(snapshot["id"]))
+                self._jobs[snapshot["id"]] = _Job(record, snapshot["id"] not in self._wanted)
             self._note(snapshot)
         for job_id, job in self._jobs.items():
             if job_id not in known and not job.is_over:
@@ -638,10 +679,9 @@ def _unlink(path: str) -> None:
 def _read_result(directory: str) -> dict[str, Any] | None:
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
-            result: dict[str, Any] = json.loads(file.read())
-    except (OSError, ValueError):
+            return msgspec.structs.asdict(decode_json(file.read(), _Result))
+    except (OSError, ContentError):
         return None
-    return result
 
 
 def _describe_end(record: Record, result: dict[str, Any], totals: CgroupTotals) -> Ended:

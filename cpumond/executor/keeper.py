@@ -17,7 +17,6 @@ before it, ``stdout.1``, and ``stdout.total``, the number of bytes written befor
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import json
@@ -34,7 +33,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
-VERSION: Final = 1
+VERSION: Final = 2
 SOCKET_NAME: Final = "keeper.sock"
 LOCK_NAME: Final = "keeper.lock"
 RESULT_NAME: Final = "result.json"
@@ -52,6 +51,7 @@ _PIDFDS_AT_ONCE: Final = 200
 _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_FAILURES: Final = 1000
+_PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 _MAX_PROBLEM: Final = 500
@@ -227,6 +227,16 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+def _is_member(pid: int, cgroups: list[str]) -> bool:
+    """Whether a process says itself that it is in one of some cgroups, which may be under another mount now."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
+    except OSError:
+        return False
+    return any(os.fsencode(os.path.basename(cgroup)) in names for cgroup in cgroups)
+
+
 def kill_processes(cgroups: list[str]) -> bool:
     """SIGKILL to everything in some cgroups; whether nothing was there any more."""
     found = list_processes(cgroups)
@@ -361,8 +371,10 @@ class Client:
 class Keeper:
     """All jobs, all agents, one loop."""
 
-    def __init__(self, listener: socket.socket, hard_descriptors: int) -> None:
-        self._listener = listener
+    def __init__(self, runtime_dir: str, directory: int, hard_descriptors: int) -> None:
+        self._runtime_dir = runtime_dir
+        self.directory = directory
+        self._listener = listen(directory)
         self._hard_descriptors = hard_descriptors
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
@@ -372,7 +384,7 @@ class Keeper:
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
         self._clients: dict[int, Client] = {}
         self._failures = 0
-        self._watch(listener.fileno(), self._accept)
+        self._watch(self._listener.fileno(), self._accept)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
         self._handlers[fd] = handler
@@ -485,13 +497,33 @@ class Keeper:
             for line in lines:
                 for verb, body in json.loads(line).items():
                     self._obey(verb, body)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Not a language that is spoken here; jobs have nothing to do with it.
             self._drop(client)
             return False
         return True
 
+    def _listen_anew(self) -> None:
+        """Where the next agent looks for it: the directory was removed, and made again."""
+        try:
+            directory, lock = take_place(self._runtime_dir)
+        except OSError:
+            return  # there is none, it is this one's still, or another keeper has it
+        try:
+            listener = listen(directory)
+        except OSError:
+            os.close(directory)
+            os.close(lock)
+            return  # rather the place that nobody finds than none
+        self._unwatch(self._listener.fileno())
+        self._listener.close()
+        self.directory, self._listener = directory, listener
+        self._watch(self._listener.fileno(), self._accept)
+
     def _obey(self, verb: str, body: Any) -> None:
+        if verb == "listen":
+            self._listen_anew()
+            return
         if verb in ("start", "adopt"):
             if body["id"] in self._jobs:
                 return
@@ -569,7 +601,7 @@ class Keeper:
         if job.pid is not None:
             with contextlib.suppress(OSError):
                 job.pidfd = os.pidfd_open(job.pid)
-            if job.pid not in list_processes(job.cgroups):
+            if job.pid not in list_processes(job.cgroups) and not _is_member(job.pid, job.cgroups):
                 self._close_pidfd(job)
                 self._end(job)
         if job.pidfd >= 0:
@@ -600,7 +632,7 @@ class Keeper:
             try:
                 report = json.loads(data)
                 job.problem, job.node_fault = report["problem"], report["node_fault"]
-            except (ValueError, KeyError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
         else:
             job.state = "running"
@@ -657,6 +689,22 @@ class Keeper:
         self._tell(job)
 
 
+def take_place(runtime_dir: str) -> tuple[int, int]:
+    """Be the keeper of a directory: its descriptor, and that of its lock. Raises BlockingIOError where there is one,
+    OSError."""
+    directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = -1
+    try:
+        lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        for fd in (directory, lock):
+            if fd >= 0:
+                os.close(fd)
+        raise
+    return directory, lock
+
+
 def listen(directory: int) -> socket.socket:
     """The keeper's socket; by way of a descriptor, because the path of a unix socket is 107 bytes at most."""
     with contextlib.suppress(FileNotFoundError):
@@ -665,26 +713,27 @@ def listen(directory: int) -> socket.socket:
     mask = os.umask(0o177)
     try:
         listener.bind(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(mask)
-    listener.listen(64)
     return listener
 
 
-def drop_ambient_capabilities() -> None:
-    """An agent that is not root may have capabilities that are handed down to every program; jobs must not get them.
-
-    Raises OSError.
-    """
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        found = [line.split()[1] for line in file if line.startswith("CapAmb:")]
-    if not found or int(found[0], 16) == 0:
-        return
-    import ctypes  # half as much memory as all the rest, and seldom needed
+def give_up_privileges() -> None:
+    """Jobs inherit both: no program gives them rights that their account does not have (sudo, file capabilities), and
+    an agent that is not root hands none of its capabilities down to them. Raises OSError."""
+    import ctypes  # the agent, which imports this file, too, does without
 
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot give up ambient capabilities")
+    for what, arguments in (
+        ("forbid new privileges", (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        ("give up ambient capabilities", (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)),
+    ):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), f"cannot {what}")
 
 
 def main(runtime_dir: str) -> int:
@@ -697,19 +746,15 @@ def main(runtime_dir: str) -> int:
         os.setsid()
     if os.fork():
         os._exit(0)
-    drop_ambient_capabilities()
+    give_up_privileges()
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:  # what the agent did not mean to hand down
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            return 0
-        raise
+        directory, _ = take_place(runtime_dir)
+    except BlockingIOError:
+        return 0
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -719,12 +764,12 @@ def main(runtime_dir: str) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    keeper = Keeper(listen(directory), hard)
+    keeper = Keeper(os.path.abspath(runtime_dir), directory, hard)
     # Who started this waits for the end of its standard output.
     os.dup2(0, 1)
     keeper.run()
     with contextlib.suppress(OSError):
-        os.unlink(SOCKET_NAME, dir_fd=directory)
+        os.unlink(SOCKET_NAME, dir_fd=keeper.directory)
     return 0
 
 

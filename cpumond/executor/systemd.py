@@ -234,6 +234,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US),
         ("MemoryAccounting", "b", True),
         ("TasksAccounting", "b", True),
+        ("NoNewPrivileges", "b", True),
         ("OOMPolicy", "s", "kill"),
         ("KillMode", "s", "control-group"),
         ("SendSIGKILL", "b", True),
@@ -247,6 +248,8 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         properties.append(("ExecSearchPath", "as", search_path))
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
+    if launch.max_tasks > 0:
+        properties.append(("TasksMax", "t", launch.max_tasks))
     if user:
         properties.append(("User", "s", user))
     return properties

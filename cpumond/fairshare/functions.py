@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Final
 
-from cpumond.fairshare.resources import ZERO, Vector, add, greatest, least, positive_part, scale, subtract, sum_vectors
+from cpumond.fairshare.resources import ZERO, Vector, add, greatest, positive_part, scale, subtract, sum_vectors
 
 TIE: Final = 1e-12
 """Running sums that are closer to a bound than this are summed again, child by child, before they are compared."""
+
+NEARLY_ONE: Final = 1.0 - TIE
+BELOW_ONE: Final = 1.0 - 2.0**-53
 
 ROUNDING: Final = 1e-15
 """Levels closer than this are the same level."""
@@ -47,6 +51,9 @@ SlopeChange = tuple[float, int, int, int, int, int]
 """A fit factor and by how much the slope changes there, in each resource, in units of 1 / EXACT."""
 
 
+NO_JUMPS: Final[Mapping[int, Vector]] = MappingProxyType({})
+
+
 class ShareFunction:
     """``B`` of one element, left-continuous, known on [0, ``horizon``] (9.5).
 
@@ -54,12 +61,13 @@ class ShareFunction:
     value is ``values[i] + slopes[i] * (s - starts[i])``. ``at_zero`` is B(0), which may lie below ``values[0]``;
     ``at_horizon`` is the last value. A pool's ``positions[i]`` says where its path is meanwhile (empty for operations),
     ``zero_position`` where it is at 0. ``jumps`` are the segments that do not begin where the one before ends,
-    ``ramps`` those steeper than STEEPEST. Never changed once made.
+    ``lower_ends`` the values below these jumps; ``ramps`` are the segments steeper than STEEPEST. Never changed once
+    made.
     """
 
     __slots__ = (
         "starts", "values", "slopes", "at_zero", "at_horizon", "horizon", "positions", "zero_position", "jumps",
-        "ramps", "_changes",
+        "lower_ends", "ramps", "_changes",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +76,7 @@ class ShareFunction:
         values: list[Vector],
         slopes: list[Vector],
         at_zero: Vector,
-        jumping: Sequence[int] = (),
+        lower_ends: Mapping[int, Vector] = NO_JUMPS,
         positions: Sequence[Position] = (),
         zero_position: Position = (0.0, 0.0, 0.0, (), 0),
         horizon: float = 1.0,
@@ -86,8 +94,9 @@ class ShareFunction:
             at_horizon = add(values[-1], scale(slopes[-1], t))
         self.at_horizon = at_horizon
         self.jumps: Sequence[Jump] = ()
-        if jumping:
-            self.jumps = [(starts[n], n, positive_part(subtract(values[n], self.end_of(n - 1)))) for n in jumping]
+        self.lower_ends = lower_ends
+        if lower_ends:
+            self.jumps = [(starts[n], n, positive_part(subtract(values[n], end))) for n, end in lower_ends.items()]
         self._changes: tuple[float, list[SlopeChange]] = (0.0, [])
         self.ramps: Sequence[int] = ()
         if max(map(max, slopes)) > STEEPEST:
@@ -95,7 +104,9 @@ class ShareFunction:
 
     def end_of(self, segment: int) -> Vector:
         """The value at the right end of a segment; ``at_zero`` for -1."""
-        return self.value_in(segment, self.starts[segment + 1] if segment + 1 < len(self.starts) else self.horizon)
+        if segment + 1 == len(self.starts):
+            return self.at_horizon
+        return self.lower_ends[segment + 1] if segment + 1 in self.lower_ends else self.values[segment + 1]
 
     def value_in(self, segment: int, suggestion: float) -> Vector:
         """The value at a suggestion within a segment; ``at_zero`` for segment -1."""
@@ -107,6 +118,17 @@ class ShareFunction:
         v = self.values[segment]
         m = self.slopes[segment]
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
+
+    def exact_value(self, segment: int, suggestion: float) -> Vector:
+        """As ``value_in``; where segments meet, but for rounding of the suggestion, the value that both have there."""
+        near = suggestion * 2.0**-51
+        for n in (segment, segment + 1):
+            if 0 <= n < len(self.starts) and abs(self.starts[n] - suggestion) <= near:
+                if n not in self.lower_ends:
+                    return self.values[n]
+                if n > segment:
+                    return self.lower_ends[n]
+        return self.value_in(segment, suggestion)
 
     def segment_at(self, suggestion: float) -> int:
         """The segment that holds a suggestion in [0, horizon], -1 for 0."""
@@ -180,7 +202,7 @@ def gang_function(demand: Vector, limits: Vector) -> ShareFunction:
     needed = max(demand)
     if needed <= 0.0 or needed >= 1.0 or any(d > limit for d, limit in zip(demand, limits, strict=True)):
         return NOTHING
-    return ShareFunction([0.0, needed], [ZERO, demand], [ZERO, ZERO], ZERO, (1,))
+    return ShareFunction([0.0, needed], [ZERO, demand], [ZERO, ZERO], ZERO, {1: ZERO})
 
 
 def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFunction:
@@ -211,7 +233,7 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
             s = end if end < top else top
     if max(usage) <= cap and s < 1.0 and demand != usage:
         return _grow_to_demand(starts, values, slopes, usage, demand, limits)
-    reached: Vector = (min(s, u0), min(s, u1), min(s, u2), min(s, u3), min(s, u4))
+    reached = usage if max(usage) <= cap else _value_within(usage, limits)
     if s < 1.0:
         starts.append(s)
         values.append(reached)
@@ -219,40 +241,55 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
     return ShareFunction(starts, values, slopes, ZERO, at_horizon=reached)
 
 
+def _value_within(usage: Vector, limits: Vector) -> Vector:
+    """The value that 9.1 gives for the fit factor, in [0, 1], at which growth to ``usage`` meets the first limit."""
+    top = max(usage)
+    edges = [0.0, *sorted({x for x in usage if 0.0 < x < top}), top]
+    factors = [edge / top for edge in edges]
+    factor = 1.0
+    for limit, u in zip(limits, usage, strict=True):
+        if limit < u:
+            n = bisect_right(edges, limit)
+            factor = min(factor, between(limit, edges[n - 1], edges[n], factors[n - 1], factors[n]))
+    n = bisect_left(factors, factor, 1)
+    a, b, c, d, e = (between(factor, factors[n - 1], factors[n], min(edges[n - 1], u), min(edges[n], u)) for u in usage)
+    return (a, b, c, d, e)
+
+
 def _grow_to_demand(
     starts: list[float], values: list[Vector], slopes: list[Vector], usage: Vector, demand: Vector, limits: Vector
 ) -> ShareFunction:
     """The second half of ``operation_function``: from the usage, which has been reached, to the demand."""
     growth = subtract(demand, usage)
-    room = 1.0
-    for limit, u, d in zip(limits, usage, demand, strict=True):
-        if d > limit:
-            room = min(room, between(limit, u, d, 0.0, 1.0))
-    end = demand
-    if room < 1.0:
-        a, b, c, d, e = (between(room, 0.0, 1.0, u, d) for u, d in zip(usage, demand, strict=True))
-        end = least((a, b, c, d, e), limits)
+    room, end, needed = 1.0, demand, max(demand)
+    factors = [between(x, u, d, 1.0, 2.0) if d > x else 2.0 for x, u, d in zip(limits, usage, demand, strict=True)]
+    factor = min(factors)
+    if factor < 2.0:
+        # Whether the sum with others is exactly 1 decides what those get (9.4): the value is that of 9.1 at this f.
+        room = factor - 1.0
+        a, b, c, d, e = (between(factor, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
+        end = (a, b, c, d, e)
+        needed = max(x if f == factor else v for x, f, v in zip(limits, factors, end, strict=True))
     s = max(usage)
-    needed = max(end)
-    reached, jumping = 0.0, []
+    reached, at, lower_ends = 0.0, usage, {}
     for low, high, x, x_end in rising_parts(usage, growth, room, s, needed):
         if x > reached:
-            jumping.append(len(starts))
+            lower_ends[len(starts)] = at
         starts.append(low)
         values.append(add(usage, scale(growth, x)) if x else usage)
         slopes.append(scale(growth, (x_end - x) / (high - low)))
-        s, reached = high, x_end
+        s, reached, at = high, x_end, add(usage, scale(growth, x_end))
     if s < 1.0:
         if reached < room:
-            jumping.append(len(starts))
+            lower_ends[len(starts)] = at
         starts.append(s)
         values.append(end)
         slopes.append(ZERO)
-    return ShareFunction(starts, values, slopes, ZERO, jumping, at_horizon=end)
+    return ShareFunction(starts, values, slopes, ZERO, lower_ends, at_horizon=end)
 
 
 def rising_parts(
-    level: Vector, slope: Vector, length: float, suggestion: float, needed: float
+    level: Vector, slope: Vector, length: float, suggestion: float, needed: float, rounding: float = ROUNDING
 ) -> list[tuple[float, float, float, float]]:
     """Where along a linear piece more suggestion is needed, and which resource decides (9.4).
 
@@ -260,7 +297,7 @@ def rising_parts(
     ``suggestion``, which is there at its start; at the end it is ``needed``. Returns (suggestion, suggestion at the
     end, x, x at the end) of the parts where it rises, in order; one resource binds in each.
     """
-    if needed <= suggestion + suggestion * ROUNDING:
+    if needed <= suggestion + suggestion * rounding:
         return []
     lines = [(v, m) for v, m in zip(level, slope, strict=True) if m > 0.0 and v + m * length > suggestion]
     if not lines:  # nothing but rounding
@@ -276,7 +313,7 @@ def rising_parts(
                 if crossing < x_end or (crossing == x_end and m > next_rate > 0.0):
                     x_end, next_bound, next_rate = crossing, v, m
         high = bound + rate * x_end if next_rate else needed
-        if high > low + low * ROUNDING:
+        if high > low + low * rounding:
             parts.append((low, high, x, x_end))
             low, x = high, x_end
         elif x_end > x:
@@ -368,7 +405,7 @@ class Path:
 
     def _sum(self, x: float, group: Group, jumped: int) -> Vector:
         places = zip(self.functions, *self.places_at(x, group, jumped), strict=True)
-        return sum_vectors([function.value_in(segment, s) for function, segment, s in places])
+        return sum_vectors([function.exact_value(segment, s) for function, segment, s in places])
 
 
 def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
@@ -409,13 +446,11 @@ def _append_child(path: Path, child: int, base: Vector, offset: float, factor: f
             path.xs[-1] = x = _below(offset + s / factor, offset, factor, s)
             path.add_jumps(x, [(child, segment, jumps[segment])], True)
             path.values[-1] = add(base, values[segment])
-        if segment + 1 == len(starts):
-            end, value = function.horizon, function.at_horizon
-        else:
-            end = starts[segment + 1]
-            value = function.end_of(segment) if segment + 1 in jumps else values[segment + 1]
+        ends = segment + 1 == len(starts)
+        end = function.horizon if ends else starts[segment + 1]
         if end > until:
             break
+        value = function.end_of(segment) if ends or function.lower_ends else values[segment + 1]
         path.add_step(offset + end / factor, slope if factor == 1.0 else scale(slope, factor), add(base, value))
 
 
@@ -481,13 +516,9 @@ def _sum(path: Path, takers: list[int], reach: float, improved: bool) -> None:
 
 def _ramp(function: ShareFunction, segment: int, factor: float) -> Ramp:
     """Where a steep segment of a child begins and ends on the path, and how much it rises."""
-    x = function.starts[segment] / factor
-    if segment + 1 == len(function.starts):
-        return x, function.horizon / factor, subtract(function.at_horizon, function.values[segment])
-    end = function.end_of(segment)
-    if all(jump[1] != segment + 1 for jump in function.jumps):
-        end = function.values[segment + 1]
-    return x, function.starts[segment + 1] / factor, subtract(end, function.values[segment])
+    end = function.horizon if segment + 1 == len(function.starts) else function.starts[segment + 1]
+    rise = subtract(function.end_of(segment), function.values[segment])
+    return function.starts[segment] / factor, end / factor, rise
 
 
 def _sweep(
@@ -643,25 +674,56 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
 class _Segments:
     """The segments of a pool's function while they are made; ``moved``: the path moved on since the last one ended."""
 
-    __slots__ = ("starts", "values", "slopes", "positions", "jumping", "moved")
+    __slots__ = ("starts", "values", "slopes", "positions", "lower_ends", "end", "moved")
 
-    def __init__(self) -> None:
+    def __init__(self, at_zero: Vector) -> None:
         self.starts: list[float] = []
         self.values: list[Vector] = []
         self.slopes: list[Vector] = []
         self.positions: list[Position] = []
-        self.jumping: list[int] = []
+        self.lower_ends: dict[int, Vector] = {}
+        self.end = at_zero
+        """The value where the last segment ends."""
         self.moved = False
 
-    def add(self, start: float, value: Vector, slope: Vector, position: Position) -> None:
+    def add(self, start: float, value: Vector, slope: Vector, position: Position, end: Vector) -> None:
         """Append a segment; its start is a jump if the path has moved."""
         if self.moved:
-            self.jumping.append(len(self.starts))
+            self.lower_ends[len(self.starts)] = self.end
             self.moved = False
+        self.end = end
         self.starts.append(start)
         self.values.append(value)
         self.slopes.append(slope)
         self.positions.append(position)
+
+
+class _Piece:
+    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``, which hold its start (9.4).
+
+    ``first`` and ``last`` are the steps of the path that hold its ends; ``is_cut``: it ends before the path does. Its
+    vertices before ``exact_until`` are those of the path.
+    """
+
+    __slots__ = ("first", "last", "is_cut", "xs", "values", "slopes", "at_zero", "exact_until")
+
+    def __init__(self, path: Path, guarantee: Vector, limits: Vector) -> None:
+        first, x, at_zero = stop_within(path, guarantee)
+        last, last_x, last_value = stop_within(path, limits)
+        if (last, last_x) < (first, x):
+            first, x, at_zero = last, last_x, last_value
+        self.first, self.last, self.at_zero = first, last, at_zero
+        self.is_cut = last < len(path.slopes)
+        xs, values, slopes = path.xs[first : last + 1], path.values[first : last + 1], path.slopes[first:last]
+        xs[0], values[0] = x, at_zero
+        self.exact_until = len(xs)
+        if self.is_cut and last_x > xs[-1]:
+            xs.append(last_x)
+            slopes.append(path.slopes[last])
+            values.append(last_value)
+        elif path.complete:
+            values[-1] = last_value
+        self.xs, self.values, self.slopes = xs, values, slopes
 
 
 def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: float = 0.0) -> ShareFunction | None:
@@ -675,64 +737,58 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):
         return None
-    first, x, at_zero = stop_within(path, q)
-    last, last_x, last_value = stop_within(path, greatest(limits, path.values[0]))
-    if (last, last_x) < (first, x):
-        first, x, at_zero = last, last_x, last_value
-    cut = last < len(path.slopes)
-    xs, values, slopes = path.xs[first : last + 1], path.values[first : last + 1], path.slopes[first:last]
-    xs[0], values[0] = x, at_zero
-    if cut and last_x > xs[-1]:
-        xs.append(last_x)
-        slopes.append(path.slopes[last])
-        values.append(last_value)
-    elif path.complete:
-        values[-1] = last_value
+    piece = _Piece(path, q, greatest(limits, path.values[0]))
+    first, xs, values, slopes = piece.first, piece.xs, piece.values, piece.slopes
     levels = _levels(values, q)
-    segments = _Segments()
+    segments = _Segments(piece.at_zero)
     at_one: Vector | None = None
-    s = same = 0.0
+    s = 0.0
     begin = 0
     if asked_from:
         begin = max(bisect_right(levels, asked_from, key=max) - 1, 0)
-        s = same = max(*levels[begin], 0.0)
+        s = max(*levels[begin], 0.0)
         segments.moved = begin > 0
     for n in range(begin, len(slopes)):
         m = slopes[n]
         high = max(levels[n + 1])
-        if high <= same:  # more for no more suggestion: B jumps here
+        if high > NEARLY_ONE and n + 1 < piece.exact_until:  # whether it is 1 decides (9.4, trim)
+            values[n + 1] = _exact_value(path, first + n + 1, m, values[n], values[n + 1], levels[n + 1])
+            levels[n + 1] = subtract(values[n + 1], q)
+            high = max(levels[n + 1])
+        rounding = ROUNDING if s <= NEARLY_ONE else 0.0
+        more = high > s + s * rounding
+        if not more:  # B jumps here
             segments.moved = True
-            continue
-        if m is None:  # waits below the jump until its upper end is affordable
-            segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]))
-            segments.moved = True
+        elif m is None:  # waits below the jump until its upper end is affordable
+            segments.add(s, values[n], ZERO, (xs[n], 0.0, xs[n], *path.jumps[first + n]), values[n])
+            segments.moved = high < 1.0
         elif levels[n][levels[n + 1].index(high)] >= s - ROUNDING:  # one resource binds from end to end
             a, b, c, d, e = m
             rate = (xs[n + 1] - xs[n]) / (high - s)
             slope = (a * rate, b * rate, c * rate, d * rate, e * rate)
-            segments.add(s, values[n], slope, (xs[n], rate, xs[n + 1], (), 0))
+            segments.add(s, values[n], slope, (xs[n], rate, xs[n + 1], (), 0), values[n + 1])
         else:
-            _add_rising(segments, s, high, (xs[n], xs[n + 1]), values[n], m, levels[n])
-        s = high
-        same = s + s * ROUNDING
-        if s > 1.0 - TIE:
-            ends = cut and n + 1 == len(slopes)
-            if ends or _needs_all(path, first + n + 1, q, s):
-                at_one = values[n] if m is None else values[n + 1]
-                break
-            s = min(s, 1.0 - 2.0**-53)
-    known = cut or path.complete
-    if known and at_one is None:
+            rising = rising_parts(levels[n], m, xs[n + 1] - xs[n], s, high, rounding)
+            _add_rising(segments, rising, (xs[n], xs[n + 1]), values[n], m)
+        if more:
+            s = high if high < 1.0 else BELOW_ONE
+        if high >= 1.0:
+            vertex = n if m is None else n + 1
+            at_one = values[vertex]
+            if segments.moved:
+                segments.add(s, at_one, ZERO, _waiting(path, first + vertex, xs[vertex]), at_one)
+            break
+    if at_one is None and (piece.is_cut or path.complete):
         at_one = values[-1]
-        segments.add(s, at_one, ZERO, _waiting(path, last, xs[-1]))
+        segments.add(s, at_one, ZERO, _waiting(path, piece.last, xs[-1]), at_one)
     if not segments.starts:
         return None
     return ShareFunction(
         segments.starts,
         segments.values,
         segments.slopes,
-        at_zero,
-        segments.jumping,
+        piece.at_zero,
+        segments.lower_ends,
         segments.positions,
         _waiting(path, first, xs[0]),
         s if at_one is None else 1.0,
@@ -741,15 +797,20 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
 
 
 def _add_rising(
-    segments: _Segments, s: float, high: float, span: tuple[float, float], v: Vector, m: Vector, level: Vector
+    segments: _Segments,
+    rising: list[tuple[float, float, float, float]],
+    span: tuple[float, float],
+    v: Vector,
+    m: Vector,
 ) -> None:
-    """Add what a linear step of the path, from suggestion ``s`` up to ``high``, is as segments (9.4)."""
+    """Add what ``rising_parts`` says of a linear step of the path as segments (9.4)."""
     x, x_end = span
     reached = 0.0
-    for low, part_high, dx, dx_end in rising_parts(level, m, x_end - x, s, high):
+    for low, high, dx, dx_end in rising:
         segments.moved |= dx > reached
-        rate = (dx_end - dx) / (part_high - low)
-        segments.add(low, add(v, scale(m, dx)), scale(m, rate), (x + dx, rate, x + dx_end, (), 0))
+        rate = (dx_end - dx) / (high - low)
+        position = (x + dx, rate, x + dx_end, (), 0)
+        segments.add(low, add(v, scale(m, dx)), scale(m, rate), position, add(v, scale(m, dx_end)))
         reached = dx_end
     segments.moved |= reached < x_end - x
 
@@ -774,13 +835,13 @@ def _waiting(path: Path, step: int, x: float) -> Position:
     return (x, 0.0, x, group, done)
 
 
-def _needs_all(path: Path, vertex: int, guarantee: Vector, level: float) -> bool:
-    """Whether a vertex whose needed suggestion is 1 but for rounding needs 1, where functions end (8, 9.4)."""
-    if vertex == len(path.slopes):
-        return path.complete and level >= 1.0
-    levels = subtract(path.values[vertex], guarantee)
-    r = levels.index(max(levels))
-    m = path.slopes[vertex]
-    if m is None:
-        return path.sum_at(vertex)[r] - guarantee[r] >= 1.0
-    return m[r] > 0.0 or path.sum_along(vertex)[r] - guarantee[r] >= 1.0
+def _exact_value(path: Path, vertex: int, m: Vector | None, before: Vector, running: Vector, level: Vector) -> Vector:
+    """The value at a vertex that needs a suggestion of nearly 1, as the children's own values make it.
+
+    ``before`` is that of the vertex before, from which the slope is ``m``; ``running`` and ``level`` are of this one.
+    """
+    if m is None or any(rate > 0.0 and x > NEARLY_ONE for rate, x in zip(m, level, strict=True)):
+        ends = path.complete and vertex == len(path.slopes)
+        return path.sum_at_end() if ends else path.sum_at(vertex)
+    a, b, c, d, e = (x if rate else same for rate, x, same in zip(m, running, before, strict=True))
+    return (a, b, c, d, e)

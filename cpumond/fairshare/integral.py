@@ -181,7 +181,7 @@ def _available(node: PoolNode) -> Vector:
     """What the limits of a pool and of all above it, but the root, leave beside guarantees (10.2)."""
     available = ONE
     for above in node.path_to_root():
-        available = least(available, subtract(subtract(above.limits_share, above.strong), above.proposed))
+        available = least(available, subtract(above.limits_share, add(above.strong, above.proposed)))
     return positive_part(available)
 
 

@@ -19,27 +19,64 @@ DURATION: Final = {"unit": "duration"}
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Cores = Annotated[float, msgspec.Meta(ge=0.0)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, extra=DURATION)]
+OptionalDuration = Annotated[Annotated[float, msgspec.Meta(ge=0.0)] | None, msgspec.Meta(extra=DURATION)]
 CheckPeriod = Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)]
 
 Mode = Literal["off", "shadow", "up-only", "reclaim"]
+LimitRule = Literal["document", "peak"]
 VoteMode = Literal["document", "ytsaurus"]
 Actuator = Literal["quota", "weight"]
 Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
+MIN_POLL_S: Final = 0.01
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
+
+
+class RuleDefaults(msgspec.Struct, frozen=True):
+    """What an option that is not set means under a ``limit_rule``, and which options say nothing under it.
+
+    ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found.
+    """
+
+    throttle_poll_s: float
+    burst_ratio: float | None
+    idle_options: tuple[str, ...]
+
+
+RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
+    "document": RuleDefaults(0.0, None, ("throttle_budget", "reserve_ratio", "peak_memory")),
+    "peak": RuleDefaults(
+        0.2,
+        1.0,
+        (
+            "smoothing_factor", "smoothing_seed", "relative_upper_bound", "relative_lower_bound",
+            "increase_coefficient", "decrease_coefficient", "vote_mode", "vote_window_size",
+            "vote_decision_threshold", "headroom_ratio", "throttle_restore_ratio", "throttle_vote",
+        ),
+    ),
+}  # fmt: skip
+"""Of each rule in ``rules.RULES``."""
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The resulting section ``job-cpu-monitor`` of one job (1.1); every name is the documents' option name.
 
-    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0.
+    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s`` and
+    ``burst_ratio`` that are not given become what ``RULE_DEFAULTS`` says, so that the first is never None.
     """
 
     mode: Mode | None = None
     enable_cpu_reclaim: bool | None = None
     check_period_s: CheckPeriod = msgspec.field(name="check_period", default=1.0)
+    limit_rule: LimitRule = "document"
+    throttle_budget: Ratio = 0.004
+    reserve_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.05
+    peak_memory_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400.0, extra=DURATION)] = msgspec.field(
+        name="peak_memory", default=5.0
+    )
+    throttle_poll_s: OptionalDuration = msgspec.field(name="throttle_poll", default=None)
     start_delay_s: Duration = msgspec.field(name="start_delay", default=0.0)
     smoothing_factor: Ratio = 0.1
     smoothing_seed: Literal["limit", "first_value"] = "limit"
@@ -57,11 +94,26 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     direction: Direction = "both"
     actuator: Actuator = "quota"
     burst_ratio: Ratio | None = None
-    throttle_restore_ratio: Ratio = 0.25
+    throttle_restore_ratio: Ratio = 0.09
     pressure_restore_ratio: Ratio = 0.0
     throttle_vote: bool = False
     restore_hold_s: Duration = msgspec.field(name="restore_hold", default=0.0)
     startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
+
+    def __post_init__(self) -> None:
+        defaults = RULE_DEFAULTS[self.limit_rule]
+        if self.throttle_poll_s is None:
+            msgspec.structs.force_setattr(self, "throttle_poll_s", defaults.throttle_poll_s)
+        if self.burst_ratio is None:
+            msgspec.structs.force_setattr(self, "burst_ratio", defaults.burst_ratio)
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between looks at throttling, 0 for none: under the documents' rule they act by
+        ``throttle_restore_ratio``, so there are none where that is off, or where the limit is only a weight."""
+        if self.limit_rule == "document" and (self.throttle_restore_ratio == 0.0 or self.actuator == "weight"):
+            return 0.0
+        return self.throttle_poll_s or 0.0
 
 
 DEFAULT_SETTINGS: Final = MonitorSettings()
@@ -82,11 +134,33 @@ def check_together(settings: MonitorSettings, where: str) -> None:
             f"relative_upper_bound = {settings.relative_upper_bound:g}; "
             f"allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
         )
+    if 0.0 < (settings.throttle_poll_s or 0.0) < MIN_POLL_S:
+        raise ConfigError(
+            f"{where}: throttle_poll = {settings.throttle_poll_s:g}s is too short; allowed: 0 for none, or >= 10ms"
+        )
     if settings.vote_decision_threshold >= settings.vote_window_size:
         raise ConfigError(
             f"{where}: vote_decision_threshold = {settings.vote_decision_threshold} can never be exceeded by "
             f"{settings.vote_window_size} votes; allowed: 1 <= vote_decision_threshold < vote_window_size"
         )
+
+
+def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[str]:
+    """Of the options ``given`` by name, those that say nothing under the rule and the actuator that ``settings`` have,
+    each as a sentence's end: "vote_mode has no effect under limit_rule = peak"."""
+    named = set(given)
+    rule = settings.limit_rule
+    found = [
+        f'{name} has no effect under limit_rule = "{rule}"'
+        for name in RULE_DEFAULTS[rule].idle_options
+        if name in named
+    ]
+    if "throttle_poll" in named and settings.throttle_poll_s and not settings.poll_s:
+        reason = 'actuator = "weight"' if settings.actuator == "weight" else "throttle_restore_ratio = 0"
+        found.append(f'throttle_poll has no effect under limit_rule = "{rule}" with {reason}')
+    if "burst_ratio" in named and settings.actuator == "weight":
+        found.append('burst_ratio has no effect with actuator = "weight"')
+    return found
 
 
 def compute_mode(settings: MonitorSettings) -> Mode:
@@ -130,6 +204,25 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
     pressure_s: float | None = None
 
 
+class HeldBack(msgspec.Struct, frozen=True, gc=False):
+    """How often a lowered limit held a job back since rule ``peak`` follows it (limit_rules.md 3).
+
+    ``count`` times, ``held_s`` seconds of throttled periods in all; of the last time: ``at_s`` on the monotonic clock,
+    ``from_cores`` the limit that did it, ``after_s`` how long it held the job back before all was given back.
+    """
+
+    count: int = 0
+    held_s: float = 0.0
+    at_s: float = -math.inf
+    from_cores: float = 0.0
+    after_s: float = 0.0
+
+
+NEVER_HELD: Final = HeldBack()
+FIRST_CAUTION: Final = 2.0
+"""Of a new job (limit_rules.md 2): short jobs keep to the budget, too."""
+
+
 class JobState(msgspec.Struct, frozen=True, gc=False):
     """What the monitor knows about one job between two checks (1.2).
 
@@ -141,7 +234,12 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
     summed over CPUs; the kernel counts each time when it is over. ``late_cpu_s``: the part of it in intervals that
     began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight holds
-    nobody back.
+    nobody back. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two.
+
+    Of rule ``peak`` (limit_rules.md 2): ``peak_cores`` the highest use of late, fading, None before its first check;
+    ``peak_at_s`` when it was seen; ``caution`` in [0, 7], the half-life is ``peak_memory`` * 2 ^ caution; ``watched_s``
+    seconds that the rule follows the job; ``held`` how often it was held back in them. ``cfs_period_s``: one
+    enforcement period.
     """
 
     hard_cores: float
@@ -158,6 +256,13 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     max_cpu_s: float = 0.0
     throttled_cpu_s: float = 0.0
     late_cpu_s: float = 0.0
+    seen: CpuReading | None = None
+    peak_cores: float | None = None
+    peak_at_s: float = -math.inf
+    caution: float = FIRST_CAUTION
+    watched_s: float = 0.0
+    held: HeldBack = NEVER_HELD
+    cfs_period_s: float = 0.1
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -167,6 +272,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     ``votes_sum`` None until the window is full. Cores as in JobState; ``interval_s`` real seconds since the sample
     before; ``throttled_ratio`` share of throttled periods in the interval, ``pressure_ratio`` share of it in which some
     task waited for CPU (0 where ``pressure_restore_ratio`` is off or the kernel does not tell), both in [0, 1].
+    ``by_look``: by a look between two checks; ``throttled_ratio`` is then of the time since the look or check before.
     """
 
     kind: Kind
@@ -177,6 +283,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     interval_s: float = 0.0
     throttled_ratio: float = 0.0
     pressure_ratio: float = 0.0
+    by_look: bool = False
 
     @property
     def changes(self) -> bool:

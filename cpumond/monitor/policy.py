@@ -1,6 +1,7 @@
-"""One check of the job CPU monitor (semantics.md 1.3, 1.4): usage, smooth, vote, decide.
+"""The documents' rule (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and what every rule shares.
 
-``check`` is what the agent calls; ``step`` is the part after the usage is known, which ``replay`` shares.
+``check`` measures and then steps by a rule; ``step`` is the documents' step, after the usage is known. The rules by
+name: ``rules.py``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,25 @@ from typing import Final
 import msgspec
 
 from cpumond.monitor.model import CpuReading, Decision, JobState, Kind, MonitorSettings
-from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ratio, needs_restore
+from cpumond.monitor.protect import (
+    account_throttling,
+    compute_pressure_ratio,
+    compute_throttled_ratio,
+    needs_restore,
+)
+
+Stepped = tuple[JobState, Decision]
 
 
-def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorSettings) -> tuple[JobState, Decision]:
-    """One check in the order of 1.3. ``reading`` None is a sample that failed: nothing changes, the base stays.
+def check(
+    state: JobState,
+    reading: CpuReading | None,
+    now_s: float,
+    s: MonitorSettings,
+    step_by_rule: Callable[..., Stepped] | None = None,
+) -> Stepped:
+    """One check in the order of 1.3, decided by ``step_by_rule`` (None: the documents' ``step``). ``reading`` None is a
+    sample that failed: nothing changes, the base stays.
 
     A counter that went backwards or another ``identity`` is a new baseline: the smoothed value starts anew at the
     job's CPU and nothing is voted (DESIGN.md 3).
@@ -28,7 +43,14 @@ def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorS
         return rebase(state, reading), Decision("base", state.limit_cores, state.limit_cores)
     if reading.identity != base.identity or reading.total_cpu_s < base.total_cpu_s:
         anew = msgspec.structs.replace(
-            state, base=reading, smoothed_cores=None, seed_cores=state.hard_cores, window=(), usages=()
+            state,
+            base=reading,
+            seen=reading,
+            smoothed_cores=None,
+            seed_cores=state.hard_cores,
+            window=(),
+            usages=(),
+            peak_cores=None,
         )
         return anew, Decision("base", state.limit_cores, state.limit_cores)
     interval_s = reading.at_s - base.at_s
@@ -37,12 +59,27 @@ def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorS
     usage_cores = (reading.total_cpu_s - base.total_cpu_s) / interval_s
     ratio = compute_throttled_ratio(base, reading) if reading.nr_throttled != base.nr_throttled else 0.0
     pressure_ratio = compute_pressure_ratio(base, reading) if s.pressure_restore_ratio else 0.0
-    return step(state, reading, usage_cores, interval_s, ratio, s, pressure_ratio)
+    return (step_by_rule or step)(state, reading, usage_cores, interval_s, ratio, s, pressure_ratio)
+
+
+def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
+    """A look between two checks: a period that was throttled since ``state.seen`` gives everything back at once, None
+    without one. The use so far is a check of its own."""
+    base, seen = state.base, state.seen
+    if base is None or seen is None or state.limit_cores >= state.hard_cores:
+        return None
+    if reading.identity != base.identity or reading.nr_throttled <= seen.nr_throttled or reading.at_s <= base.at_s:
+        return None
+    interval_s = reading.at_s - base.at_s
+    usage_cores = max(reading.total_cpu_s - base.total_cpu_s, 0.0) / interval_s
+    after, decision = step(state, reading, usage_cores, interval_s, 1.0, s)
+    ratio = compute_throttled_ratio(seen, reading)
+    return after, msgspec.structs.replace(decision, throttled_ratio=ratio, by_look=True)
 
 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
     """The next interval starts at ``reading`` (or at the next good one): after a late tick, a suspend, a pause."""
-    return msgspec.structs.replace(state, base=reading)
+    return msgspec.structs.replace(state, base=reading, seen=state.seen if reading is None else reading)
 
 
 def step(
@@ -74,12 +111,7 @@ def step(
         if s.vote_mode == "ytsaurus" and votes_sum is not None:
             # A decision clears the votes even when the limit already stood at its bound; else the oldest one goes.
             window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
-    throttled_cpu_s, late_cpu_s, before = state.throttled_cpu_s, state.late_cpu_s, state.base
-    # A counter that fell, or that nobody had seen before, says nothing about this interval.
-    if before is not None and base.throttled_s > before.throttled_s:
-        throttled_cpu_s += base.throttled_s - before.throttled_s
-        if limit < hard and s.actuator == "quota":
-            late_cpu_s += base.throttled_s - before.throttled_s
+    throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
     after = JobState(
         hard,
         new_limit,
@@ -95,6 +127,13 @@ def step(
         state.max_cpu_s + hard * interval_s,
         throttled_cpu_s,
         late_cpu_s,
+        base,
+        state.peak_cores,
+        state.peak_at_s,
+        state.caution,
+        state.watched_s,
+        state.held,
+        state.cfs_period_s,
     )
     return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio, pressure_ratio)
 
@@ -228,7 +267,8 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 
 
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
-    """A fresh window at a given limit, after somebody else or the mode moved it; the aggregates go on."""
+    """A fresh window at a given limit, after somebody else or the mode moved it, or another rule takes over; the
+    aggregates go on, and so does what rule ``peak`` learned about the job."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),
@@ -237,5 +277,6 @@ def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
         window=(),
         usages=(),
         base=None,
+        peak_cores=None,
         hold_until_s=max(state.hold_until_s, now_s),
     )

@@ -32,4 +32,20 @@ def needs_restore(
         return False
     if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.actuator == "quota":
         return True
+    return is_pressed(pressure_ratio, settings)
+
+
+def is_pressed(pressure_ratio: float, settings: MonitorSettings) -> bool:
+    """Whether some task waited for CPU for more than ``pressure_restore_ratio`` of the time; 0 turns it off."""
     return 0.0 < settings.pressure_restore_ratio < pressure_ratio
+
+
+def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSettings) -> tuple[float, float]:
+    """``throttled_cpu_s`` and ``late_cpu_s`` of a state (core-seconds) after ``reading``."""
+    throttled_cpu_s, late_cpu_s, seen = state.throttled_cpu_s, state.late_cpu_s, state.seen
+    # A counter that fell, or that nobody had seen before, says nothing about this interval.
+    if seen is not None and reading.throttled_s > seen.throttled_s:
+        throttled_cpu_s += reading.throttled_s - seen.throttled_s
+        if state.limit_cores < state.hard_cores and settings.actuator == "quota":
+            late_cpu_s += reading.throttled_s - seen.throttled_s
+    return throttled_cpu_s, late_cpu_s

@@ -15,7 +15,8 @@ import msgspec
 
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import CpuReading, Kind, MonitorSettings, start_state
-from cpumond.monitor.policy import rebase, step
+from cpumond.monitor.policy import rebase
+from cpumond.monitor.rules import RULES
 
 TRACE_COLUMNS: Final = {
     "time_s": (-sys.float_info.max, sys.float_info.max, "a finite number of seconds"),
@@ -23,19 +24,21 @@ TRACE_COLUMNS: Final = {
     "total_cpu_s": (-sys.float_info.max, sys.float_info.max, "a finite number of CPU seconds"),
     "throttled_ratio": (0.0, 1.0, "a number in [0, 1]"),
     "pressure_ratio": (0.0, 1.0, "a number in [0, 1]"),
+    "throttled_periods": (0.0, 2.0**53, "a number of periods >= 0"),
 }
-"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, the two ratios if known.
+"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, the ratios and the number if known.
 
 Column -> (least value, greatest value, both in words)."""
 
-LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio", "pressure_ratio"})
+LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio", "pressure_ratio", "throttled_periods"})
 """Columns about the time since the row before; in the first row they may be empty."""
 
 MAX_LINE_CHARS: Final = 64 * 1024
 """The longest line of a trace, in characters with its end; a file that is no trace may be one endless line."""
 
 EXPECTED_HEADER: Final = (
-    "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio"
+    "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio, "
+    "throttled_periods"
 )
 
 
@@ -44,13 +47,15 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
 
     ``time_s`` seconds of any clock; ``usage_cores`` (>= 0) mean usage since the row before, without meaning in the
     first row; ``throttled_ratio`` share of throttled periods, ``pressure_ratio`` share of the time in which some task
-    waited for CPU, both since the row before, in [0, 1].
+    waited for CPU, both since the row before, in [0, 1]. ``throttled_periods`` how many enforcement periods were
+    throttled since then, None where the trace does not tell.
     """
 
     time_s: float
     usage_cores: float
     throttled_ratio: float = 0.0
     pressure_ratio: float = 0.0
+    throttled_periods: float | None = None
 
 
 class ReplayRow(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +72,18 @@ class ReplayRow(msgspec.Struct, frozen=True, gc=False):
     cpu_limit_cores: float
 
 
+class PeakReplayRow(ReplayRow, frozen=True, gc=False):
+    """One check of a replay by rule ``peak``, with the peak and the caution after it."""
+
+    peak_cores: float
+    caution: float
+
+
+def find_columns(settings: MonitorSettings) -> tuple[str, ...]:
+    """The columns of a replay by the rule of ``settings``."""
+    return (PeakReplayRow if settings.limit_rule == "peak" else ReplayRow).__struct_fields__
+
+
 def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
     """The rows of a CSV trace with a header; blank lines and lines that start with # are skipped.
 
@@ -74,7 +91,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
     ``total_cpu_s`` the usage is the difference divided by the real time between, 0 where the counter fell (1.4).
     Raises ConfigError (trace, line, column, what is expected).
     """
-    numbered = _split_lines(lines, name)
+    numbered = split_lines(lines, name)
     number, header = next(numbered, (0, []))
     if number == 0:
         raise ConfigError(f"{name}: is empty; {EXPECTED_HEADER}")
@@ -92,7 +109,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
     return _parse_rows(numbered, columns, name)
 
 
-def _split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+def split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Line number (from 1) and cells of each line that holds any. A line is a row: quotes never join two."""
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_CHARS:
@@ -123,7 +140,13 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
                 f"got {row['time_s']!r}"
             )
         usage_cores = _compute_usage_cores(row, before, where)
-        yield TraceRow(row["time_s"], usage_cores, row.get("throttled_ratio", 0.0), row.get("pressure_ratio", 0.0))
+        yield TraceRow(
+            row["time_s"],
+            usage_cores,
+            row.get("throttled_ratio", 0.0),
+            row.get("pressure_ratio", 0.0),
+            row.get("throttled_periods"),
+        )
         before = row
 
 
@@ -156,23 +179,41 @@ def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: Moni
 
     The job starts with the first row. Rows before ``start_delay`` has passed are not sampled (1.3 point 1), the first
     one after is the base; neither gives a result. The rows are the checks: ``check_period`` plays no part, nor do
-    ``mode`` and ``enable_cpu_reclaim``, since the monitor's own limit moves in each of them (1.5).
+    ``mode`` and ``enable_cpu_reclaim``, since the monitor's own limit moves in each of them (1.5). There are no looks
+    between them.
+
+    Throttled periods are those of the trace; where it has the ratio alone they are that share of all periods of the
+    time between, at least one where the ratio is above 0.
     """
-    state = None
+    state, throttled = None, 0
+    step = RULES[settings.limit_rule].step
     for row in rows:
-        reading = CpuReading(total_cpu_s=0.0, at_s=row.time_s)
         if state is None:
             state = start_state(cpu_limit_cores, row.time_s)
         if row.time_s < state.started_at_s + settings.start_delay_s:
             continue
         if state.base is None:
-            state = rebase(state, reading)
+            state = rebase(state, CpuReading(total_cpu_s=0.0, at_s=row.time_s))
             continue
         interval_s = row.time_s - state.base.at_s
+        throttled += count_throttled(row, interval_s, state.cfs_period_s)
+        reading = CpuReading(total_cpu_s=0.0, at_s=row.time_s, nr_throttled=throttled)
         state, decision = step(
             state, reading, row.usage_cores, interval_s, row.throttled_ratio, settings, row.pressure_ratio
         )
         assert state.smoothed_cores is not None
-        yield ReplayRow(
-            row.time_s, row.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores
-        )
+        common = row.time_s, row.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores
+        if settings.limit_rule == "peak":
+            assert state.peak_cores is not None
+            yield PeakReplayRow(*common, state.peak_cores, state.caution)
+        else:
+            yield ReplayRow(*common)
+
+
+def count_throttled(row: TraceRow, interval_s: float, cfs_period_s: float) -> int:
+    """The throttled enforcement periods of a row that stands for ``interval_s`` seconds."""
+    if row.throttled_periods is not None:
+        return round(row.throttled_periods)
+    if row.throttled_ratio <= 0.0:
+        return 0
+    return max(round(min(row.throttled_ratio * interval_s / cfs_period_s, 2.0**53)), 1)

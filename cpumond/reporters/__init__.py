@@ -6,12 +6,13 @@ before it was sent is dropped, so its memory does not grow. A new kind is one mo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 
-from cpumond.config import Report
+from cpumond.config import Report, find_rights_of_others
 from cpumond.errors import AccessError, ConfigError, describe
 from cpumond.wire import Heartbeat
 
@@ -77,15 +78,19 @@ REPORTERS: Final[dict[str, Callable[[Report], Reporter]]] = {
 def read_token(path: str) -> str:
     """The bearer token in the file ``path``: one line of visible ASCII, at most 4096 bytes; space around it is cut.
 
-    Raises AccessError without the right to read it, else ConfigError; neither message shows the content.
+    Raises AccessError without the right to read it, else ConfigError, also for a file that others can read; neither
+    message shows the content.
     """
     try:
         with open(path, "rb") as file:
+            problem = find_rights_of_others(path, os.fstat(file.fileno()))
             raw = file.read(MAX_TOKEN_BYTES + 1)
     except PermissionError as error:
         raise AccessError(f"token file {path}: {describe(error)}; make it readable for this user") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"token file {path}: {describe(error)}") from None
+    if problem:
+        raise ConfigError(f"token file {path}: {problem}")
     return check_token(raw, f"token file {path}")
 
 

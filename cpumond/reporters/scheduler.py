@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from cpumond import config
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError
 from cpumond.reporters import ReporterStats, check_token, read_token
 from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, backoff_s, describe_exception, make_client
@@ -29,6 +30,7 @@ from cpumond.wire import (
     JobRequest,
     LogRequest,
     NodeRegistration,
+    NodeResources,
     RegistrationAnswer,
 )
 
@@ -46,6 +48,12 @@ MAX_SENTENCE: Final = 1000
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
 """How long what one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
+
+REFUSED: Final = "status 422"
+"""What the scheduler answers to a registration that is understood and not allowed."""
+
+EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
+"""Stands for what the scheduler has of the node where it refuses what this run wants and takes its heartbeats."""
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
@@ -151,14 +159,19 @@ class SchedulerLink:
     def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         with self._lock:
             wanted, known = self._wanted, self._known
-        if known is None:
-            return self._register(wanted, timeout_s) or AGAIN
-        if wanted != known and (wanted != self._refused_change or time.monotonic() >= self._change_at_s):
+        is_due = known is None or wanted != self._refused_change or time.monotonic() >= self._change_at_s
+        if wanted != known and is_due:
             failure = self._register(wanted, timeout_s)
             if failure is None:
                 return AGAIN
+            if known is None and (failure.kind != REFUSED or self._send(heartbeat, timeout_s) is not None):
+                return failure
             # The scheduler still has the node as it was, whose jobs would be lost without heartbeats.
             self._put_off(wanted, failure)
+            if known is None:
+                with self._lock:
+                    self._known = EARLIER_RUN
+                return None
         return self._send(heartbeat, timeout_s)
 
     def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
@@ -312,8 +325,8 @@ class SchedulerLink:
         """A status that means no success, in the scheduler's own words where there are some."""
         status = reply.status
         told = ""
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            told = self._show(msgspec.json.decode(reply.content, type=_Refusal).error)
+        with suppress(ContentError):
+            told = self._show(decode_json(reply.content, _Refusal).error)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
         if status in (401, 403):
             return Failure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
@@ -331,8 +344,8 @@ class SchedulerLink:
 
     def _decode(self, reply: _Reply, kind: type[_Message]) -> _Message | Failure:
         try:
-            return msgspec.json.decode(reply.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return decode_json(reply.content, kind)
+        except ContentError as error:
             said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return Failure("answer", f"{said}; {advice}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from cpumond.fairshare.validate import did_you_mean
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     NO_POOL_SETTINGS,
@@ -30,7 +31,7 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made."""
+    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made. The root is its own."""
 
     name: str
     parent: PoolElement
@@ -57,7 +58,7 @@ def choose_pool(
     if name == ROOT_POOL:
         if tree.config.settings.forbid_immediate_operations_in_root:
             raise _immediate(ROOT_POOL)
-        raise CommandError(f'Pool name "{ROOT_POOL}" is reserved for the root; name a pool below it')
+        return PoolChoice(ROOT_POOL, tree.root, tree.root)
     if name.count(SUBPOOL_DELIMITER) > 1:
         raise CommandError(
             f"Malformed pool name {name!r}: delimiter '{SUBPOOL_DELIMITER}' is found more than once; expected "
@@ -74,7 +75,8 @@ def choose_pool(
         assert pool.parent is not None
         return PoolChoice(name, pool.parent, pool)
     if rules.require_specified_pools_existence:
-        raise CommandError(f'Pool "{name}" not found in tree "{tree.name}"', RESOLVE)
+        near = did_you_mean(name, tree.config.pools)
+        raise CommandError(f'Pool "{name}" not found in tree "{tree.name}"{near}', RESOLVE)
     _check_name(name, name, rules)
     parent = default_parent(tree)
     _check_pools_of_user(tree, parent, name, user, moved)

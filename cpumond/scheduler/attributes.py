@@ -11,7 +11,6 @@ In ``spelled`` the key of an option is its name, with ``config/`` in front for o
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 
 Kind = Literal["pool", "tree"]
@@ -40,6 +40,8 @@ MAX_VALUE_BYTES: Final = 65_536
 """Of one attribute, written as JSON."""
 
 MAX_CUSTOM_ATTRIBUTES: Final = 200
+MAX_HINTS: Final = 20
+"""Unknown attributes for which the option is looked for that may be meant; each look takes 0.2 ms."""
 MAX_DEPTH: Final = 32
 """Levels of a value or of a path inside of one attribute."""
 
@@ -97,6 +99,9 @@ RESERVED: Final = frozenset({
 })  # fmt: skip
 """Attributes that every pool and tree answers by itself."""
 
+RIGHTS: Final = frozenset({"acl", "inherit_acl"})
+"""Attributes that would restrict who may do what: refused, since nothing enforces them."""
+
 Type = inspect.Type
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
@@ -111,11 +116,15 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
 _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for kind, struct in _STRUCTS.items()}
 
 
-class Edit(msgspec.Struct, frozen=True):
-    """One change: the attribute's name and the keys inside of it, and the new value; REMOVE (None) removes."""
+class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change: the attribute's name and the keys inside of it, and the new value; REMOVE (None) removes.
+
+    ``recursive``: dictionaries on the way to a key of an attribute that is no option are made where they are missing.
+    """
 
     path: tuple[str, ...]
     value: Any = REMOVE
+    recursive: bool = False
 
 
 # --- names -------------------------------------------------------------------------------------------------------
@@ -228,8 +237,9 @@ def edit(
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
     """Attributes and spellings after ``edits``, and warnings; what was given is left as it is.
 
-    A path into a dictionary that is missing makes it, one that a removal has emptied stays. Removing what is not there
-    is no error. Raises CommandError with the path, the value and what is allowed.
+    A path into a dictionary of an option that is missing makes it, one that a removal has emptied stays. Removing what
+    is not there is no error. Raises CommandError with the path, the value and what is allowed, with code RESOLVE for a
+    path into an attribute that is no option and is missing.
     """
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
@@ -247,13 +257,15 @@ def edit(
 class _Editor:
     """Attributes in the making. Values inside of ``attributes`` are shared with what was given and never changed."""
 
-    __slots__ = ("attributes", "given", "kind", "spelled", "warnings")
+    __slots__ = ("attributes", "given", "kind", "spelled", "unknown", "warnings")
 
     def __init__(self, kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
         self.kind = kind
         self.attributes = dict(attributes)
         self.spelled = dict(spelled)
         self.warnings: list[str] = []
+        self.unknown: set[str] = set()
+        """What is no option and was warned of."""
         self.given: dict[str, str] = {}
         """Option -> the spelling under which these edits have set it as a whole."""
 
@@ -266,9 +278,9 @@ class _Editor:
         if len(path) > MAX_DEPTH:
             raise _refuse("/".join(path), f"a path has at most {MAX_DEPTH} names, this has {len(path)}")
         if self.kind != "tree" or path[0] != CONFIG:
-            self.attributes = self._changed("", self.attributes, path, value)
+            self.attributes = self._changed("", self.attributes, path, value, change.recursive)
         elif len(path) > 1:
-            config = self._changed(f"{CONFIG}/", self.attributes.get(CONFIG, {}), path[1:], value)
+            config = self._changed(f"{CONFIG}/", self.attributes.get(CONFIG, {}), path[1:], value, change.recursive)
             if config or CONFIG in self.attributes:
                 self.attributes[CONFIG] = config
         else:
@@ -283,10 +295,13 @@ class _Editor:
             names += self.attributes[CONFIG]
         count = sum(name not in known for name in names)
         if count > MAX_CUSTOM_ATTRIBUTES:
-            raise CommandError(
-                f"a {self.kind} keeps at most {MAX_CUSTOM_ATTRIBUTES} attributes that are no options, this would be "
-                f"{count}; remove some"
-            )
+            raise self._too_many(str(count))
+
+    def _too_many(self, count: str) -> CommandError:
+        return CommandError(
+            f"a {self.kind} keeps at most {MAX_CUSTOM_ATTRIBUTES} attributes that are no options, this would be "
+            f"{count}; remove some"
+        )
 
     def _replace_config(self, value: Any) -> None:
         self.attributes.pop(CONFIG, None)
@@ -299,7 +314,9 @@ class _Editor:
             config = self._changed(f"{CONFIG}/", config, (name,), inner)
         self.attributes[CONFIG] = config
 
-    def _changed(self, place: str, container: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    def _changed(
+        self, place: str, container: Mapping[str, Any], path: tuple[str, ...], value: Any, recursive: bool = False
+    ) -> dict[str, Any]:
         """``container`` after one edit; ``place`` is "" for the attributes and "config/" for a tree's config."""
         result = dict(container)
         name, where = canonical_name(self.kind, path[0]), place + path[0]
@@ -316,8 +333,14 @@ class _Editor:
             if field is not None:
                 _edited({}, field, path[1:], REMOVE, where)
             return result
+        if value is not REMOVE and name.replace("-", "_") in RIGHTS:
+            what = "rights are not supported yet and would not be enforced, so they are not kept; leave it out"
+            raise _refuse(where, f"{what}. Who may change something is a matter of tokens ([api] tokens_file)")
         if field is None:
-            result[name] = _edit_custom(result.get(name), path[1:], value, where)
+            result[name] = _edit_custom(result.get(name), path[1:], value, where, recursive)
+            if len(result) > 2 * MAX_CUSTOM_ATTRIBUTES + len(_FIELDS[self.kind]):
+                # Now, not at the end: each one more costs as much as there are.
+                raise self._too_many("more than twice as many")
             if value is not REMOVE:
                 self._warn_unknown(name, where)
             return result
@@ -345,7 +368,10 @@ class _Editor:
             self.spelled[key] = folded
 
     def _warn_unknown(self, name: str, where: str) -> None:
-        near = _near(name, _FIELDS[self.kind])
+        if where in self.unknown:
+            return
+        self.unknown.add(where)
+        near = _near(name, _FIELDS[self.kind]) if len(self.unknown) <= MAX_HINTS else ""
         self.warnings.append(
             f'"{_cut(where)}" is no option of a {self.kind}: it is kept and has no effect'
             + (f"; did you mean {near}?" if near else "")
@@ -377,8 +403,10 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
     return result
 
 
-def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str) -> Any:
+def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recursive: bool) -> Any:
     """An attribute that is only kept, after the change of the key ``path`` inside of it ("" path: as a whole)."""
+    if path and current is None and not recursive:
+        raise _missing(where)
     if not path:
         result = _plain(value, where, MAX_DEPTH)
     else:
@@ -390,6 +418,8 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str) -> A
             where = f"{where}/{name}"
             if value is REMOVE and name not in target:
                 return current
+            if name not in target and not recursive:
+                raise _missing(where)
             target[name] = {}
             target = target[name]
         target.update(_dictionary(source, where))
@@ -405,6 +435,12 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str) -> A
     if size > MAX_VALUE_BYTES:
         raise _refuse(where, f"takes {size} bytes as JSON, at most {MAX_VALUE_BYTES} are kept")
     return result
+
+
+def _missing(where: str) -> CommandError:
+    """The refusal of a path into something that is not there."""
+    what = "is not found and is no option; check the name; to make it, set it as a whole ({...}) or use recursive"
+    return CommandError(f'Attribute "{_cut(where)}" {what}', RESOLVE, {FIELD: _cut(where)})
 
 
 def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
@@ -613,8 +649,8 @@ def _check_name(name: object) -> None:
 
 def _near(name: str, known: Iterable[str]) -> str:
     """The most similar known name in quotes, "" when none is similar."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f'"{near[0]}"' if near else ""
+    near = nearest(name, known, 0.7)
+    return f'"{near}"' if near else ""
 
 
 def shown(value: object) -> str:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpumond.fairshare.resources import Vector
-from cpumond.scheduler import admission, config_commands, operations, starvation
+from cpumond.fairshare.validate import did_you_mean
+from cpumond.scheduler import admission, config_commands, operations, placement, starvation
 from cpumond.scheduler.attributes import FIELD, name_field
 from cpumond.scheduler.config_commands import ConfigCommand
-from cpumond.scheduler.elements import PreemptionRules, Tree
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.idle_options import find_idle_monitor_options, find_idle_options
 from cpumond.scheduler.model import (
+    POOL_TREES_UNSPECIFIED,
     SUBPOOL_DELIMITER,
     TOO_MANY_OPERATIONS,
     CommandError,
@@ -26,14 +29,20 @@ from cpumond.scheduler.model import (
     NodeRecord,
     OperationRecord,
     OperationTreeOptions,
+    TreeConfig,
 )
 from cpumond.scheduler.operations import OperationCommand
+from cpumond.scheduler.spec_room import check_config
 from cpumond.scheduler.validation import find_overcommit
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
 
 Command = ConfigCommand | OperationCommand
+
+MAX_WARNINGS = 100
+MAX_MESSAGE = 1000
+"""Characters that are kept of why an operation was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Rules:
     overcommit_duration_s: float = 15.0
     spare: Vector = (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
     finished_operation_retention_count: int = 1000
+    max_specification_memory: int = 67_108_864
     read_monitor: Callable[[Any], dict[str, Any]] = dict
     """Checks a section ``job_cpu_monitor``."""
 
@@ -91,7 +101,7 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     if record.is_finished:
         raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
     if isinstance(command, operations.AbortOperation):
-        message = command.message or f"Operation aborted by user {user}"
+        message = command.message[:MAX_MESSAGE] or f"Operation aborted by user {user}"
         ended = operations.finish(record, "aborted", now, message, state.operations[record.id].active)
         return Transaction(operations=(ended,))
     if isinstance(command, operations.CompleteOperation):
@@ -108,18 +118,20 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
 
 
 def _prepare_config(state: State, command: ConfigCommand, new_id: Callable[[], str]) -> Transaction:
-    nodes = {node.id: node.tags for node in state.nodes.values()}
+    # A node that fits several trees already is no reason to refuse what may mend that.
+    nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     outcome = config_commands.apply(
         state.config, command, new_id=new_id, nodes=nodes, name_pattern=state.rules.pool_name_regex
     )
+    check_config(state.config, outcome.config, state.config_bytes)
     for name, tree in outcome.config.trees.items():
         living = state.trees.get(name)
         if living is not None and tree is not living.config:
             _check_against_living(living, tree.pools)
-    renamed = _find_renamed(state, outcome.config) if outcome.changed else ()
+    moved = _find_moved(state, outcome.config) if outcome.changed else ()
     config = outcome.config if outcome.changed else None
     warnings = (*outcome.warnings, *_find_overcommits(state, outcome.config))
-    return Transaction(config=config, operations=renamed, id=outcome.id, warnings=warnings)
+    return Transaction(config=config, operations=moved, id=outcome.id, warnings=warnings)
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
@@ -133,8 +145,8 @@ def _find_overcommits(state: State, config: Config) -> Iterator[str]:
             yield text
 
 
-def _find_renamed(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """The records of operations in pools that have another name in ``config``."""
+def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
+    """The records of operations in pools that have another name in ``config``, or are in what is left of a pool."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)
@@ -145,11 +157,27 @@ def _find_renamed(state: State, config: Config) -> tuple[OperationRecord, ...]:
         for element in tree.operations.values():
             base, delimiter, child = element.options.pool.partition(SUBPOOL_DELIMITER)
             new = f"{renames.get(base, base)}{delimiter}{child}"
-            if new != element.options.pool:
-                record = changed.get(element.name, element.operation.record)
+            record = changed.get(element.name, element.operation.record)
+            parents = with_parent(record, name, element.parent, after)
+            if new != element.options.pool or parents != record.parents:
                 options = msgspec.structs.replace(record.trees[name], pool=new)
-                changed[element.name] = msgspec.structs.replace(record, trees={**record.trees, name: options})
+                trees = {**record.trees, name: options}
+                changed[element.name] = msgspec.structs.replace(record, trees=trees, parents=parents)
     return tuple(changed.values())
+
+
+def with_parent(
+    record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
+) -> dict[str, str]:
+    """``parents`` of a record in ``pool`` where ``config`` holds: the pool may be in what is left of another (2.9)."""
+    parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
+    is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
+    above = pool.parent if pool is not None and is_plain else None
+    if above is not None and not above.is_root and above.name not in config.pools:
+        is_renamed = above.config is not None and any(each.id == above.config.id for each in config.pools.values())
+        if not is_renamed:
+            parents[tree] = above.name
+    return parents
 
 
 def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
@@ -173,6 +201,7 @@ def _prepare_start(
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
     wish = operations.read_spec(command.spec, state.rules.read_monitor)
+    state.spec_room.check(command.spec, user)
     if len(state.operations) >= state.rules.max_operation_count:
         raise CommandError(
             f"Limit for the number of concurrent operations {state.rules.max_operation_count} of the scheduler has "
@@ -186,11 +215,14 @@ def _prepare_start(
     if names is None:
         if not state.config.default_tree:
             raise CommandError(
-                "Pool trees are unspecified: the operation names no pool_trees and there is no default tree",
-                attributes={FIELD: "pool_trees"},
+                "Pool trees are unspecified: the operation names no pool_trees and there is no default tree; name "
+                "some, or have //sys/pool_trees/@default_tree set",
+                POOL_TREES_UNSPECIFIED,
+                {FIELD: "pool_trees"},
             )
         names = (state.config.default_tree,)
     chosen: dict[str, OperationTreeOptions] = {}
+    parents: dict[str, str] = {}
     refused: list[CommandError] = []
     running: list[str] = []
     told: list[str] = []
@@ -209,7 +241,9 @@ def _prepare_start(
             refused.append(error)
             continue
         chosen[name] = operations.tree_options(wish.options, name, choice.name)
-        told += starvation.find_cut_options(_rules_of(choice), chosen[name])
+        parents |= with_parent(None, name, choice.pool, tree.config)
+        told += _note_new_pool(tree, choice, wanted)
+        told += _check_options(tree, choice, chosen[name])
         if admission.may_run(tree, choice):
             running.append(name)
     if not chosen:
@@ -229,11 +263,14 @@ def _prepare_start(
         preemption_mode=wish.preemption_mode,
         is_gang=wish.is_gang,
         max_failed_job_count=wish.max_failed_job_count,
+        time_limit=wish.time_limit,
         job_cpu_monitor=wish.job_cpu_monitor,
         spec=command.spec,
+        parents=parents,
     )
-    warnings = tuple(f'spec option "{name}" is not recognized' for name in wish.unrecognized)
-    warnings += (*(str(error) for error in refused), *told)
+    told += find_idle_monitor_options(wish.job_cpu_monitor)
+    told += placement.find_too_large(wish.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
+    warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 
 
@@ -242,13 +279,14 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
     stray = [tree for tree in given if tree and tree not in record.trees]
     if stray:
         raise CommandError(f'Operation {record.id} does not run in tree "{stray[0]}"')
-    trees = dict(record.trees)
+    trees, parents = dict(record.trees), record.parents
     told: list[str] = []
     for name, options in record.trees.items():
         changes = {**given[""], **given.get(name, {})}
         wanted = changes.pop("pool", None)
         tree, element = state.trees[name], state.operations[record.id].elements[name]
-        rules = element.parent.rules if element.parent is not None else None
+        assert element.parent is not None
+        choice = admission.PoolChoice(element.parent.name, element.parent, element.parent)
         if wanted:
             try:
                 choice = admission.choose_pool(tree, wanted, record.user, state.rules.pools, element)
@@ -256,16 +294,38 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
             except CommandError as error:
                 raise name_field(error, "pool") from None
             changes["pool"] = choice.name
-            rules = _rules_of(choice)
+            told += _note_new_pool(tree, choice, wanted)
+            parents = with_parent(msgspec.structs.replace(record, parents=parents), name, choice.pool, tree.config)
         trees[name] = msgspec.structs.replace(options, **changes)
-        if rules is not None:
-            told += starvation.find_cut_options(rules, trees[name])
-    return Transaction(operations=(msgspec.structs.replace(record, trees=trees),), warnings=tuple(told))
+        told += _check_options(tree, choice, trees[name])
+    changed = msgspec.structs.replace(record, trees=trees, parents=parents)
+    return Transaction(operations=(changed,), warnings=tuple(told))
 
 
-def _rules_of(choice: admission.PoolChoice) -> PreemptionRules:
-    """The rules of the pool that an operation would go to."""
-    if choice.pool is not None and choice.pool.rules is not None:
-        return choice.pool.rules
-    assert choice.parent.rules is not None
-    return starvation.pool_rules(choice.parent.rules, admission.ephemeral_settings(choice.parent))
+def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Iterator[str]:
+    """A sentence about a pool that was named and did not exist: its name may be misspelt (2.9)."""
+    if wanted and choice.pool is None and SUBPOOL_DELIMITER not in choice.name:
+        near = did_you_mean(wanted, tree.config.pools)
+        yield (
+            f'pool "{wanted}" did not exist in pool tree "{tree.name}": an ephemeral one was made under '
+            f"{choice.parent.name}{near}"
+        )
+
+
+def _check_options(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> list[str]:
+    """Sentences about options that can have no effect in the pool that an operation would go to.
+
+    Raises CommandError for a guarantee without the main resource (2.6).
+    """
+    main = tree.config.settings.main_resource
+    if options.min_share_resources and main not in options.min_share_resources:
+        text = f'min_share_resources must include "{main}", the main resource of tree "{tree.name}"'
+        raise CommandError(text, attributes={FIELD: "min_share_resources"})
+    if choice.pool is not None:
+        settings, rules = choice.pool.settings, choice.pool.rules
+    else:
+        settings = admission.ephemeral_settings(choice.parent)
+        assert choice.parent.rules is not None
+        rules = starvation.pool_rules(choice.parent.rules, settings)
+    assert rules is not None
+    return find_idle_options(choice.name, settings, rules, tree.config.settings, options)

@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import msgspec
 
 from cpumond.config import MAX_NAME, Log, normalise_table, parse_listen, read_layers
+from cpumond.decode import ContentError, decode_toml
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import DURATION
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
+DEFAULT_LISTEN = "127.0.0.1:9757"
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
@@ -33,13 +35,31 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user."""
+    """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
 
-    listen: str = "127.0.0.1:9757"
+    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects.
+    """
+
+    listen: str = ""
     tokens_file: str = ""
-    max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16_777_216
+    max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
     max_depth: Annotated[int, msgspec.Meta(ge=8, le=500)] = 64
     rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self.listen or DEFAULT_LISTEN
+
+    @property
+    def asks_kernel(self) -> bool:
+        """Whether root and the scheduler's own account alone are answered, without tokens."""
+        return not (self.listen or self.tokens_file)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody on this machine may do everything."""
+        return bool(self.listen) and not self.tokens_file
 
 
 class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +95,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     max_operation_count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 5000
     finished_operation_retention_count: Count = 1000
+    max_specification_memory: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 67_108_864
     require_specified_pools_existence: bool = False
     pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
     ephemeral_pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
@@ -113,11 +134,9 @@ def load_scheduler_config(path: str | None) -> SchedulerConfig:
 def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
     """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
     try:
-        raw = msgspec.toml.decode(text)
-    except (msgspec.DecodeError, ValueError) as error:
+        raw = decode_toml(text)
+    except ContentError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid TOML: lists or tables are nested too deep") from None
     return normalise_table(raw, SchedulerConfig, path, "", hidden=frozenset({"path"}))
 
 
@@ -141,7 +160,7 @@ def check(config: SchedulerConfig) -> None:
             re.compile(getattr(config, key))
         except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"{config.where}: {key}: is not a regular expression: {error}") from None
-    host, _ = parse_listen(config.api.listen, f"{config.where}: api.listen")
+    host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
     if not config.api.tokens_file and not is_loopback(host):
         raise ConfigError(
             f"{config.where}: api.listen: {config.api.listen!r} can be reached from other machines, and without "

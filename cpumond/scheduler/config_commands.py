@@ -7,7 +7,6 @@ siblings in the order of their names, so that one configuration always looks the
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cpumond.errors import StateFileError
-from cpumond.fairshare.validate import number, quoted
+from cpumond.fairshare.validate import did_you_mean, nearest, number, quoted
 from cpumond.scheduler.attributes import (
     FIELD,
     Edit,
@@ -84,9 +83,9 @@ class RemoveTree(_Command, frozen=True):
 
 
 class SetDefaultTree(_Command, frozen=True):
-    """The tree of operations that name none; it must exist (2.3)."""
+    """The tree of operations that name none; it must exist (2.3). None: there is none, and they are refused."""
 
-    tree: str
+    tree: str | None
 
 
 class CreatePool(_Command, frozen=True):
@@ -305,6 +304,8 @@ def _remove_tree(context: _Context, command: RemoveTree) -> _Made:
 
 def _set_default_tree(context: _Context, command: SetDefaultTree) -> _Made:
     config = context.config
+    if command.tree is None:
+        return _Made(replace(config, default_tree="") if config.default_tree else config, "")
     if command.tree not in config.trees:
         missing = _missing("Pool tree", command.tree, config.trees)
         raise CommandError(f"Default tree is missing: {missing}", RESOLVE)
@@ -444,8 +445,8 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
         for key, amounts in inner.items():
             name = canonical_path("pool", (str(key),))[0].replace("-", "_")
             if name not in _AMOUNT_PATHS and name not in _COUNTS:
-                near = difflib.get_close_matches(name, (*_AMOUNT_PATHS, *_COUNTS), n=1)
-                hint = f"did you mean {quoted(near[0])}?" if near else f"known: {', '.join((*_AMOUNT_PATHS, *_COUNTS))}"
+                near = nearest(name, (*_AMOUNT_PATHS, *_COUNTS))
+                hint = f"did you mean {quoted(near)}?" if near else f"known: {', '.join((*_AMOUNT_PATHS, *_COUNTS))}"
                 raise CommandError(f"resource_delta: {key}: cannot be transferred; {hint}", attributes={FIELD: name})
             if name in flat:
                 raise CommandError(f"resource_delta: {key}: given twice; keep one of them", attributes={FIELD: name})
@@ -522,8 +523,7 @@ def _check_parent(tree: TreeConfig, name: str) -> None:
 
 
 def _missing(kind: str, name: str, known: Iterable[str], place: str = "") -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"{kind} {quoted(name)} does not exist{place}" + (f"; did you mean {quoted(near[0])}?" if near else "")
+    return f"{kind} {quoted(name)} does not exist{place}{did_you_mean(name, known)}"
 
 
 def _not_empty(where: str, count: int) -> CommandError:

@@ -208,7 +208,8 @@ class Operation:
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
         self.active: dict[str, int] = {}
-        """Task -> jobs that count as usage, in all trees."""
+        """Task -> jobs that count as usage, in all trees, and those that are stopped and will have failed: what comes
+        instead of one is started when it has ended, if the operation goes on then."""
         self.order_sizes: dict[str, int] = {}
         """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
 
@@ -237,7 +238,7 @@ class Job:
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
-        "is_active", "stop", "ordered_at", "first_sent_at", "last_sent_at", "cpu_monitor_mode",
+        "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "cpu_monitor_mode",
         "smoothed_cpu_usage", "cgroup", *CPU_COUNTERS, "counted", "was_reported",
         "cpu_usage", "min_cpu_limit", "votes_sum", "throttled_ratio",
     )  # fmt: skip
@@ -261,6 +262,8 @@ class Job:
         self.is_active = False
         self.stop: Stop | None = None
         """Set once it is told to stop; it is not active any more then."""
+        self.began_at: float | None = None
+        """Since when it runs on its node, in this scheduler's time; None before the node has reported it."""
         self.ordered_at = start_time
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
@@ -285,6 +288,11 @@ class Job:
         yet."""
 
     @property
+    def is_failing(self) -> bool:
+        """Whether it is told to stop for a reason for which it has failed."""
+        return self.stop is not None and self.stop.fails
+
+    @property
     def has_cpu_gap(self) -> bool:
         """Whether its limit was lowered: it uses less CPU than it ordered (6.6)."""
         return self.usage[1] < self.limits[1]
@@ -293,13 +301,15 @@ class Job:
 class Stop:
     """The order to stop a job, repeated in each heartbeat answer until the node no longer reports the job (6.7)."""
 
-    __slots__ = ("record", "timeout_s", "since")
+    __slots__ = ("record", "timeout_s", "since", "fails")
 
-    def __init__(self, record: PreemptionRecord, timeout_s: float, since: float) -> None:
+    def __init__(self, record: PreemptionRecord, timeout_s: float, since: float, fails: bool = False) -> None:
         self.record = record
         self.timeout_s = timeout_s
         """From the interruption to the kill."""
         self.since = since
+        self.fails = fails
+        """Whether the job has failed with it, rather than being aborted."""
 
 
 class Node:
@@ -308,7 +318,7 @@ class Node:
     __slots__ = (
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
-        "overcommit_count", "unwanted", "replaced",
+        "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -318,6 +328,9 @@ class Node:
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""
+        """Whoever knows it may send the node's heartbeats: shown to others as ``run``."""
+        self.key_hash = ""
+        """Of what the node's agent keeps from run to run."""
         self.sequence = -1
         self.is_online = False
         self.last_seen = 0.0
@@ -331,12 +344,21 @@ class Node:
         self.foreign_usage: Vector = ZERO
         """What the node reports for jobs that are not this scheduler's: others', and those of before that it ends."""
         self.last_preemptive_attempt: float | None = None
+        self.skipped_searches = 0
+        """How many searches of the next preemptive attempt had their turn at this one; 0 when all had (6.6)."""
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
         """Jobs of its last heartbeat that nobody needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
+        self.matched_trees: tuple[str, ...] = ()
+        """The trees that its tags fit, where they are several: its jobs in ``tree`` run on, none is started (2.2)."""
+
+    @property
+    def run(self) -> str:
+        """The beginning of ``incarnation``, for people."""
+        return self.incarnation[:16]
 
     @property
     def free(self) -> Vector:

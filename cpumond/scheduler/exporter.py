@@ -188,6 +188,7 @@ class _Collector:
             ("store_writes", "Writes to the store.", timings.store_writes),
             ("store_write_seconds", "Time spent in writes to the store.", timings.store_writes_s),
             ("store_errors", "Writes that the store refused.", timings.store_errors),
+            ("store_losses", "Times that the store was removed, and written anew.", timings.store_losses),
         ):
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
@@ -200,6 +201,14 @@ class _Collector:
         jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs that count as usage.")
         jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
         yield jobs
+        idle = GaugeMetricFamily(
+            "cpumond_scheduler_nodes_without_work", "Nodes that get no jobs because of their tags.", labels=["reason"]
+        )
+        nodes = state.nodes.values()
+        idle.add_metric(["no_tree"], sum(node.tree is None and not node.matched_trees for node in nodes))
+        several = sum(bool(node.matched_trees) for node in nodes)
+        idle.add_metric(["several_trees"], several + len(state.list_refused_nodes(self._scheduler.clock.now())))
+        yield idle
         yield from self._history()
 
     def _history(self) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from cpumond.decode import ContentError, decode_json
 from cpumond.errors import CpumondError
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
@@ -40,8 +41,9 @@ from cpumond.scheduler.model import (
     OperationRecord,
 )
 from cpumond.scheduler.recorder import History
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import SeveralTreesError, State
 from cpumond.scheduler.store import Change, Store, StoreError
+from cpumond.scheduler.tokens import hash_token
 from cpumond.wire import (
     Heartbeat,
     HeartbeatAnswer,
@@ -60,6 +62,9 @@ log = structlog.get_logger("cpumond.scheduler")
 
 DEFAULT_TREE = "default"
 COLLECT_PERIOD_S = 60.0
+FULL_COLLECTION = 5
+"""Every so many collections go through all that there is, which holds up heartbeats for a tenth of a second; the others
+through what is new since the one before."""
 MAX_SHOWN = 300
 MUTATION = "mutation"
 MUTATION_AGE_S = 900.0
@@ -113,6 +118,9 @@ class Timings:
     store_writes_s: float = 0.0
     store_errors: int = 0
     store_error_at: float | None = None
+    store_losses: int = 0
+    """How often it was removed, and written anew."""
+    store_lost_at: float | None = None
     """``..._at``: scheduler time of the last one."""
 
 
@@ -157,6 +165,8 @@ class Scheduler:
         self.update_period_s = update_period_s
         self.timings = Timings()
         self.started_at = clock.now()
+        self.store_problem = ""
+        """Why the store is not where the next process looks for it, "" normally: commands are refused until it is."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
         self.logs: Desk[LogRequest, JobLog] = Desk(make_id, "log")
@@ -178,7 +188,10 @@ class Scheduler:
         """The state as it was stored; an empty store gets the tree ``default``. Raises StoreError."""
         tables: dict[str, dict[str, Any]] = {}
         for kind, key, value in self.store.load():
-            tables.setdefault(kind, {})[key] = msgspec.json.decode(value)
+            try:
+                tables.setdefault(kind, {})[key] = decode_json(value, dict[str, Any])
+            except ContentError as error:
+                raise StoreError(f"the store holds a {kind} that this version cannot read: {error}") from None
         now = self.clock.now()
         if not tables:
             config = self._make_default_tree()
@@ -283,10 +296,19 @@ class Scheduler:
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
-            log.error("store_write_failed", error=str(error))
+            # Each command that is refused is told; of those who only looked it is said once.
+            if changes or str(error) != self.store_problem:
+                log.error("store_write_failed", error=str(error))
+            if not changes:
+                self.store_problem = str(error)
             raise
-        self.timings.store_writes += 1
-        self.timings.store_writes_s += time.perf_counter() - begun
+        if self.store.lost_total != self.timings.store_losses:
+            self.timings.store_losses, self.timings.store_lost_at = self.store.lost_total, self.clock.now()
+        if not changes:
+            self.store_problem = ""
+        else:
+            self.timings.store_writes += 1
+            self.timings.store_writes_s += time.perf_counter() - begun
 
     async def _settle(self) -> None:
         try:
@@ -298,11 +320,13 @@ class Scheduler:
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
-    async def register(self, registration: NodeRegistration) -> RegistrationAnswer:
-        """A node makes itself known. Raises CommandError or StoreError."""
-        await _to_the_end(self._register(registration))
+    async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
+        """A node makes itself known, see ``State.register``. Raises CommandError or StoreError."""
+        if registration.key:
+            registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
+        await _to_the_end(self._register(registration, may_replace))
         node = self.state.nodes[registration.node_id]
-        log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.incarnation)
+        log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
         return RegistrationAnswer(
             node_id=node.id,
             tree=node.tree,
@@ -310,9 +334,15 @@ class Scheduler:
             warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
         )
 
-    async def _register(self, registration: NodeRegistration) -> None:
+    async def _register(self, registration: NodeRegistration, may_replace: bool) -> None:
         async with self._changing:
-            await self._commit(self.state.register(registration))
+            try:
+                change = self.state.register(registration, may_replace)
+            except SeveralTreesError as refused:
+                self.state.note_refused(refused, self.clock.now())
+                await self._commit(refused.change)
+                raise
+            await self._commit(change)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError."""
@@ -437,7 +467,7 @@ class Scheduler:
         period_s = self.clock.real_s(self.update_period_s)
         loop = asyncio.get_running_loop()
         due = loop.time()
-        collected = due
+        collected, collections = due, 0
         with _manual_garbage_collection():
             while not stopping.is_set():
                 await self.update_all()
@@ -446,8 +476,8 @@ class Scheduler:
                     self.history.look(self.clock.now())
                 now = loop.time()
                 if now - collected > COLLECT_PERIOD_S:
-                    collected = now
-                    gc.collect()
+                    collected, collections = now, collections + 1
+                    _collect(collections)
                 due += period_s
                 if due < now:
                     self.timings.late_updates += 1
@@ -461,11 +491,14 @@ class Scheduler:
     async def update_all(self) -> None:
         """Silent nodes, then one update of each tree; a tree that fails does not stop the others."""
         begun = time.perf_counter()
+        with contextlib.suppress(StoreError):
+            await self._write([])
         try:
-            expired = self.state.expire(self.clock.now())
+            now = self.clock.now()
+            expired = self.state.expire(now)
             if expired.removed_nodes:
                 log.warning("nodes_lost", nodes=expired.removed_nodes, jobs=len(expired.jobs))
-            if not expired.is_empty or self.state.is_unsettled:
+            if not expired.is_empty or self.state.is_unsettled(now):
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
@@ -526,6 +559,10 @@ def _shown(value: Any) -> Any:
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in a task of its own: a request that is cancelled must not leave a stored change unapplied."""
     return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _collect(number: int) -> None:
+    gc.collect(1 if number % FULL_COLLECTION else 2)
 
 
 @contextlib.contextmanager

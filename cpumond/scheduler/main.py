@@ -8,12 +8,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cpumond import __version__
 from cpumond.api.server import make_app
@@ -21,19 +21,21 @@ from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
 from cpumond.process import (
-    Deadline,
     ServiceManager,
     close_sockets,
+    give_back_large_blocks,
     open_tcp_sockets,
     raise_descriptor_limit,
 )
 from cpumond.scheduler.admission import PoolRules
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.notify import tell_manager
+from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.recorder import History
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.store.history import HistoryStore
@@ -45,12 +47,10 @@ log = structlog.get_logger("cpumond.scheduler")
 STORE_FILE = "scheduler.db"
 HISTORY_FILE = "history.db"
 BACKLOG = 1024
-MAX_CONNECTIONS = 20_000
-KEEP_ALIVE_S = 75
-MAX_HEAD_BYTES = 1024 * 1024
-"""Of the request line and the headers, in which the parameters of `yt` travel."""
-EXCHANGE_S = 150.0
-"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
+ACCEPTED_AT_ONCE = 64
+
+SWITCH_INTERVAL_S = 0.001
+"""How long the thread of an update may keep the interpreter from the loop; Python's own is 0.005, ten heartbeats."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
@@ -66,6 +66,7 @@ def make_rules(config: SchedulerConfig) -> Rules:
         overcommit_duration_s=config.allowed_node_resources_overcommit_duration_s,
         spare=(float(spare.user_slots), spare.cpu, 0.0, float(spare.memory), 0.0),
         finished_operation_retention_count=config.finished_operation_retention_count,
+        max_specification_memory=config.max_specification_memory,
         read_monitor=read_monitor,
     )
 
@@ -111,8 +112,17 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
             if aside is not None:
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
+    give_back_large_blocks()
+    # Updates, long requests and large answers are worked on in threads: the loop's gets its turn after this long.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
-    sockets = open_tcp_sockets(config.api.listen, "api.listen", BACKLOG)
+    sockets = open_tcp_sockets(config.api.address, "api.listen", BACKLOG)
+    if config.api.is_open:
+        log.warning(
+            "open_to_every_local_user",
+            error=f"whoever connects to {config.api.listen} on this host may do everything, in anybody's name",
+            advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} may",
+        )
     try:
         # A large one takes a while, and so does its copy when a new version changes its form.
         manager.extend("opening the store")
@@ -140,42 +150,14 @@ def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: 
     return 0
 
 
-class _Connection(HttpToolsProtocol):
-    """One connection, with an end for peers that never finish a request, and a limit to its head."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._head_bytes: int | None = 0
-        self._deadline = Deadline(EXCHANGE_S)
-        self._deadline.restart(self.loop, self.transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
-                return
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._head_bytes = None
-        super().on_headers_complete()
-
-    def on_response_complete(self) -> None:
-        self._deadline.restart(self.loop, self.transport)
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us."""
+    """A server that leaves signals to us, and takes some new connections at a time."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            # The event loop has made this as short as what it accepts in one turn.
+            sock.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -196,15 +178,15 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http=_Connection,
+            http=type("DooredConnection", (Connection,), {"door": make_door()}),
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="error",
             access_log=False,
+            backlog=ACCEPTED_AT_ONCE,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=3,
         )

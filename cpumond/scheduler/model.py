@@ -31,6 +31,7 @@ AUTHENTICATION: Final = 900
 ACCESS_DENIED: Final = 901
 TOO_MANY_OPERATIONS: Final = 202
 NO_SUCH_JOB: Final = 203
+POOL_TREES_UNSPECIFIED: Final = 214
 TOO_MANY_REQUESTS: Final = 904
 NODE_OFFLINE: Final = 1601
 NO_SUCH_OPERATION: Final = 1915
@@ -254,6 +255,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     interruptible: bool = False
     working_directory: str = ""
     """Absolute; "" for a fresh directory of each job's own."""
+    job_time_limit: float | None = None
+    """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
     spec: dict[str, Any] = {}
 
     @property
@@ -272,6 +275,8 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     weight: _Weight | None = None
     max_share_ratio: _Share | None = None
     resource_limits: _Amounts = {}
+    min_share_resources: _Amounts = {}
+    """Its strong guarantee, as far as that of its pool goes."""
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
     min_share_preemption_timeout: _Milliseconds | None = None
@@ -310,12 +315,16 @@ class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     preemption_mode: Literal["normal", "graceful"] = "normal"
     is_gang: bool = False
     max_failed_job_count: int = 10
+    time_limit: float | None = None
+    """Milliseconds from ``start_time`` after which it fails; None for no limit."""
     counts: dict[str, JobCounts] = {}
     error: str = ""
     """Why it failed or was aborted."""
     job_cpu_monitor: dict[str, Any] = {}
     spec: dict[str, Any] = {}
     """As the user gave it."""
+    parents: dict[str, str] = {}
+    """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
 
     @property
     def is_finished(self) -> bool:
@@ -342,13 +351,16 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node as it registered. ``capacity`` by resource."""
+    """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
+    where its jobs are if its tags fit several."""
 
     id: str
     incarnation: str
     address: str
     tags: tuple[str, ...]
     capacity: dict[str, float]
+    key_hash: str = ""
+    tree: str = ""
 
 
 class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -374,6 +386,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     ordered_cpu_seconds: float | None = None
     throttled_cpu_seconds: float | None = None
     late_cpu_seconds: float | None = None
+    sequence: int = 0
+    """Decides between jobs of one ``start_time``."""
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

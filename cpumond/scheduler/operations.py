@@ -5,7 +5,6 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.attributes import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.model import (
     CommandError,
@@ -28,6 +28,10 @@ MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 1000
 MAX_TEXT: Final = 65_536
 MAX_PATH: Final = 4095
+MAX_TOLD: Final = 20
+MAX_SHOWN: Final = 80
+"""Unknown options that are told of, and characters of their names."""
+
 MAX_TASK_BYTES: Final = 262_144
 """Of UTF-8: what a task's command, environment and working_directory take together, in every order of a job."""
 
@@ -39,9 +43,14 @@ ALIASES: Final = {
     "max_unpreemptable_running_job_count": "max_unpreemptible_running_job_count",
     "max_unpreemptable_job_count": "max_unpreemptible_running_job_count",
     "max_unpreemptible_running_allocation_count": "max_unpreemptible_running_job_count",
+    "strong_guarantee_resources": "min_share_resources",
     "memory": "memory_limit",
     "cpu": "cpu_limit",
+    "exec_time_limit": "job_time_limit",
 }
+
+RIGHTS: Final = ("acl", "owners", "aco_name")
+"""Options that would give rights: refused, since nothing enforces them."""
 
 
 # --- commands ----------------------------------------------------------------------------------------------------
@@ -114,23 +123,26 @@ class Wish(msgspec.Struct, frozen=True):
     preemption_mode: Literal["normal", "graceful"]
     is_gang: bool
     max_failed_job_count: int
+    time_limit: float | None
     job_cpu_monitor: dict[str, Any]
-    unrecognized: tuple[str, ...]
 
 
 KNOWN: Final = frozenset(
     {
         "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
-        "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "acl",
-        "owners", "secure_vault", "time_limit", "stderr_table_path", "core_table_path",
+        "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
     }
 )  # fmt: skip
 """Keys at the root of a specification that mean something here or that the client adds by itself."""
+
+ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
+TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
 
 
 def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Wish:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
+    _refuse_rights(table, "spec")
     shared = _read_options("spec", table)
     per_tree = _table(table.get("scheduling_options_per_pool_tree", {}), "spec/scheduling_options_per_pool_tree")
     options = {"": shared}
@@ -162,9 +174,53 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
         is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
         max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
+        time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
-        unrecognized=tuple(sorted(set(table) - KNOWN - TREE_OPTIONS)),
     )
+
+
+def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What in a specification, at its root and in its tasks, means nothing here; as it was given."""
+    found = {key: value for key, value in spec.items() if _canonical(key) not in ROOT_OPTIONS}
+    tasks = {
+        name: unknown
+        for name, task in spec.get("tasks", {}).items()
+        if (unknown := {key: value for key, value in task.items() if _canonical(key) not in TASK_OPTIONS})
+    }
+    return {**found, "tasks": tasks} if tasks else found
+
+
+def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of ``find_unrecognized``, with the option that may be meant."""
+    found = find_unrecognized(spec)
+    tasks = found.pop("tasks", {})
+    keys = [("", key, ROOT_OPTIONS) for key in sorted(map(str, found))]
+    for name, unknown in tasks.items():
+        keys += [(f"tasks/{name}/", key, TASK_OPTIONS) for key in sorted(map(str, unknown))]
+    sentences = [_unrecognized(where, key[:MAX_SHOWN], known) for where, key, known in keys[:MAX_TOLD]]
+    return sentences + [f"{len(keys) - MAX_TOLD} more spec options are not recognized"] * (len(keys) > MAX_TOLD)
+
+
+def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
+    near = nearest(_canonical(key), known, 0.7)
+    return f'spec option "{where}{key}" is not recognized' + (f'; did you mean "{near}"?' if near else "")
+
+
+def _canonical(key: object) -> str:
+    name = str(key).replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def _refuse_rights(table: Mapping[str, Any], where: str) -> None:
+    for name in RIGHTS:
+        if table.get(name):
+            what = "rights of single operations are not supported yet and would not be enforced; leave it out"
+            raise _refuse(f"{where}/{name}", f"{what}. Who has a token of role admin or user may change operations")
+
+
+def _read_time_limit(value: object, where: str) -> float | None:
+    """Milliseconds, None for no limit."""
+    return None if value is None else _number(value, where, 1e15, 1.0)
 
 
 def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
@@ -195,8 +251,7 @@ def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
     result: dict[str, Any] = {}
     for key, value in table.items():
-        name = str(key).replace("-", "_")
-        name = ALIASES.get(name, name)
+        name = _canonical(key)
         if name in result:
             error = _refuse(where, f"option {name!r} is given twice in two spellings; keep one of them")
             raise name_field(error, _field_of(f"{where}/{name}"))
@@ -207,8 +262,8 @@ def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
+            near = nearest(key, known)
+            hint = f"did you mean {near!r}?" if near else f"known options: {', '.join(sorted(known))}"
             raise _refuse(f"{where}/{key}", f"unknown option; {hint}")
 
 
@@ -263,10 +318,7 @@ def _read_task(name: str, given: object) -> Task:
     _check_size(arguments, environment, directory, where)
     if "job_count" not in task:
         raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
-    rest = set(task) - {
-        "job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit", "network", "command", "environment",
-        "interruptible", "working_directory",
-    }  # fmt: skip
+    rest = set(task) - TASK_OPTIONS
     return Task(
         name=name,
         job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
@@ -279,6 +331,7 @@ def _read_task(name: str, given: object) -> Task:
         environment=environment,
         interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
         working_directory=directory,
+        job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
         spec={key: task[key] for key in sorted(rest)},
     )
 
@@ -354,11 +407,11 @@ def _choice(value: object, where: str) -> Literal["normal", "graceful"]:
     return "graceful" if value == "graceful" else "normal"
 
 
-def _number(value: object, where: str, most: float) -> float:
+def _number(value: object, where: str, most: float, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refuse(where, f"expected a number, got {_kind(value)}")
-    if not 0.0 <= value <= most:
-        raise _refuse(where, f"expected a number in [0, {most:g}], got {value}")
+    if not least <= value <= most:
+        raise _refuse(where, f"expected a number in [{least:g}, {most:g}], got {value}")
     return float(value)
 
 
@@ -384,11 +437,9 @@ def tree_options(wish_options: Mapping[str, Mapping[str, Any]], tree: str, pool:
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
     table = _normalise(parameters, "parameters")
-    _refuse_unknown(
-        table,
-        TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", "acl", "owners", "annotations"},
-        "parameters",
-    )
+    _refuse_rights(table, "parameters")
+    given = {name: value for name, value in table.items() if name not in RIGHTS}
+    _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree"}, "parameters")
     result = {"": _read_options("parameters", table)}
     where = "parameters/scheduling_options_per_pool_tree"
     for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
@@ -446,6 +497,17 @@ def finish(
             old = counts.get(task, JobCounts())
             counts[task] = msgspec.structs.replace(old, aborted=old.aborted + number)
     return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
+
+
+def deadline(record: OperationRecord) -> float | None:
+    """When a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
+    return None if record.time_limit is None else record.start_time + record.time_limit / 1e3
+
+
+def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int]) -> OperationRecord:
+    """The record of an operation that has reached its ``time_limit``."""
+    error = f"Operation is running for too long, aborted: its time_limit of {record.time_limit:.15g} ms is over"
+    return finish(record, "failed", now, error, stopped)
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:

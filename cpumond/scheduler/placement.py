@@ -6,11 +6,12 @@ operation moves only its own path. ``find_jobs`` is one regular stage of one hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from cpumond.fairshare.resources import Vector, dominates, share, subtract
-from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement, Tree
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import RESOURCES, Vector, dominates, share, subtract
+from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.snapshot import element_name, fifo_order, room_left
 
@@ -18,9 +19,13 @@ SHARE_EPS = 1e-9
 """Shares that differ by less are equal; sums of floats do."""
 ROUNDING = 1e-9
 NEVER = float("inf")
+MAX_TOLD = 10
+"""Tasks of one operation that are told of."""
 
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
+
+NO_KEY: Key = (NEVER, NEVER)
 
 Entry = tuple[Key, int, int, Element]
 """Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
@@ -38,17 +43,23 @@ def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
     """7.2 for shares: of usage, the fair share and the demand."""
     if max(fair) <= SHARE_EPS:
         return NEVER
-    over = max(
-        (u / f if f > SHARE_EPS else NEVER for u, f in zip(usage, fair, strict=True) if u > f + SHARE_EPS),
-        default=0.0,
-    )
+    # Each job that starts asks once for every pool above it: one plain loop.
+    over, open_ratio, blocked = 0.0, -1.0, NEVER
+    for u, f, d in zip(usage, fair, demand, strict=True):
+        if f <= SHARE_EPS:
+            if u > f + SHARE_EPS:
+                return NEVER
+            continue
+        ratio = u / f
+        if u > f + SHARE_EPS and ratio > over:
+            over = ratio
+        if ratio > open_ratio and f < d - SHARE_EPS:
+            open_ratio = ratio
+        if ratio < blocked:
+            blocked = ratio
     if over:
         return over
-    open_ratios = [u / f for u, f, d in zip(usage, fair, demand, strict=True) if f < d - SHARE_EPS and f > SHARE_EPS]
-    if open_ratios:
-        return max(open_ratios)
-    blocked = [u / f for u, f in zip(usage, fair, strict=True) if f > SHARE_EPS]
-    return min(blocked, default=1.0)
+    return blocked if open_ratio < 0.0 else open_ratio
 
 
 def pool_key(pool: PoolElement, least: float) -> Key:
@@ -176,6 +187,35 @@ class ServiceOrder:
             self.refresh(element)
         changed.clear()
 
+    def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
+        """Operations that want jobs, least satisfied on every level first; for preemptive stages (6.6)."""
+        inside: dict[PoolElement, list[Element]] = {}
+        for element in elements:
+            side: Element = element
+            for pool in element.ancestors():
+                children = inside.setdefault(pool, [])
+                children.append(side)
+                if len(children) > 1:
+                    break
+                side = pool
+
+        def key(child: Element) -> tuple[Key, str]:
+            if isinstance(child, PoolElement):
+                return (self._key_of_pool(child, self._heaps[child]) or NO_KEY, child.name)
+            assert isinstance(child, OperationElement)
+            assert child.parent is not None
+            is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None
+            return ((float(child.fifo_index or 0) if is_fifo else child.satisfaction, 0.0), child.name)
+
+        def walk(pool: PoolElement) -> Iterator[OperationElement]:
+            for child in sorted(inside.get(pool, ()), key=key):
+                if isinstance(child, PoolElement):
+                    yield from walk(child)
+                elif isinstance(child, OperationElement):
+                    yield child
+
+        return list(walk(self.tree.root))
+
     def _place(self, element: OperationElement, key: Key | None) -> None:
         child: Element = element
         pool = element.parent
@@ -195,6 +235,50 @@ class ServiceOrder:
 def fits(room: Vector, wanted: Vector) -> bool:
     """Whether there is room, up to what sums of floats are off by."""
     return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
+
+
+def largest_nodes(trees: Iterable[Tree]) -> frozenset[Vector]:
+    """What the nodes of these trees have in all; nodes that have the same count once."""
+    return frozenset(node.capacity for tree in trees for node in tree.nodes.values())
+
+
+def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str]:
+    """Sentences about tasks of which no node could hold a job, however empty; ``nodes`` as of ``largest_nodes``.
+
+    Nothing is said where there is no node at all.
+    """
+    told: list[str] = []
+    for task in tasks:
+        if not nodes or any(fits(node, task.resources) for node in nodes):
+            continue
+        if len(told) == MAX_TOLD:
+            return [*told, "and others"]
+        most = tuple(max(amounts) for amounts in zip(*nodes, strict=True))
+        over = [r for r, wanted in enumerate(task.resources) if wanted > most[r]]
+        if over:
+            what = ", ".join(f"{_tell(task.resources, r)} (the most that a node has: {_tell(most, r)})" for r in over)
+        else:
+            what = ", ".join(_tell(task.resources, r) for r, x in enumerate(task.resources) if x) + " together"
+        told.append(f'task "{task.name}": none of its jobs can start, no node can hold one: it orders {what}')
+    return told
+
+
+def find_stuck_tasks(live: Operation, nodes: dict[tuple[str, ...], frozenset[Vector]] | None = None) -> list[str]:
+    """The same of an operation that lives: tasks without a job, of which some are to be started.
+
+    ``nodes`` keeps what the trees' nodes have from one operation to the next.
+    """
+    tasks = [task for task in live.next_tasks() if not live.active.get(task.name)]
+    if not tasks:
+        return []
+    trees, known = tuple(live.elements), {} if nodes is None else nodes
+    if trees not in known:
+        known[trees] = largest_nodes(element.tree for element in live.elements.values())
+    return find_too_large(tasks, known[trees])
+
+
+def _tell(amounts: Sequence[float], resource: int) -> str:
+    return f"{show_amount(resource, amounts[resource])} {RESOURCES[resource]}"
 
 
 def refuse(element: OperationElement, task: Task, free: Vector) -> str:
@@ -256,27 +340,3 @@ def place_jobs(
     order.restore()
     order.tree.changed.clear()
     return started
-
-
-def service_rank(elements: Sequence[OperationElement]) -> list[OperationElement]:
-    """Operations in the order of service, least satisfied on every level first; for preemptive stages (6.6, 7.1)."""
-    if not elements:
-        return []
-    keys: dict[Element, Key] = {}
-
-    def least(pool: PoolElement) -> float:
-        values = [least(child) for child in pool.children.values()]
-        values += [satisfaction(element) for element in pool.operations.values() if wants_jobs(element)]
-        keys[pool] = pool_key(pool, min(values, default=NEVER))
-        return keys[pool][0]
-
-    least(elements[0].tree.root)
-
-    def key(element: OperationElement) -> tuple[tuple[Key, str], ...]:
-        path = [(keys.get(pool, (NEVER, NEVER)), pool.name) for pool in element.ancestors()]
-        parent = element.parent
-        is_fifo = parent is not None and parent.mode == "fifo" and element.fifo_index is not None
-        own = float(element.fifo_index or 0) if is_fifo else satisfaction(element)
-        return (*reversed(path[:-1]), ((own, 0.0), element.name))
-
-    return sorted(elements, key=key)

@@ -1,12 +1,13 @@
 """Which jobs are taken away, for whom and why: decisions only, nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
 
 Pure and deterministic: times are arguments, jobs are walked in the order of their start. Of the living tree only the
-jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update.
+jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update, and
+a node's ``skipped_searches``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -120,14 +121,18 @@ def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
     ``max_unpreemptible_running_job_count`` of the tree, or the operation's if that is less; fewer jobs than the value
     are protected, and as many, too, without ``strict_unpreemptible_running_job_count``.
     """
-    settings = element.tree.config.settings
-    limit = settings.max_unpreemptible_running_job_count
+    limit = unpreemptible_job_count(element)
     if limit is None:
         return False
+    strict = element.tree.config.settings.strict_unpreemptible_running_job_count
+    return job_count < limit or (job_count == limit and not strict)
+
+
+def unpreemptible_job_count(element: OperationElement) -> int | None:
+    """``max_unpreemptible_running_job_count`` that holds for an operation; None: the count rule is off (6.4)."""
+    limit = element.tree.config.settings.max_unpreemptible_running_job_count
     own = element.options.max_unpreemptible_running_job_count
-    if own is not None:
-        limit = min(limit, own)
-    return job_count < limit or (job_count == limit and not settings.strict_unpreemptible_running_job_count)
+    return limit if limit is None or own is None else min(limit, own)
 
 
 # --- 6.5, 7.2: satisfaction, and what blocks from above ----------------------------------------------------------
@@ -142,7 +147,7 @@ def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
     return satisfaction_of(usage, element.fair_share, element.demand_share)
 
 
-def _blocks(element: Element, victim: OperationElement, aggressive: bool, lost: Vector = ZERO) -> bool:
+def blocks(element: Element, victim: OperationElement, aggressive: bool, lost: Vector = ZERO) -> bool:
     """Whether this element, the victim's operation or a pool above it, gives nothing away (6.5 a and b)."""
     settings = element.tree.config.settings
     if settings.preemption_check_starvation and element.starvation_status != "non_starving":
@@ -157,7 +162,7 @@ def _blocks(element: Element, victim: OperationElement, aggressive: bool, lost: 
     return local_satisfaction(element, lost) < threshold + EPSILON
 
 
-def _path(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
+def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
     """The element and the pools above it without the root."""
     yield element
     for pool in element.ancestors():
@@ -176,14 +181,57 @@ def _is_permitted(job: Job, aggressive: bool) -> bool:
 
 # --- 6.6: one preemptive attempt ---------------------------------------------------------------------------------
 
+MOST_SEARCHES: Final = 64
+"""How many searches for victims one attempt makes at most; the node's next attempt goes on behind them."""
 
-def plan_preemption(
-    node: Node, targets: Sequence[tuple[OperationElement, TargetPriority]], now: float, spare: Vector
-) -> PreemptionPlan | None:
+
+class Targets:
+    """The operations of a tree that may preempt, in the order of service, laid out so that an attempt looks up the few
+    that its node can serve. Made once per fair-share update.
+
+    ``ranked``: with their priorities, the children of each pool one after another. ``may_preempt`` is asked about those
+    that a search is made for: what was true at the update may have changed since.
+    """
+
+    def __init__(
+        self,
+        ranked: Iterable[tuple[OperationElement, TargetPriority]],
+        may_preempt: Callable[[OperationElement, TargetPriority], bool] = lambda _element, _priority: True,
+    ) -> None:
+        self.may_preempt = may_preempt
+        self.below: dict[TargetPriority, dict[Element, _Below]] = {}
+        for element, priority in ranked:
+            table = self.below.setdefault(priority, {})
+            own = table[element] = _Below()
+            own.orders = dict.fromkeys(task.resources for task in element.operation.record.tasks)
+            side: Element = element
+            for pool in element.ancestors():
+                below = table.get(pool)
+                if below is None:
+                    below = table[pool] = _Below()
+                below.children.setdefault(side, len(below.children))
+                if own.orders.keys() <= below.orders.keys():
+                    break  # the pools above have them, too, and know this one
+                below.orders |= own.orders
+                side = pool
+
+
+class _Below:
+    """What is at or below one element: its children on the way to targets, with their rank, and the orders of these."""
+
+    __slots__ = ("children", "orders")
+
+    def __init__(self) -> None:
+        self.children: dict[Element, int] = {}
+        self.orders: dict[Vector, None] = {}
+
+
+def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> PreemptionPlan | None:
     """The first job of a starving operation that room can be made for on this node, and the jobs that must go for it.
 
-    ``targets`` come in the usual order of service, with their priorities; aggressive ones are tried before normal
-    ones. A stage is left out when the node's free resources and all that could be freed do not reach ``spare`` (6.6).
+    Targets are tried in the usual order of service, aggressive ones before normal ones. A stage is left out when the
+    node's free resources and all that could be freed do not reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made;
+    ``node.skipped_searches`` is where the next attempt goes on.
 
     Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
     others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
@@ -196,19 +244,38 @@ def plan_preemption(
     better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
     lower it again, is refused. The gain is for fair shares themselves, which follow usage a little.
     """
+    first, node.skipped_searches = node.skipped_searches, 0
+    budget = _Budget(first)
     for priority in _STAGES:
-        chosen = [element for element, own in targets if own == priority]
-        if not chosen:
+        below = targets.below.get(priority)
+        if below is None:
             continue
-        stage = _Stage(node, chosen[0].tree, priority, now)
-        if is_spare(node, add(stage.free, stage.most), spare):
-            plan = _try_targets(stage, chosen, now)
-            if plan is not None:
-                return plan
+        tree = next(iter(below)).tree
+        stage = _Stage(node, tree, priority, now)
+        if not is_spare(node, add(stage.free, stage.most), spare):
+            continue
+        plan = _Search(stage, below, targets.may_preempt, budget, now).visit(tree.root, add(stage.free, stage.discount))
+        if plan is not None:
+            return plan
+        if budget.is_spent:
+            node.skipped_searches = budget.made
+            break
     return None
 
 
 _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
+
+
+class _Budget:
+    """The searches of one attempt: those before ``first`` had their turn at the last one."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.made = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.made >= self.first + MOST_SEARCHES
 
 
 class _Stage:
@@ -234,7 +301,7 @@ class _Stage:
             if not _is_permitted(job, aggressive):
                 continue
             if element not in blockers:
-                blockers[element] = next((e for e in _path(element) if _blocks(e, element, aggressive)), None)
+                blockers[element] = next((e for e in path_of(element) if blocks(e, element, aggressive)), None)
             blocker = blockers[element]
             if blocker is None:
                 self.discount = add(self.discount, job.usage)
@@ -245,6 +312,11 @@ class _Stage:
         self.candidates.sort(key=lambda candidate: _victim_order(candidate[0]))
         self.pools = {pool: None for job, _ in self.candidates for pool in job.element.ancestors()}
         """Those with a candidate below them."""
+        self.inside: dict[PoolElement, list[PoolElement]] = {}
+        """The same, by parent."""
+        for pool in self.pools:
+            if pool.parent is not None:
+                self.inside.setdefault(pool.parent, []).append(pool)
         self.most = self.discount
         for amount in self.conditional.values():
             self.most = greatest(self.most, add(self.discount, amount))
@@ -267,48 +339,100 @@ def _victim_order(job: Job) -> tuple[int, int, float, int]:
     return (int(protected), int(protected and not job.has_cpu_gap), -job.start_time, -job.sequence)
 
 
-def _try_targets(stage: _Stage, targets: list[OperationElement], now: float) -> PreemptionPlan | None:
-    # What fails for a target fails for all whose path joins the candidates' at the same pool, from a side that is
-    # satisfied no less: those served later, mostly.
-    failed: dict[tuple[PoolElement, Vector], float] = {}
-    own = {job.element for job, _ in stage.candidates}
-    for target in targets:
-        available = add(stage.free, stage.discount)
-        if stage.conditional:
-            for above in target.ancestors():
-                available = add(available, stage.conditional.get(above, ZERO))
+class _Search:
+    """The way through the pools to the first target that victims are found for, in the order of service.
+
+    What fails for a target fails for all whose path joins the candidates' at the same pool, from a side that is
+    satisfied no less. So an attempt costs what is near its candidates, not what starves in the tree.
+    """
+
+    def __init__(
+        self,
+        stage: _Stage,
+        below: Mapping[Element, _Below],
+        may_preempt: Callable[[OperationElement, TargetPriority], bool],
+        budget: _Budget,
+        now: float,
+    ) -> None:
+        self.stage = stage
+        self.below = below
+        self.may_preempt = may_preempt
+        self.budget = budget
+        self.now = now
+        self.failed: dict[tuple[PoolElement, Vector], float] = {}
+        self.own = {job.element for job, _ in stage.candidates}
+
+    def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
+        """Below a pool that has candidates below it (or the root), with ``available`` as far as the pools above say."""
+        stage, below = self.stage, self.below.get(pool)
+        if below is None:
+            return None
+        available = add(available, stage.conditional.get(pool, ZERO))
+        orders = [order for order in below.orders if dominates(available, order)]
+        children: Iterable[Element] = below.children
+        if not orders:
+            # Only what a pool further down gives to its own can be enough.
+            inside = stage.inside.get(pool, ()) if stage.conditional else ()
+            children = sorted((child for child in inside if child in below.children), key=below.children.__getitem__)
+        for child in children:
+            if isinstance(child, PoolElement) and child in stage.pools:
+                plan = self.visit(child, available)
+            elif orders:
+                plan = self._try(pool, child, orders, local_satisfaction(child))
+                orders = [order for order in orders if not self._is_hopeless(pool, order, 0.0)]
+            else:
+                continue
+            if plan is not None or self.budget.is_spent:
+                return plan
+        return None
+
+    def _try(
+        self, joint: PoolElement, element: Element, orders: Iterable[Vector], satisfaction: float
+    ) -> PreemptionPlan | None:
+        """At or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
+        below = self.below[element]
+        orders = [
+            order
+            for order in orders
+            if order in below.orders
+            and not self._is_hopeless(joint, order, satisfaction)
+            and (element.limits is UNLIMITED or dominates(_room_below_limits(element, order), ZERO))
+        ]
+        if not orders:
+            return None
+        if isinstance(element, OperationElement):
+            return self._try_operation(joint, element, orders, satisfaction)
+        for child in below.children:
+            plan = self._try(joint, child, orders, satisfaction)
+            if plan is not None or self.budget.is_spent:
+                return plan
+            if all(self._is_hopeless(joint, order, satisfaction) for order in orders):
+                break
+        return None
+
+    def _try_operation(
+        self, joint: PoolElement, target: OperationElement, orders: list[Vector], satisfaction: float
+    ) -> PreemptionPlan | None:
+        stage, budget = self.stage, self.budget
+        if not self.may_preempt(target, stage.priority):
+            return None
         for task in target.operation.next_tasks():
             order = task.resources
-            if not dominates(available, order):
+            if order not in orders or self._is_hopeless(joint, order, satisfaction):
                 continue
-            side, joint = _find_joint(stage, target)
-            key, satisfaction = (joint, order), local_satisfaction(side)
-            if (key in failed and satisfaction >= failed[key]) or not _may_have_room(stage, target, order):
-                continue
-            victims = _Swap(stage, target, order).find_victims()
+            if budget.is_spent:
+                return None
+            budget.made += 1
+            victims = _Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
-                return _make_plan(target, task, stage.priority, victims, now)
-            if target not in own:
-                failed[key] = satisfaction
-    return None
+                return _make_plan(target, task, stage.priority, victims, self.now)
+            if target not in self.own:
+                self.failed[joint, order] = satisfaction
+        return None
 
-
-def _find_joint(stage: _Stage, target: OperationElement) -> tuple[Element, PoolElement]:
-    """The nearest pool above the target that has candidates below it (else the root), and the target's side there."""
-    side: Element = target
-    for pool in target.ancestors():
-        if pool in stage.pools or pool.is_root:
-            return side, pool
-        side = pool
-    raise AssertionError("the last ancestor is the root")
-
-
-def _may_have_room(stage: _Stage, target: OperationElement, order: Vector) -> bool:
-    """Whether the limits above leave room for the order, or have candidates below them that could make some."""
-    return all(
-        (isinstance(above, PoolElement) and above in stage.pools) or dominates(_room_below_limits(above, order), ZERO)
-        for above in _path(target)
-    )
+    def _is_hopeless(self, joint: PoolElement, order: Vector, satisfaction: float) -> bool:
+        least = self.failed.get((joint, order))
+        return least is not None and satisfaction >= least
 
 
 class _Room:
@@ -416,9 +540,9 @@ class _Swap:
         if is_protected_by_count(element, self.counts.get(element, len(element.jobs))):
             return self._refuse(element)
         conditional = element.tree.config.settings.enable_conditional_preemption
-        for above in _path(element):
+        for above in path_of(element):
             lost = self.lost.get(above)
-            if lost is not None and _blocks(above, element, aggressive, lost):
+            if lost is not None and blocks(above, element, aggressive, lost):
                 return self._refuse(above)
             if above is side and conditional:
                 break
@@ -437,7 +561,7 @@ class _Swap:
     def _lose(self, job: Job) -> None:
         element = job.element
         self.counts[element] = self.counts.get(element, len(element.jobs)) - 1
-        for above in _path(element):
+        for above in path_of(element):
             self.lost[above] = add(self.lost.get(above, ZERO), job.usage)
 
 
@@ -483,7 +607,8 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     online, its other jobs here go, too. So a lowered ``resource_limits`` takes jobs away whatever their number.
     """
     jobs = sorted((job for job in node.jobs.values() if job.is_active), key=_start, reverse=True)
-    if not any(_is_above_limits(above, ZERO) for element in _operations_of(jobs) for above in _path(element)):
+    above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
+    if not any(_is_above_limits(above, ZERO) for above in above_all if above.parent is not None):
         return []
     lost: dict[Element, Vector] = {}
     found: list[tuple[Job, Element]] = []
@@ -501,7 +626,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
                 take(job, violated)
     for least_list, is_allowed in (
         (PREEMPTIBLE, _is_candidate_for_limits),
-        (AGGRESSIVELY_PREEMPTIBLE, lambda job: not any(_blocks(a, job.element, True) for a in _path(job.element))),
+        (AGGRESSIVELY_PREEMPTIBLE, lambda job: not any(blocks(a, job.element, True) for a in path_of(job.element))),
     ):
         for job in jobs:
             violated = None if job.id in taken else _find_violated(job, lost)
@@ -514,7 +639,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     needed: list[tuple[Job, Element, str]] = []
     for job, violated in found:
         without = dict(lost)
-        without.update((above, subtract(lost[above], job.usage)) for above in _path(job.element))
+        without.update((above, subtract(lost[above], job.usage)) for above in path_of(job.element))
         if _find_violated(job, without) is None:
             lost = without
         else:
@@ -538,7 +663,7 @@ def _is_above_limits(element: Element, lost: Vector) -> bool:
 
 
 def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
-    for above in _path(job.element):
+    for above in path_of(job.element):
         if _uses(job, _excess(above, lost.get(above, ZERO))):
             return above
     return None
@@ -549,7 +674,7 @@ def _uses(job: Job, excess: Vector) -> bool:
 
 
 def _count_loss(job: Job, lost: dict[Element, Vector]) -> None:
-    for above in _path(job.element):
+    for above in path_of(job.element):
         lost[above] = add(lost.get(above, ZERO), job.usage)
 
 
@@ -558,7 +683,7 @@ def _is_candidate_for_limits(job: Job) -> bool:
     if not _may_lose(element):
         return False
     sort_jobs(element)
-    return _is_permitted(job, True) and not any(_blocks(above, element, True) for above in _path(element))
+    return _is_permitted(job, True) and not any(blocks(above, element, True) for above in path_of(element))
 
 
 def _has_candidates(element: Element, excess: Vector, taken: set[str], least_list: int) -> bool:
@@ -584,9 +709,10 @@ def find_graceful(node: Node) -> list[tuple[Job, str]]:
     They are asked to end whether or not anybody starves; the count rule protects them as it does others.
     """
     found: list[tuple[Job, str]] = []
-    for job in sorted(node.jobs.values(), key=_start, reverse=True):
+    graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
+    for job in sorted(graceful, key=_start, reverse=True):
         element = job.element
-        if not job.is_active or element.operation.record.preemption_mode != "graceful":
+        if not job.is_active:
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):

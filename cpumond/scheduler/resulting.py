@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED
-from cpumond.monitor.model import DEFAULT_SETTINGS, MonitorSettings
+from cpumond.monitor.model import DEFAULT_SETTINGS, RULE_DEFAULTS, MonitorSettings
 from cpumond.scheduler.elements import Operation, OperationElement
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
 from cpumond.scheduler.operations import ALIASES, TREE_OPTIONS
@@ -31,10 +31,14 @@ NOTE: Final = (
     "is given in the specification wins over them. The page of a job shows what holds for it."
 )
 
-_MONITOR_DEFAULTS: Final[Mapping[str, Any]] = {
-    name: value * 1e3 if name in MONITOR_DURATIONS else value
-    for name, value in msgspec.to_builtins(DEFAULT_SETTINGS).items()
+_MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    rule: {
+        name: value * 1e3 if name in MONITOR_DURATIONS else value
+        for name, value in msgspec.to_builtins(MonitorSettings(limit_rule=rule)).items()
+    }
+    for rule in RULE_DEFAULTS
 }
+"""By ``limit_rule``."""
 
 
 def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +46,7 @@ def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
 
     ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``).
     """
-    return {**_MONITOR_DEFAULTS, **given}
+    return {**_MONITOR_DEFAULTS[given.get("limit_rule", DEFAULT_SETTINGS.limit_rule)], **given}
 
 
 def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
@@ -69,6 +73,7 @@ def resulting_specification(record: OperationRecord, live: Operation | None) -> 
         "preemption_mode": record.preemption_mode,
         "is_gang": record.is_gang,
         "max_failed_job_count": record.max_failed_job_count,
+        **({} if record.time_limit is None else {"time_limit": record.time_limit}),
         "tasks": {task.name: _task(task) for task in record.tasks},
         "job_cpu_monitor": resulting_monitor(record.job_cpu_monitor),
     }
@@ -82,7 +87,7 @@ def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]
 
 _READ: Final = TREE_OPTIONS | {
     "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode", "is_gang",
-    "max_failed_job_count", "job_cpu_monitor",
+    "max_failed_job_count", "job_cpu_monitor", "time_limit",
 }  # fmt: skip
 """Options whose values stand in the record."""
 
@@ -118,4 +123,6 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
 
 def _task(task: Task) -> dict[str, Any]:
     shown = {name: getattr(task, name) for name in task.__struct_fields__ if name not in ("name", "spec")}
+    if task.job_time_limit is None:
+        del shown["job_time_limit"]
     return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -7,7 +7,7 @@ object in the next one, which makes the update of it nearly free.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
@@ -26,22 +26,27 @@ from cpumond.fairshare.resources import (
 )
 from cpumond.fairshare.result import Elements, UpdateResult
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_vector
+from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
 
 OPERATION_PREFIX = "#"
 """Before an operation's id in a snapshot; no pool's name can begin with it."""
+
+GUARANTEE_PREFIX = "##"
+"""Before the id of an operation with ``min_share_resources``: a pool around it that has its guarantee."""
 
 
 class SnapshotMaker:
     """Makes the snapshots of one tree; remembers what the last one was made of."""
 
-    __slots__ = ("_basis", "_guaranteed", "_sent")
+    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee")
 
     def __init__(self) -> None:
         self._basis: object = None
         self._guaranteed: dict[str, tuple[Vector, float]] = {}
         self._sent: dict[str, tuple[PoolElement, bool]] = {}
         """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
+        self._with_guarantee: list[OperationElement] = []
+        """The operations that the last snapshot had a guarantee of."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
@@ -56,8 +61,15 @@ class SnapshotMaker:
         pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
         self._sent = {name: (pool, _is_integral(pool)) for name, pool in tree.pools.items()}
         operations: list[fairshare.Operation] = []
+        guarantees: list[fairshare.Pool] = []
+        self._with_guarantee = []
         for pool in (*tree.pools.values(), tree.root):
             operations += _operation_entries(pool)
+            asking = [element for element in pool.operations.values() if element.options.min_share_resources]
+            having = [element for element in asking if has_guarantee(element)]
+            if having:
+                guarantees += _guarantee_entries(pool, having)
+                self._with_guarantee += having
         for pool in reversed((tree.root, *tree.pools.values())):
             parts = [child.usage for child in pool.children.values()]
             parts += [element.usage for element in pool.operations.values()]
@@ -66,7 +78,11 @@ class SnapshotMaker:
             parts += [element.demand for element in pool.operations.values()]
             pool.demand = sum_vectors(parts)
         return fairshare.Snapshot(
-            total_resources=tree.total, pools=pools, operations=tuple(operations), options=_options(settings)
+            total_resources=tree.total,
+            pools=(*pools, *guarantees),
+            operations=tuple(operations),
+            options=_options(settings),
+            root=_root_entry(settings),
         )
 
     def accept(self, tree: Tree, result: UpdateResult) -> None:
@@ -78,8 +94,11 @@ class SnapshotMaker:
         elements = result.elements
         assert isinstance(elements, Elements)
         for element in tree.operations.values():
+            element.strong_guarantee_share = ZERO
             if not element.is_running:
                 element.fair_share = element.demand_share = ZERO
+        for element in self._with_guarantee:
+            element.strong_guarantee_share = elements[GUARANTEE_PREFIX + element.name].strong_guarantee_share
         for name, fair_share, demand_share in elements.operation_shares():
             found = tree.operations.get(name[1:])
             if found is not None:
@@ -108,26 +127,6 @@ class SnapshotMaker:
             pool.limits = limits
             for element in pool.operations.values():
                 element.entry = None
-        given = settings.integral_guarantees
-        of_tree = tree.config.settings
-        multiplier = given.relaxed_share_multiplier_limit
-        integral = fairshare.NO_INTEGRAL_GUARANTEES
-        if given.guarantee_type != "none":
-            integral = fairshare.IntegralGuarantees(
-                guarantee_type=given.guarantee_type,
-                resource_flow=to_vector(given.resource_flow, 0.0),
-                burst_guarantee_resources=to_vector(given.burst_guarantee_resources, 0.0),
-                relaxed_share_multiplier_limit=(
-                    of_tree.integral_guarantees.relaxed_share_multiplier_limit if multiplier is None else multiplier
-                ),
-                can_accept_free_volume=given.can_accept_free_volume is not False,
-                should_distribute_free_volume_among_children=_first(
-                    given.should_distribute_free_volume_among_children,
-                    of_tree.should_distribute_free_volume_among_children,
-                ),
-                accumulated_volume=pool.volume,
-                last_share_ratio=pool.last_integral_ratio,
-            )
         strong = settings.strong_guarantee_resources
         entry = fairshare.Pool(
             name=pool.name,
@@ -136,7 +135,7 @@ class SnapshotMaker:
             mode=settings.mode,
             resource_limits=limits,
             strong_guarantee_resources=_optional(strong) if strong else fairshare.UNSET,
-            integral_guarantees=integral,
+            integral_guarantees=_integral_entry(pool, tree.config.settings),
         )
         if pool.entry != entry:
             if pool.entry is None or (entry.name, entry.mode) != (pool.entry.name, pool.entry.mode):
@@ -151,6 +150,87 @@ class SnapshotMaker:
             return 1.0
         strong, flow = self._guaranteed[pool.name]
         return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
+
+
+def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.IntegralGuarantees:
+    given = pool.settings.integral_guarantees
+    distributes = given.should_distribute_free_volume_among_children
+    free_volume = (
+        given.can_accept_free_volume is not False,
+        of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
+    )
+    if given.guarantee_type == "none":
+        # Volume that is free flows through such pools, too (fair_share_update.md 5.2, 5.3).
+        return _FLOWS_THROUGH[free_volume]
+    multiplier = given.relaxed_share_multiplier_limit
+    return fairshare.IntegralGuarantees(
+        guarantee_type=given.guarantee_type,
+        resource_flow=to_vector(given.resource_flow, 0.0),
+        burst_guarantee_resources=to_vector(given.burst_guarantee_resources, 0.0),
+        relaxed_share_multiplier_limit=(
+            of_tree.integral_guarantees.relaxed_share_multiplier_limit if multiplier is None else multiplier
+        ),
+        can_accept_free_volume=free_volume[0],
+        should_distribute_free_volume_among_children=free_volume[1],
+        accumulated_volume=pool.volume,
+        last_share_ratio=pool.last_integral_ratio,
+    )
+
+
+_FLOWS_THROUGH = {
+    (accepts, distributes): fairshare.IntegralGuarantees(
+        can_accept_free_volume=accepts, should_distribute_free_volume_among_children=distributes
+    )
+    for accepts in (False, True)
+    for distributes in (False, True)
+}
+
+
+def _root_entry(of_tree: TreeSettings) -> fairshare.Pool:
+    flags = _FLOWS_THROUGH[True, of_tree.should_distribute_free_volume_among_children]
+    return fairshare.Pool(name=fairshare.ROOT, parent="", integral_guarantees=flags)
+
+
+def has_guarantee(element: OperationElement) -> bool:
+    """Whether an operation takes part in an update with its ``min_share_resources``; in FIFO pools none does (9.3)."""
+    parent = element.parent
+    return (
+        bool(element.options.min_share_resources)
+        and element.is_running
+        and parent is not None
+        and parent.mode != "fifo"
+    )
+
+
+def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:
+    """The pools around the operations ``having`` a guarantee.
+
+    Together they get at most what the pool's own guarantee leaves beside those of its child pools; where that is less
+    than they ask for, all get the same part of it, one factor for all resources as in fair_share_update.md 6.2.
+    """
+    own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
+    asked = [
+        {name: amount for name, amount in element.options.min_share_resources.items() if name in own}
+        for element in having
+    ]
+    factor = 1.0
+    for name, amount in own.items():
+        left = amount - sum(
+            child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values()
+        )
+        left = max(left, 0.0)  # the pools may be given more than there is
+        wanted = sum(each.get(name, 0.0) for each in asked)
+        if wanted > left:
+            factor = min(factor, left / wanted)
+    for element, amounts in zip(having, asked, strict=True):
+        fitted = {name: amount * factor for name, amount in amounts.items()}
+        yield fairshare.Pool(
+            name=GUARANTEE_PREFIX + element.name,
+            parent=_name(pool),
+            weight=operation_weight(element),
+            resource_limits=element.limits,
+            strong_guarantee_resources=_optional(fitted) if fitted else fairshare.UNSET,
+        )
 
 
 def pool_limits(pool: PoolElement) -> Vector:
@@ -182,10 +262,6 @@ def _name(pool: PoolElement) -> str:
     return fairshare.ROOT if pool.parent is None else pool.name
 
 
-def _first(value: bool | None, other: bool) -> bool:
-    return other if value is None else value
-
-
 def _optional(amounts: Mapping[str, float]) -> fairshare.OptionalVector:
     a, b, c, d, e = (amounts.get(name) for name in RESOURCES)
     return (a, b, c, d, e)
@@ -196,6 +272,7 @@ def _options(settings: TreeSettings) -> fairshare.Options:
         main_resource=settings.main_resource,
         integral_pool_capacity_saturation_period_s=settings.integral_guarantees.pool_capacity_saturation_period / 1e3,
         integral_smooth_period_s=settings.integral_guarantees.smooth_period / 1e3,
+        step_function_for_gang_operations=True,
     )
 
 
@@ -283,7 +360,7 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
     # What the update takes as usage must not exceed its demand, sums of floats may by one bit.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
-        parent=_name(pool),
+        parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
         weight=operation_weight(element) if rank is None else 1.0,
         demand=greatest(element.demand, element.usage),
         usage=element.usage,

@@ -7,7 +7,7 @@ Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Final, Literal
 
@@ -148,21 +148,6 @@ LIMIT_OF: Final = {
 }
 
 
-def find_cut_options(pool: PreemptionRules, options: OperationTreeOptions) -> list[str]:
-    """Sentences about an operation's options by which it would be more privileged than its pool (6.2)."""
-    rules = operation_rules(pool, options)
-    cuts = (
-        ("fair_share_starvation_timeout", options.fair_share_starvation_timeout, rules.fair_share_timeout_s * 1e3),
-        ("min_share_preemption_timeout", options.min_share_preemption_timeout, rules.min_share_timeout_s * 1e3),
-        ("fair_share_starvation_tolerance", options.fair_share_starvation_tolerance, rules.tolerance),
-    )
-    return [
-        f"{name} {own:g} has no effect: an operation may not be more privileged than its pool, {effective:g} holds"
-        for name, own, effective in cuts
-        if own is not None and not math.isclose(own, effective)
-    ]
-
-
 def _within_limits(rules: PreemptionRules) -> PreemptionRules:
     rules.tolerance = min(rules.tolerance, rules.tolerance_limit)
     rules.fair_share_timeout_s = max(rules.fair_share_timeout_s, rules.fair_share_timeout_limit_s)
@@ -293,6 +278,14 @@ def starving_element(element: OperationElement) -> OperationElement | PoolElemen
             if pool.starvation_status == "starving" and starving is None:
                 starving = pool
     return starving
+
+
+def still_starves(element: OperationElement, priority: Priority) -> bool:
+    """Whether what gave an operation this priority at the last update is still below its share (6.2, 6.3)."""
+    with_ancestors = element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors"
+    above: Iterable[Element] = (element, *element.ancestors()) if with_ancestors else (element,)
+    wanted = ("aggressively_starving",) if priority == "aggressive" else ("aggressively_starving", "starving")
+    return any(each.starvation_status in wanted and _find_status(each) != "normal" for each in above)
 
 
 def starving_operations(tree: Tree) -> list[OperationElement]:

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,11 +40,14 @@ from cpumond.scheduler.elements import (
     start_job,
 )
 from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
     NO_SUCH_JOB,
     NO_SUCH_OPERATION,
     NO_TREE_SETTINGS,
     RESOLVE,
+    ROOT_POOL,
     SUBPOOL_DELIMITER,
+    TOO_MANY_REQUESTS,
     CommandError,
     Config,
     JobRecord,
@@ -57,8 +61,9 @@ from cpumond.scheduler.model import (
     to_vector,
 )
 from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
-from cpumond.scheduler.placement import ServiceOrder, place_jobs, service_rank
+from cpumond.scheduler.placement import ServiceOrder, place_jobs, wants_jobs
 from cpumond.scheduler.snapshot import SnapshotMaker, operation_limits, pool_limits
+from cpumond.scheduler.spec_room import SpecRoom, weigh_change
 from cpumond.wire import (
     FinishedJob,
     Heartbeat,
@@ -74,6 +79,14 @@ Told = TypeVar("Told", JobReport, FinishedJob)
 KEPT_PREEMPTIONS = 10_000
 MAX_NODE_FAILURE_REASON = 1000
 KEPT_INCARNATIONS = 8
+KEPT_REFUSED = 100
+REFUSED_S = 600.0
+"""How many nodes that were refused are remembered, and how long after their last try; agents try again and again."""
+MAX_NODES = 10_000
+MAX_TAGS = 100
+MAX_NAMES_CHARS = 8192
+SPARE_DEADLINES = 100
+"""Deadlines of ended operations that are kept at least, so that they are rarely looked for."""
 START_GRACE_PERIODS = 2.0
 """Heartbeat periods after which a node's own word on a job that had no room there should have come."""
 MAX_ORDERS = 200
@@ -100,6 +113,20 @@ class Receipt:
     acknowledged: list[str] = field(default_factory=list)
 
 
+class SeveralTreesError(CommandError):
+    """A node whose tags fit several trees; ``change`` is what is kept of it where it is known already (2.2)."""
+
+    def __init__(self, record: NodeRecord, tags: Collection[str], matched: list[str], change: Transaction) -> None:
+        super().__init__(
+            f"Node belongs to more than one pool tree: node {record.id!r} with tags {sorted(tags)} matches the "
+            f"nodes_filter of {' and '.join(map(repr, matched))}; it gets no work: change its tags or the filters",
+            attributes={"node_address": record.address, "matched_pool_trees": matched},
+        )
+        self.record = record
+        self.matched = matched
+        self.change = change
+
+
 class State:
     """Everything the scheduler knows. Used by one thread; not safe for more."""
 
@@ -113,9 +140,13 @@ class State:
         """Finished ones, the first finished first."""
         self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
         """Operation -> its finished jobs by id, as long as the operation is known."""
+        self.spec_room = SpecRoom(rules.max_specification_memory)
+        self.config_bytes = 0
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
+        self.refused_nodes: dict[str, tuple[float, tuple[str, ...]]] = {}
+        """Nodes that are not known because their tags fit several trees: when they last tried, and the trees."""
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
         """(tree, pool of the victim, kind) -> preemptions since the start."""
@@ -126,13 +157,15 @@ class State:
         self.job_sequence = 0
         self._makers: dict[str, SnapshotMaker] = {}
         self._orders: dict[str, ServiceOrder] = {}
-        self._starving: dict[str, list[OperationElement]] = {}
+        self._starving: dict[str, preemption.Targets] = {}
         self._settled_config: Config | None = None
         self._freed: dict[str, bool] = {}
         """Trees whose whole queue must be looked at: a slot became free, or limits changed (3.3)."""
         self._arrived: dict[str, dict[str, OperationElement]] = {}
         """Tree -> pending operations that came since; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        """A heap of when operations have a ``time_limit`` that is over, and their ids; some may have ended."""
         self._expired: dict[tuple[str, str], None] = {}
         self._awaited: dict[str, None] = {}
         self._await_until = 0.0
@@ -184,8 +217,10 @@ class State:
         """What follows from the state as it is: operations without a tree end, those of switched-off sub-pools move,
         pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not looked for again."""
         changed: dict[str, OperationRecord] = {}
+        for operation in self._find_too_long(now):
+            changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
         for operation in self.operations.values() if self._settled_config is not self.config else ():
-            record = operations.keep_trees(operation.record, self.config.trees, now)
+            record = operations.keep_trees(changed.get(operation.id, operation.record), self.config.trees, now)
             if not record.is_finished:
                 record = self._without_closed_subpools(record)
             if record is not operation.record:
@@ -201,9 +236,21 @@ class State:
                     changed[record.id] = operations.activate(record, tree.name)
         return Transaction(operations=tuple(changed.values()))
 
-    @property
-    def is_unsettled(self) -> bool:
+    def _find_too_long(self, now: float) -> list[Operation]:
+        """Live operations whose ``time_limit`` is over; found again until their end is applied."""
+        due: list[tuple[float, str]] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline = heappop(self._deadlines)
+            if deadline[1] in self.operations:
+                due.append(deadline)
+        for deadline in due:
+            heappush(self._deadlines, deadline)
+        return [self.operations[operation_id] for _, operation_id in due]
+
+    def is_unsettled(self, now: float) -> bool:
         """Whether ``settle`` or ``take_expired`` may find something."""
+        if self._deadlines and self._deadlines[0][0] <= now:
+            return True
         unsettled = self._settled_config is not self.config or bool(self._freed) or any(self._arrived.values())
         return unsettled or bool(self._expired)
 
@@ -254,7 +301,7 @@ class State:
             stopped = dict(self.operations[record.id].active)
             for job in ended:
                 live = self.jobs.get(job.id)
-                if live is not None and live.is_active and job.operation_id == record.id:
+                if live is not None and (live.is_active or live.is_failing) and job.operation_id == record.id:
                     stopped[job.task] -= 1
             changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
         return tuple(changed.values())
@@ -312,11 +359,13 @@ class State:
         for job in jobs:
             if job.operation_id in self.operations or job.operation_id in self.finished:
                 self.finished_jobs.setdefault(job.operation_id, {})[job.id] = job
+                self.job_sequence = max(self.job_sequence, job.sequence)
             else:
                 self._expired["job", job.id] = None
 
     def _install_config(self, config: Config, now: float) -> None:
         old, self.config = self.config, config
+        self.config_bytes += weigh_change(old, config)
         for name in [name for name in self.trees if name not in config.trees]:
             self._remove_tree(self.trees.pop(name), now)
         for name, tree_config in config.trees.items():
@@ -347,6 +396,7 @@ class State:
     def _sync_pools(self, tree: Tree) -> None:
         """Give the living pools their new configuration; see 2.9 for what becomes of removed and new ones."""
         before = tree.pools
+        were_ephemeral = {pool for pool in before.values() if pool.config is None}
         by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}
         pools: dict[str, PoolElement] = {}
         for config in tree.config.pools.values():
@@ -367,7 +417,7 @@ class State:
                 for element in pool.operations.values() if pools[pool.name] is not pool else ():
                     element.parent = pools[pool.name]  # an explicit pool has the name now
                 continue
-            if not pool.operations:
+            if not pool.operations and not any(child.is_ephemeral for child in pool.children.values()):
                 continue
             prefix, delimiter, child = old_name.partition(SUBPOOL_DELIMITER)
             if delimiter and prefix in before:
@@ -375,11 +425,7 @@ class State:
                 pool.name = f"{before[prefix].name}{delimiter}{child}"
             pool.config = None
             pools[pool.name] = pool
-        for pool in [pool for pool in pools.values() if pool.config is None]:
-            parent = pools.get(pool.name.partition(SUBPOOL_DELIMITER)[0]) if SUBPOOL_DELIMITER in pool.name else None
-            is_subpool = parent is not None and parent.config is not None and parent.mode != "fifo"
-            pool.parent = parent if is_subpool and parent is not None else admission.default_parent(tree)
-            pool.settings = admission.ephemeral_settings(pool.parent)
+        _place_ephemeral(tree, were_ephemeral)
         for pool in pools.values():
             pool.entry = None
         self._relocate(tree)
@@ -412,8 +458,13 @@ class State:
         for pool in reversed(tree.pools.values()):
             assert pool.parent is not None
             pool.parent.usage = add(pool.parent.usage, pool.usage)
-        self._orders.pop(tree.name, None)
+        self._forget_order(tree)
         self._freed[tree.name] = True
+
+    def _forget_order(self, tree: Tree) -> None:
+        """Order of service and who may preempt anew: shares, or what stands above an operation, have changed."""
+        self._orders.pop(tree.name, None)
+        self._starving.pop(tree.name, None)
 
     def _attach(self, element: OperationElement, pool: PoolElement) -> None:
         """Put an operation into a pool: counts on the way up, rules; usage is the caller's."""
@@ -446,13 +497,23 @@ class State:
             self._orders.pop(pool.tree.name, None)
             pool = parent
 
-    def _ensure_pool(self, tree: Tree, name: str) -> PoolElement:
-        """The living pool of that name; a missing one is made, ephemeral (2.9)."""
-        pool = tree.pools.get(name)
+    def _ensure_pool(self, tree: Tree, name: str, removed: str = "") -> PoolElement:
+        """The living pool of that name; a missing one is made, ephemeral (2.9).
+
+        ``removed``: the pool that it was in, if that is not explicit any more; it is made, too.
+        """
+        pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
         if pool is not None:
             return pool
-        parent = tree.pools.get(name.partition(SUBPOOL_DELIMITER)[0]) if SUBPOOL_DELIMITER in name else None
-        if parent is None or parent.config is None or parent.mode == "fifo":
+        above = name.partition(SUBPOOL_DELIMITER)[0] if SUBPOOL_DELIMITER in name else removed
+        parent = tree.pools.get(above)
+        if parent is not None and above == removed and parent.config is not None:
+            parent = None
+        elif above and parent is None:
+            parent = self._ensure_pool(tree, above)
+        if parent is not None and parent.config is None:
+            parent.settings = msgspec.structs.replace(parent.settings, mode="fair_share")
+        if parent is None or parent.mode == "fifo":
             parent = admission.default_parent(tree)
         pool = PoolElement(name, parent, tree)
         pool.settings = admission.ephemeral_settings(parent)
@@ -476,6 +537,12 @@ class State:
             return
         if operation is None:
             operation = self.operations[record.id] = Operation(record)
+            deadline = operations.deadline(record)
+            if deadline is not None:
+                heappush(self._deadlines, (deadline, record.id))
+                if len(self._deadlines) > 2 * len(self.operations) + SPARE_DEADLINES:
+                    self._deadlines = sorted(each for each in self._deadlines if each[1] in self.operations)
+            self.spec_room.add(record)
             operation.needed = operations.needed_jobs(record, {})
         elif record.counts != operation.record.counts:
             operation.needed = operations.needed_jobs(record, operation.active)
@@ -490,7 +557,7 @@ class State:
 
     def _install_element(self, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:
         is_running = tree.name in operation.record.running_in
-        pool = self._ensure_pool(tree, options.pool)
+        pool = self._ensure_pool(tree, options.pool, operation.record.parents.get(tree.name, ""))
         element = operation.elements.get(tree.name)
         if element is None:
             element = OperationElement(operation, options, pool, tree)
@@ -506,7 +573,7 @@ class State:
                 _add_usage(old, element.usage, -1.0)
                 _add_usage(pool, element.usage, 1.0)
                 element.fair_share = ZERO
-                self._orders.pop(tree.name, None)
+                self._forget_order(tree)
             self._attach(element, pool)
             self._drop_if_empty(old)
         element.entry = None
@@ -539,11 +606,14 @@ class State:
         del self.operations[record.id]
 
     def _keep_finished(self, record: OperationRecord) -> None:
-        self.finished.pop(record.id, None)
+        if self.finished.pop(record.id, None) is None:
+            self.spec_room.add(record)
         self.finished[record.id] = record
-        while len(self.finished) > self.rules.finished_operation_retention_count:
+        most = self.rules.finished_operation_retention_count
+        while len(self.finished) > most or self.spec_room.is_full_of_ended:
             oldest = next(iter(self.finished))
             del self.finished[oldest]
+            self.spec_room.remove_ended(oldest)
             self._expired["operation", oldest] = None
             self._expired.update(dict.fromkeys(("job", job_id) for job_id in self.finished_jobs.pop(oldest, {})))
 
@@ -571,6 +641,7 @@ class State:
         if job.is_active:
             end_job(job)
             _renew_needed(job)
+        _free_place(job)
         job.node.stopping.pop(job.id, None)
         job.state = record.state
 
@@ -584,34 +655,65 @@ class State:
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
-    def register(self, registration: NodeRegistration) -> Transaction:
+    def register(self, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
         """A node makes itself known or changes (2.2).
 
-        Raises CommandError if its tags fit more than one tree, and for a run of its agent that was replaced by a later
-        one: two agents with one node id would push each other out for ever.
+        Raises CommandError if its tags fit more than one tree (a SeveralTreesError); for a run of its agent that was
+        replaced by a later one: two agents with one node id would push each other out for ever; and unless it
+        ``may_replace`` any, for an agent without the key of the one whose heartbeats still come. ``registration.key``
+        is the hash of the key here.
         """
         address = registration.address or registration.node_id
+        _check_names(registration)
+        if registration.node_id not in self.nodes and len(self.nodes) >= MAX_NODES:
+            raise CommandError(
+                f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
+                "one that is silent makes room after node_reconnection_timeout of its tree",
+                TOO_MANY_REQUESTS,
+            )
         known = self.nodes.get(registration.node_id)
+        if known is not None and known.is_online and not may_replace and not _has_key_of(known, registration):
+            raise CommandError(
+                f"node {known.id} is alive, with another agent (address {known.address}); give each host its own "
+                "node_id. If this is the same host, whose agent lost its node_key.state: wait until its last run was "
+                f"silent for node_heartbeat_timeout ({self.rules.node_heartbeat_timeout_s:g} s), or bind its token to "
+                f'the node (":node:{known.id}" in [api] tokens_file)',
+                ALREADY_EXISTS,
+            )
         if known is not None and registration.incarnation in known.replaced:
             raise CommandError(
                 f"node {known.id}: the run {registration.incarnation} of its agent (address "
-                f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.incarnation} "
+                f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.run} "
                 f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
                 "agent that is left over"
             )
         tags = frozenset([*registration.tags, address])
-        matched = self.match_trees(tags)
-        if len(matched) > 1:
-            raise CommandError(
-                f"Node belongs to more than one pool tree: node {registration.node_id!r} with tags "
-                f"{sorted(tags)} matches the nodes_filter of {' and '.join(repr(name) for name in matched)}; "
-                "change its tags or the filters",
-                attributes={"node_address": address, "matched_pool_trees": matched},
-            )
         resources = registration.resources
         capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
-        record = NodeRecord(registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity)
+        record = NodeRecord(
+            registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
+            registration.key,
+        )  # fmt: skip
+        matched = self.match_trees(tags)
+        if len(matched) > 1:
+            # One that is known is kept with its new tags: its jobs run on, it gets no more.
+            change = NOTHING
+            if known is not None:
+                change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
+            raise SeveralTreesError(record, tags, matched, change)
         return Transaction(nodes=(record,), id=registration.node_id)
+
+    def note_refused(self, refused: SeveralTreesError, now: float) -> None:
+        """Remember for a while who wanted to be a node and could not, for the alerts."""
+        self.refused_nodes.pop(refused.record.id, None)
+        if refused.record.id not in self.nodes:
+            self.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
+        while len(self.refused_nodes) > KEPT_REFUSED:
+            del self.refused_nodes[next(iter(self.refused_nodes))]
+
+    def list_refused_nodes(self, now: float) -> dict[str, tuple[str, ...]]:
+        """Nodes that try to register and fit several trees: id -> the trees."""
+        return {name: trees for name, (at, trees) in self.refused_nodes.items() if at > now - REFUSED_S}
 
     def match_trees(self, tags: frozenset[str]) -> list[str]:
         """The trees whose filter fits."""
@@ -621,13 +723,15 @@ class State:
         node = self.nodes.get(record.id)
         if node is None:
             node = self.nodes[record.id] = Node(record.id)
+            node.tree = record.tree if record.tree in self.trees else None
+        self.refused_nodes.pop(record.id, None)
         if node.incarnation != record.incarnation:
             node.sequence = -1
             if node.incarnation:
                 node.replaced[node.incarnation] = node.address
                 while len(node.replaced) > KEPT_INCARNATIONS:
                     del node.replaced[next(iter(node.replaced))]
-        node.incarnation, node.address = record.incarnation, record.address
+        node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
         node.last_seen, node.is_online, node.lost_since = now, True, None
@@ -636,9 +740,17 @@ class State:
             _sum_total(tree)
 
     def _assign(self, node: Node, now: float) -> None:
-        """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2)."""
+        """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
+
+        Where they fit several it stays in the one that it is in.
+        """
         matched = self.match_trees(node.tags)
         name = matched[0] if matched else None
+        node.matched_trees = tuple(matched) if len(matched) > 1 else ()
+        if node.matched_trees:
+            name = node.tree if node.tree in self.trees else None
+            for job in [job for job in node.jobs.values() if job.first_sent_at is None and not job.was_reported]:
+                self._stop(job, "aborted", "the tags of its node fit several pool trees", now)
         if name == node.tree and (name is None or node.id in self.trees[name].nodes):
             return
         old = self.trees.get(node.tree or "")
@@ -660,6 +772,7 @@ class State:
             _renew_needed(job)
         for job in node.stopping.values():
             del self.jobs[job.id]
+            _free_place(job)
         tree = self.trees.get(node.tree or "")
         if tree is not None:
             tree.nodes.pop(node.id, None)
@@ -673,7 +786,7 @@ class State:
         if node is None:
             return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
         if heartbeat.incarnation != node.incarnation:
-            reason = f"node {node.id} registered as incarnation {node.incarnation}, not {heartbeat.incarnation}"
+            reason = f"node {node.id} registered as incarnation {node.run}, not {heartbeat.incarnation}"
             return Receipt(False, reason, register=True)
         if heartbeat.sequence <= node.sequence:
             return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
@@ -681,20 +794,30 @@ class State:
         self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
         reported: set[str] = set()
+        too_long: dict[str, Job] = {}
         foreign = ZERO
         for report in heartbeat.jobs:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
                 reported.add(job.id)
                 _take_report(job, report, now)
+                if job.task.job_time_limit is not None and job.is_active and _is_over(job.task, job.began_at, now):
+                    too_long[job.id] = job
             elif report.from_scheduler:
                 reported.add(report.job_id)
-                # One that ends already is nobody's: taken over, it would count as work that goes on.
-                if report.stopping or not self._adopt(node, report, now):
-                    foreign = add(foreign, _reported_usage(self._limits_of(report), report))
+                # One that ends already is nobody's: taken over, it would count as work that goes on. Unless it has run
+                # too long, and another one is wanted only when it has ended.
+                task = self._task_of(report)
+                is_too_long = _is_over(task, report.start_time, now)
+                if (report.stopping and not is_too_long) or not self._adopt(node, report, now):
+                    foreign = add(foreign, _reported_usage(ZERO if task is None else task.resources, report))
+                elif is_too_long:
+                    too_long[report.job_id] = self.jobs[report.job_id]
             else:
                 foreign = add(foreign, _reported_usage(ZERO, report))
         node.foreign_usage = foreign
+        for job in too_long.values():
+            self._stop(job, "aborted", _tell_too_long(job.task), now, fails=True)
         ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
         _note_overcommit(node, now)
         transaction = NOTHING
@@ -757,19 +880,24 @@ class State:
             return None
         # It was started before this scheduler was, and ended before it could be taken over; or was given up.
         start_time = finished.start_time or (now if counted is None else counted.start_time)
+        finish_time = finished.finish_time or now
+        state, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
+        if state == "aborted" and _is_over(task, start_time, finish_time):
+            # The scheduler that told it to stop for that is gone.
+            state, reason = "failed", _tell_too_long(task)
         return JobRecord(
             id=finished.job_id,
             operation_id=finished.operation_id,
             task=finished.task,
             tree=node.tree,
             node_id=node.id,
-            state=finished.state,
+            state=state,
             start_time=start_time,
-            finish_time=finished.finish_time or now,
+            finish_time=finish_time,
             cpu_limit=task.cpu_limit,
             current_cpu_limit=task.cpu_limit if counted is None else counted.current_cpu_limit,
             exit_code=finished.exit_code,
-            reason=finished.reason[:MAX_NODE_FAILURE_REASON],
+            reason=reason,
             cpu_seconds=finished.cpu_seconds,
             max_memory=finished.max_memory,
             cgroup=finished.cgroup,
@@ -779,12 +907,11 @@ class State:
             late_cpu_seconds=finished.late_cpu_seconds,
         )
 
-    def _limits_of(self, report: JobReport) -> Vector:
-        """What a job of the scheduler ordered, as far as its operation is still known."""
+    def _task_of(self, report: JobReport) -> Task | None:
+        """The task of a job of the scheduler, as far as its operation is still known."""
         live = self.operations.get(report.operation_id)
         record = self.finished.get(report.operation_id) if live is None else live.record
-        task = None if record is None else _find_task(record, report.task)
-        return ZERO if task is None else task.resources
+        return None if record is None else _find_task(record, report.task)
 
     def _adopt(self, node: Node, report: JobReport, now: float) -> bool:
         """A job that the node has and we do not know: taken over if its operation still needs it, else stopped.
@@ -833,15 +960,24 @@ class State:
         self.jobs[job.id] = job
         _renew_needed(job)
 
-    def _stop(self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None) -> None:
-        """Tell a job to stop: out of all counters at once, wanted again if its operation lives (6.7)."""
+    def _stop(
+        self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None, fails: bool = False
+    ) -> None:
+        """Tell a job to stop: out of all counters at once, wanted again if its operation lives (6.7).
+
+        ``fails``: it has failed, and is wanted again when it has ended.
+        """
         settings = job.element.tree.config.settings
         graceful = kind == "graceful"
         timeout_ms = settings.job_graceful_preemption_timeout if graceful else settings.job_preemption_timeout
         if record is None:
             record = preemption.make_record(job, kind, why, now)
-        job.stop = Stop(record, timeout_ms / 1e3, now)
+        if fails:
+            record = msgspec.structs.replace(record, why=why)  # it is not aborted
+        job.stop = Stop(record, timeout_ms / 1e3, now, fails)
         end_job(job)
+        if fails:
+            job.element.operation.active[job.task.name] += 1
         job.state = "stopping"
         job.node.stopping[job.id] = job
         _renew_needed(job)
@@ -858,7 +994,14 @@ class State:
             return
         for job, why in preemption.find_graceful(node):
             self._stop(job, "graceful", why, now)
+        if not node.matched_trees:
+            self._start_jobs(node, tree, now, new_id)
+        victims = preemption.find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
+        for job, why in victims:
+            self._stop(job, "overcommit", why, now)
+        _note_overcommit(node, now)
 
+    def _start_jobs(self, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:
         def make_job(element: OperationElement, task: Task, on: Node) -> Job:
             self.job_sequence += 1
             return Job(new_id(), element, task, on, now, self.job_sequence)
@@ -868,10 +1011,6 @@ class State:
             order = self._orders[tree.name] = ServiceOrder(tree)
         place_jobs(order, node, self.rules.spare, make_job, self._start)
         self._preempt(node, tree, now, make_job)
-        victims = preemption.find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
-        for job, why in victims:
-            self._stop(job, "overcommit", why, now)
-        _note_overcommit(node, now)
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of an earlier run that it has not told us about."""
@@ -888,7 +1027,7 @@ class State:
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
             return
         node.last_preemptive_attempt = now
-        budget = self._budget(settings.max_preemptions_per_minute, tree.name, now)
+        budget = self.count_preemptions_left(tree, now)
         plan = None
         if budget > 0 and node.jobs:
             plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare)
@@ -901,26 +1040,26 @@ class State:
         for victim, _, why in preemption.find_limit_violators(node):
             self._stop(victim, "limit_violated", why, now)
 
-    def _targets(self, tree: Tree) -> list[tuple[OperationElement, preemption.TargetPriority]]:
-        """Who may preempt, in the order of service, as of the last update; without those served since."""
-        ranked = self._starving.get(tree.name)
-        if ranked is None:
-            ranked = self._starving[tree.name] = service_rank(starvation.starving_operations(tree))
-        targets: list[tuple[OperationElement, preemption.TargetPriority]] = []
-        for element in ranked:
-            level = starvation.priority_of(element)
-            if level != "none" and element.operation.needed and element.name in tree.operations:
-                targets.append((element, level))
+    def _targets(self, tree: Tree) -> preemption.Targets:
+        """Who may preempt: the operations that starve since the last update, with their priorities then."""
+        targets = self._starving.get(tree.name)
+        if targets is None:
+            ranked = self._orders[tree.name].rank(starvation.starving_operations(tree))
+            levels = ((element, starvation.priority_of(element)) for element in ranked)
+            pairs = [(element, level) for element, level in levels if level != "none"]
+            targets = self._starving[tree.name] = preemption.Targets(pairs, _may_preempt)
         return targets
 
-    def _budget(self, limit: int | None, tree: str, now: float) -> float:
+    def count_preemptions_left(self, tree: Tree, now: float) -> float:
+        """How many jobs of a tree may still be taken for others: ``max_preemptions_per_minute`` less the last ones."""
+        limit = tree.config.settings.max_preemptions_per_minute
         if limit is None:
-            return float("inf")
+            return math.inf
         recent = 0
         for record in reversed(self.preemptions):
             if record.at <= now - 60.0:
                 break
-            recent += record.tree == tree and record.kind == "preempted"
+            recent += record.tree == tree.name and record.kind == "preempted"
         return limit - recent
 
     def answer(self, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
@@ -1000,8 +1139,7 @@ class State:
         starvation.update_starvation(tree, now)
         for element in tree.operations.values():
             element.deactivations.clear()
-        self._orders.pop(tree.name, None)
-        self._starving.pop(tree.name, None)
+        self._forget_order(tree)
 
     # --- what is stored ------------------------------------------------------------------------------------------
 
@@ -1032,6 +1170,38 @@ class State:
                 elements[key].below_since = since
 
 
+def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> None:
+    """Parents and settings of the ephemeral pools, after a change of the configuration (2.9)."""
+    pools = tree.pools
+    for pool in [pool for pool in pools.values() if pool.config is None]:
+        is_rest = any(child in were_ephemeral for child in pool.children.values())
+        parent = pool.parent if pool in were_ephemeral and not is_rest else None
+        if SUBPOOL_DELIMITER in pool.name:
+            parent = pools.get(pool.name.partition(SUBPOOL_DELIMITER)[0])
+        elif parent is not None and (parent.config is not None or pools.get(parent.name) is not parent):
+            parent = None  # else what is left of a removed pool stays around it
+        pool.parent = parent if parent is not None and parent.mode != "fifo" else admission.default_parent(tree)
+        pool.settings = admission.ephemeral_settings(pool.parent)
+        if is_rest:
+            pool.settings = msgspec.structs.replace(pool.settings, mode="fair_share")
+
+
+def _may_preempt(element: OperationElement, level: preemption.TargetPriority) -> bool:
+    """Whether what held at the last update still does: it wants jobs here and has not got its share meanwhile."""
+    is_there = element.tree.operations.get(element.name) is element
+    return is_there and wants_jobs(element) and starvation.still_starves(element, level)
+
+
+def _check_names(registration: NodeRegistration) -> None:
+    """They are kept for each node, stored, and compared with every tree's filter. Raises CommandError."""
+    size = len(registration.node_id) + len(registration.address) + sum(map(len, registration.tags))
+    if len(registration.tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
+        raise CommandError(
+            f"node {registration.node_id[:100]!r}: at most {MAX_TAGS} tags are allowed, and {MAX_NAMES_CHARS} "
+            f"characters of node_id, address and tags together; got {len(registration.tags)} and {size}"
+        )
+
+
 def _key_of(element: PoolElement | OperationElement) -> str:
     """What an element is called in the store."""
     explicit = element.config if isinstance(element, PoolElement) else None
@@ -1055,6 +1225,24 @@ def _renew_needed(job: Job) -> None:
     else:
         operation.needed.pop(task.name, None)
     _touch(operation)
+
+
+def _free_place(job: Job) -> None:
+    """A job that is gone from ``State.jobs``: if it was stopped and has failed, another one is wanted instead."""
+    if job.is_failing:
+        job.element.operation.active[job.task.name] -= 1
+        _renew_needed(job)
+
+
+def _is_over(task: Task | None, start_time: float | None, now: float) -> bool:
+    """Whether a job of the task that began at ``start_time`` has run for longer than its ``job_time_limit``."""
+    if task is None or task.job_time_limit is None or start_time is None:
+        return False
+    return now - start_time > task.job_time_limit / 1e3
+
+
+def _tell_too_long(task: Task) -> str:
+    return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
 
 
 def _touch(operation: Operation) -> None:
@@ -1088,21 +1276,34 @@ def _overrules(state: JobState, counted: JobRecord) -> bool:
     return state == "completed" and counted.state in GIVEN_UP
 
 
+def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
+    """Whether a registration comes from the agent that a node has; of agents without keys only the same run does."""
+    if not node.key_hash:
+        return registration.incarnation == node.incarnation
+    return registration.key == node.key_hash
+
+
 def _believe(told: Told, node: Node, start_time: float, now: float) -> Told:
     """What a node says of a job, without times and usage that no host can have had: one wrong number would stand out
     of every graph and sum of its pools for as long as they are kept."""
     cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
     most = cores * (max(now - start_time, 0.0) + LATE_S)
-    wrong: dict[str, None] = {name: None for name in CPU_COUNTERS if (getattr(told, name) or 0.0) > most}
+    wrong = [name for name, value in zip(CPU_COUNTERS, cpu_times(told), strict=True) if value and value > most]
     if isinstance(told, JobReport):
-        wrong |= {name: None for name in ("cpu_usage", "smoothed_cpu_usage") if (getattr(told, name) or 0.0) > cores}
-    return msgspec.structs.replace(told, **wrong) if wrong else told
+        if told.cpu_usage is not None and told.cpu_usage > cores:
+            wrong.append("cpu_usage")
+        if told.smoothed_cpu_usage is not None and told.smoothed_cpu_usage > cores:
+            wrong.append("smoothed_cpu_usage")
+    return msgspec.structs.replace(told, **dict.fromkeys(wrong)) if wrong else told
 
 
 def _take_report(job: Job, report: JobReport, now: float) -> None:
     """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
     report = _believe(report, job.node, job.start_time, now)
     job.was_reported = True
+    if job.began_at is None:
+        # The node's clock may be another one; a job that was taken over has its start from the node.
+        job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
     job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
     job.cgroup = report.cgroup
     job.cpu_usage, job.min_cpu_limit = report.cpu_usage, report.min_cpu_limit
@@ -1130,9 +1331,9 @@ def _job_record(
     if finished is not None:
         reason = finished.reason
     if stop is not None and state != "completed":
-        if state == "failed" or finished is None or not reason:
+        if state == "failed" or stop.fails or finished is None or not reason:
             reason = stop.record.why
-        state = "aborted"
+        state = "failed" if stop.fails else "aborted"
     before: CpuTimes = (
         job.cpu_seconds,
         job.reclaimed_cpu_seconds,
@@ -1160,10 +1361,11 @@ def _job_record(
         reason=reason[:MAX_NODE_FAILURE_REASON],
         cpu_seconds=used,
         max_memory=None if finished is None else finished.max_memory,
-        preemption=None if stop is None else stop.record,
+        preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         reclaimed_cpu_seconds=reclaimed,
         ordered_cpu_seconds=ordered,
         throttled_cpu_seconds=throttled,
         late_cpu_seconds=late,
+        sequence=job.sequence,
     )

@@ -1,12 +1,15 @@
 """Who a request comes from: a file of tokens, of which only the hashes are kept (yt_protocol.md 9).
 
-A line is ``user:sha256-hex`` or ``user:sha256-hex:admin``; a user may have several tokens. Blank lines and lines that
-begin with ``#`` are left out. Tokens are long and random (``make_token``), so that one round of SHA-256 is enough.
+A line is ``user:sha256-hex[:admin|user|node[:PATTERN]]``; a user may have several tokens. The token of a node registers
+the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, upper and lower case differ),
+any where there is none. Blank lines and lines that begin with ``#`` are left out. Tokens are long and random
+(``make_token``), so that one round of SHA-256 is enough.
 """
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import hashlib
 import hmac
 import os
@@ -16,6 +19,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
+from cpumond.config import find_rights_of_others
 from cpumond.errors import AccessError, ConfigError, describe
 
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -24,15 +28,33 @@ MAX_USER: Final = 256
 
 TOKEN_BYTES: Final = 32
 ADMIN: Final = "admin"
+NODE: Final = "node"
+ROLES: Final = (ADMIN, "user", NODE)
+MAX_PATTERN: Final = 4096
+_OR_ROLES: Final = " or ".join(map(repr, ROLES))
 _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who showed a token. Everybody who has one may do everything; ``admin`` may also act in another user's name."""
+    """Who asks. Every user may do everything but be a node; ``admin`` may also act in another user's name.
+
+    ``node``: may register nodes and speak for them, and nothing else; ``pattern``: which node_ids, "" = any.
+    """
 
     name: str
     admin: bool = False
+    node: bool = False
+    pattern: str = ""
+
+    def may_be(self, node_id: str) -> bool:
+        """Whether a node's token is good for this node_id."""
+        return not self.pattern or fnmatch.fnmatchcase(node_id, self.pattern)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a node's token is good for one node_id alone."""
+        return bool(self.pattern) and not any(sign in self.pattern for sign in "*?[")
 
 
 class Tokens:
@@ -118,11 +140,10 @@ def parse_tokens(text: str, where: str) -> Tokens:
 
 
 def _parse_line(entry: str, where: str) -> tuple[str, User]:
-    parts = [part.strip() for part in entry.split(":")]
-    if len(parts) not in (2, 3):
+    parts = [part.strip() for part in entry.split(":", 3)]
+    if len(parts) < 2:
         raise ConfigError(
-            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin", '
-            f"got {len(parts)} part{'s' if len(parts) > 1 else ''} between colons"
+            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|node", got 1 part between colons'
         )
     name, digest, *marks = parts
     if not name or len(name) > MAX_USER or not name.isprintable():
@@ -132,23 +153,25 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
             f"{where}: expected 64 hexadecimal digits, the SHA-256 of the token, after the user, "
             f"got {len(digest)} characters"
         )
-    if marks and marks[0] != ADMIN:
-        # What stands here may be anything, a token too; only what is nearly the one word is shown.
-        near = difflib.get_close_matches(marks[0].lower(), [ADMIN], cutoff=0.6)
-        got = f"got {marks[0]!r}" if near and marks[0].isprintable() else "got something else"
-        raise ConfigError(f"{where}: expected nothing or {ADMIN!r} after the hash, {got}")
-    return digest.lower(), User(name, admin=bool(marks))
+    role = marks[0] if marks else "user"
+    if role not in ROLES:
+        # What stands here may be anything, a token too; only what is nearly one of the words is shown.
+        near = difflib.get_close_matches(role.lower(), ROLES, cutoff=0.6)
+        got = f"got {role!r}" if near and role.isprintable() else "got something else"
+        raise ConfigError(f"{where}: expected nothing or {_OR_ROLES} after the hash, {got}")
+    if len(marks) > 1 and role != NODE:
+        raise ConfigError(f"{where}: only {NODE!r} may be followed by a colon and a pattern of node_ids")
+    pattern = marks[1] if len(marks) > 1 else ""
+    if len(marks) > 1 and (not pattern or len(pattern) > MAX_PATTERN or not pattern.isprintable()):
+        raise ConfigError(
+            f"{where}: expected a pattern of node_ids, 1 to {MAX_PATTERN} printable characters, after {NODE + ':'!r}; "
+            "leave the colon out for any node_id"
+        )
+    return digest.lower(), User(name, admin=role == ADMIN, node=role == NODE, pattern=pattern)
 
 
 def _check_file(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path}: is not a regular file; set `api.tokens_file` to a file of tokens")
-    mode = stat.S_IMODE(status.st_mode)
-    # The copy that systemd makes for this service belongs to root; the bit of the group stands for an access list that
-    # names the service's user.
-    allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
-    if mode & 0o077 & ~allowed:
-        raise ConfigError(
-            f"{path}: others than its owner have rights to it (mode {mode:04o}); run `chmod 600 {path}`, "
-            "and make new tokens if somebody may have changed it"
-        )
+    if problem := find_rights_of_others(path, status):
+        raise ConfigError(f"{path}: {problem}, and make new tokens if somebody may have changed it")

@@ -22,7 +22,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.admission import find_full
 from cpumond.scheduler.commands import Rules, Transaction
 from cpumond.scheduler.config_commands import ConfigChange, ConfigCommand, describe_change
-from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
+from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     CommandError,
@@ -34,10 +34,13 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_amounts,
 )
+from cpumond.scheduler.placement import wants_jobs
+from cpumond.scheduler.protection import tell_protections
 from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.starvation import priority_of, starves_in_s
 from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit
+from cpumond.units import format_span
 
 Amounts = dict[str, float]
 
@@ -80,7 +83,10 @@ def explain_operation(
     live = state.operations.get(record.id)
     trees = []
     if live is not None:
-        trees = [_explain_in_tree(each, now, shares.get(name)) for name, each in live.elements.items()]
+        trees = [
+            _explain_in_tree(each, now, shares.get(name), state.count_preemptions_left(each.tree, now))
+            for name, each in live.elements.items()
+        ]
     taken, given = _find_preemptions(state.preemptions, record.id)
     lines = [_tell_state(record, now)]
     if live is None:
@@ -97,9 +103,11 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
     def show(match: re.Match[str]) -> str:
         operation = state.operations.get(match[1])
         title = operation.record.title if operation is not None else ""
-        return f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
+        name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
+        return f"{name}, operation:" if match[2] else name
 
-    return [re.sub(rf"{OPERATION_PREFIX}([0-9A-Za-z-]+)", show, line) for line in lines]
+    # What has a guarantee of its own is told of as the pool around it.
+    return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
 
 
 def _tell_state(record: OperationRecord, now: float) -> str:
@@ -124,13 +132,15 @@ def _tell_counts(record: OperationRecord) -> Iterator[str]:
         yield f'task "{task.name}": {", ".join(parts)}'
 
 
-def _explain_in_tree(element: OperationElement, now: float, shares: tuple[str, Sequence[str]] | None) -> TreeAnswer:
+def _explain_in_tree(
+    element: OperationElement, now: float, shares: tuple[str, Sequence[str]] | None, preemptions_left: float
+) -> TreeAnswer:
     pool = element.parent
     assert pool is not None
     rule, told = shares or ("", ())
     if not element.is_running:
         return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
-    lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now)]
+    lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
     lines += _tell_placement(element)
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
@@ -203,16 +213,39 @@ def _tell_limits(element: OperationElement) -> Iterator[str]:
             yield f"limit of {'it' if each is element else element_name(each)}: {'; '.join(texts)}"
 
 
-def _tell_starvation(element: OperationElement, now: float) -> Iterator[str]:
-    own = _starvation_of(element, now)
-    yield f"it {own}" if own else "it has its fair share, or wants no more: it does not starve"
-    for pool in element.ancestors():
-        text = _starvation_of(pool, now)
-        if text:
-            yield f"{element_name(pool)} {text}"
+def _tell_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:
+    above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    for each in above:
+        name = "it" if each is element else element_name(each)
+        told = _starvation_of(each, now) or _tell_tolerance(each)
+        if told:
+            yield f"{name} {told}"
+        elif each is element:
+            yield "it has its fair share, or wants no more: it does not starve"
     priority = priority_of(element)
-    if priority != "none":
-        yield f"it may take jobs from others, with {priority} priority"
+    if priority == "none" or not wants_jobs(element):
+        return
+    yield f"it may take jobs from others, with {priority} priority"
+    if preemptions_left <= 0:
+        settings = element.tree.config.settings
+        yield (
+            f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
+            f"{settings.max_preemptions_per_minute}, and so many were; raise it"
+        )
+    yield from tell_protections(element, priority)
+
+
+def _tell_tolerance(element: PoolElement | OperationElement) -> str:
+    """Of one that has less than its share and is not below it for preemption: the tolerance that says so (6.2)."""
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    if element.rules is None or element.parent is None or usage > fair_share - SAME_SHARE:
+        return ""
+    if usage > max(element.demand_share) - SAME_SHARE or element.scheduling_status != "normal":
+        return ""
+    return (
+        f"has {usage / fair_share:.0%} of its fair share and does not starve: that begins below "
+        f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
+    )
 
 
 def _starvation_of(element: Element, now: float) -> str:
@@ -295,16 +328,7 @@ def _tell_preemptions(
 # --- words and numbers
 
 
-def show_span(seconds: float) -> str:
-    """A time span for people: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h."""
-    if seconds < 9.95:
-        return f"{max(seconds, 0.0):.1f}".removesuffix(".0") + " s"
-    whole = round(seconds)
-    for size, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
+show_span = format_span
 
 
 def _cores(cores: float) -> str:
@@ -397,7 +421,14 @@ def collect(state: State) -> Material:
         rules=state.rules,
         config=state.config,
         nodes=tuple(
-            NodeRecord(node.id, node.incarnation, node.address, tuple(node.tags), to_amounts(node.capacity))
+            NodeRecord(
+                node.id,
+                node.incarnation,
+                node.address,
+                tuple(node.tags),
+                to_amounts(node.capacity),
+                tree=node.tree or "" if node.matched_trees else "",
+            )
             for node in state.nodes.values()
         ),
         operations=tuple(
@@ -445,7 +476,7 @@ def make_plan(
     ``previous``: tree -> time of its last update. Only what differs is listed, unless ``everything`` is wanted.
     """
     new = material.config if change.config is None else change.config
-    old_state, new_state = rebuild(material, material.config, now), rebuild(material, new, now)
+    old_state, new_state = rebuild(material, material.config, now), rebuild(material, new, now, change.operations)
     effects: list[Effect] = []
     for name in sorted({*material.config.trees, *new.trees}):
         before = _look(old_state, name, now, previous.get(name))
@@ -464,14 +495,19 @@ def make_plan(
     )
 
 
-def rebuild(material: Material, config: Config, now: float) -> State:
-    """A state of its own with the configuration ``config`` and the material's nodes, operations, usage, volumes."""
+def rebuild(material: Material, config: Config, now: float, changed: Sequence[OperationRecord] = ()) -> State:
+    """A state of its own with the configuration ``config`` and the material's nodes, operations, usage, volumes.
+
+    ``changed``: what the change of the configuration makes of operations.
+    """
+    parents = {record.id: record.parents for record in changed}
     state = State(material.rules, config)
     renamed = _renamed_pools(material.config, config)
     known: dict[str, KnownOperation] = {}
     records = []
     for each in material.operations:
         record = operations.keep_trees(_in_renamed_pools(each.record, renamed), config.trees, now)
+        record = msgspec.structs.replace(record, parents=parents.get(record.id, record.parents))
         if not record.is_finished:
             records.append(record)
             known[record.id] = each

@@ -1,9 +1,12 @@
 """What the agent costs, measured from outside, as a ratio to a C loop that reads the same counters in the same run.
 
 ``python tests/bench/cost.py [--jobs 1000 5000] [--seconds 20]``; needs root, real cgroups and a C compiler. With
-``--web`` the agent has its page, and keeps a sample of each job at each check.
+``--web`` the agent has its page, and keeps a sample of each job at each check. With ``--rule peak --lowered 300`` so
+many jobs are held down and looked at between two checks; each wakes up in each period, so that its counters move.
 Prints one line of JSON per number of jobs: CPU microseconds per job and check of the agent and of the floor, their
 ratio, resident memory, and seconds from exec to the first tick.
+``--check`` measures 1000 jobs under each rule with nothing held down, and with 300 looked at each 0.2 s; exit code 1
+when one is above its bound.
 """
 
 from __future__ import annotations
@@ -17,17 +20,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from agent_process import AgentProcess
+from waiting import wait_until
 
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
+
+MAX_RATIO = 5.0
+"""To the C floor, with nothing held down."""
+MAX_CORES = 0.016
+"""Of 1000 jobs, 300 of which are held down and looked at each 0.2 s."""
+MAX_RSS_MIB = 48.0
+TRIES = 3
+"""Other work on the machine can only add to a figure."""
+
+
+@contextlib.contextmanager
+def awake(directory: str, tree: CgroupTree, names: list[str]) -> Iterator[None]:
+    """A process in each of these cgroups that wakes up in each period."""
+    program = os.path.join(directory, "wakes")
+    subprocess.run(["cc", "-O2", "-o", program, str(Path(__file__).with_name("wakes.c"))], check=True)
+    lines = [" ".join(os.path.join(root, tree.top, name, "cgroup.procs") for root in tree.roots) for name in names]
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write("".join(f"{line}\n" for line in lines))
+        process.stdin.close()
+        assert process.stdout.readline() == "ready\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def start_floor(directory: str, files: list[str], rounds: int, period_us: int) -> subprocess.Popen[str]:
@@ -53,10 +86,19 @@ def counter_files(tree: CgroupTree, names: list[str]) -> list[str]:
     return [file for name, used in zip(names, usage, strict=True) for file in (used, tree.path(name, "cpu.stat"))]
 
 
-def measure(jobs: int, seconds: float, check_period_ms: int, mode: str, web: bool) -> dict[str, object]:
-    """One agent over ``jobs`` cgroups for ``seconds`` of steady state."""
+def measure(
+    jobs: int,
+    seconds: float,
+    check_period_ms: int,
+    mode: str,
+    web: bool,
+    rule: str = "document",
+    lowered: int = 0,
+    poll_ms: int = 200,
+) -> dict[str, Any]:
+    """One agent over ``jobs`` cgroups, ``lowered`` of them held down, for ``seconds`` of steady state."""
     with real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree:
-        names = [f"job{number}" for number in range(jobs)]
+        names = [f"{'low' if number < lowered else 'job'}{number}" for number in range(jobs)]
         for name in names:
             tree.make(name)
         files = counter_files(tree, names)
@@ -64,6 +106,11 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str, web: boo
             agent = stack.enter_context(contextlib.closing(AgentProcess(Path(directory))))
             agent.write_config(
                 f'managed_roots = ["{tree.top}"]\n[monitor]\nmode = "{mode}"\ncheck_period = {check_period_ms}\n'
+                f'limit_rule = "{rule}"\n'
+                + (f"throttle_poll = {poll_ms}\n" if lowered else "")
+                + ('peak_memory = "100ms"\n' if rule == "peak" else "")
+                + f'[[source]]\nkind = "glob"\npattern = "{tree.top}/low*"\ncpu_limit = 1.0\n'
+                "job-cpu-monitor = { min_cpu_limit = 0.1 }\n"
                 f'[[source]]\nkind = "glob"\npattern = "{tree.top}/*"\ncpu_limit = 1.0\n'
                 "[cost]\ncpu_budget_ratio = 0\n"
                 f'[web]\nlisten = "{"127.0.0.1:0" if web else ""}"\nperiod = {check_period_ms}\n'
@@ -72,23 +119,30 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str, web: boo
             agent.start()
             first = agent.get("/v1/status")
             process = psutil.Process(agent.process.pid if agent.process else 0)
+            if lowered:
+                stack.enter_context(awake(directory, tree, names[:lowered]))
+                wait_until(lambda: all(tree.quota_cores(name) == 0.1 for name in names[:lowered]), "they are held down")
             time.sleep(3 * check_period_ms / 1000)
             floor = start_floor(directory, files, int(seconds * 1000 / check_period_ms), check_period_ms * 1000)
-            ticks_before = agent.get("/v1/status")["tick"]
+            status_before = agent.get("/v1/status")
             before = _cpu_s(process.pid)
             time.sleep(seconds)
-            after, ticks_after = _cpu_s(process.pid), agent.get("/v1/status")["tick"]
+            after, status_after = _cpu_s(process.pid), agent.get("/v1/status")
             floor_us = float(floor.communicate(timeout=60)[0]) / 1000.0 * len(files) / jobs
             rss = process.memory_info().rss
             first_tick = datetime.fromisoformat(agent.events("started")[0]["timestamp"])
             late = first["counters"]["late_ticks"]
             agent.stop()
-        ticks = ticks_after - ticks_before
+        ticks = status_after["tick"] - status_before["tick"]
         agent_us = (after - before) / (ticks * jobs) * 1e6
         return {
             "jobs": jobs,
             "mode": mode,
             "web": web,
+            "rule": rule,
+            "lowered": lowered,
+            "poll_ms": poll_ms if lowered else 0,
+            "writes": status_after["counters"]["writes"] - status_before["counters"]["writes"],
             "check_period_ms": check_period_ms,
             "ticks": ticks,
             "late_ticks": late,
@@ -99,6 +153,21 @@ def measure(jobs: int, seconds: float, check_period_ms: int, mode: str, web: boo
             "rss_mib": round(rss / 2**20, 1),
             "start_to_first_tick_s": round(first_tick.timestamp() - started, 3),
         }
+
+
+def check(seconds: float) -> bool:
+    """Whether 1000 jobs with checks each second cost no more than they may; prints what they cost."""
+    good = True
+    for rule, lowered in (("document", 0), ("peak", 0), ("peak", 300)):
+        bounds = {"rss_mib": MAX_RSS_MIB, **({"agent_cores": MAX_CORES} if lowered else {"ratio": MAX_RATIO})}
+        for _ in range(TRIES):
+            told = measure(1000, seconds, 1000, "reclaim", False, rule, lowered)
+            is_good = all(told[name] <= most for name, most in bounds.items())
+            print(json.dumps({**told, "bounds": bounds, "good": is_good}), flush=True)
+            if is_good:
+                break
+        good &= is_good
+    return good
 
 
 def _cpu_s(pid: int) -> float:
@@ -118,11 +187,26 @@ def main() -> None:
     parser.add_argument("--check-period-ms", type=int, default=1000)
     parser.add_argument("--mode", default="reclaim")
     parser.add_argument("--web", action="store_true")
+    parser.add_argument("--rule", default="document")
+    parser.add_argument("--lowered", type=int, default=0)
+    parser.add_argument("--poll-ms", type=int, default=200)
+    parser.add_argument("--check", action="store_true", help="exit code 1 when a figure is above its bound")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if options.check:
+        sys.exit(0 if check(options.seconds) else 1)
     for jobs in options.jobs:
-        told = measure(jobs, options.seconds, options.check_period_ms, options.mode, options.web)
+        told = measure(
+            jobs,
+            options.seconds,
+            options.check_period_ms,
+            options.mode,
+            options.web,
+            options.rule,
+            options.lowered,
+            options.poll_ms,
+        )
         print(json.dumps(told), flush=True)
 
 

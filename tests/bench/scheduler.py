@@ -1,21 +1,27 @@
 """What the running scheduler costs: heartbeats per second over loopback HTTP, and the time of an update.
 
-Starts ``cpumond scheduler`` with pools, operations and played nodes; every node sends its full state with its jobs, a
-few at a time, as fast as the scheduler answers. Beside it, in the same run, a bare application of the same server
-libraries that reads the same bodies and answers nothing: the ratio of the two is the figure to compare, seconds depend
-on the machine. The time of updates is what the service itself says (`cpumond_scheduler_update_seconds_total`).
+Starts ``cpumond scheduler`` with pools, operations and played nodes that obey; every node sends its full state with its
+jobs, a few at a time, as fast as the scheduler answers. Beside it, in the same run, a bare application of the same
+server libraries that reads the same bodies and answers nothing. Seconds depend on the machine and on what else runs
+there, so the figures to compare are ratios of slices that follow one another, their median over all rounds.
 
-    python tests/bench/scheduler.py [--nodes 1000] [--jobs 20] [--pools 1000] [--operations 10000] [--seconds 10]
+With ``--starve N`` N per cent of the operations come when the cluster is full: they have a fair share and no job. The
+same cluster is measured with a starvation time-out that is far off and with one that is over, in turns.
+
+    python tests/bench/scheduler.py [--nodes 1000] [--jobs 20] [--pools 1000] [--operations 10000] [--seconds 15]
+        [--rounds 5] [--starve 35] [--check]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,9 +29,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 CONNECTIONS = 8
+FAR_MS = 86_400_000
+"""A starvation time-out that no run reaches."""
 FLOOR = """
 import socket, sys, uvicorn
 from starlette.applications import Starlette
@@ -35,7 +42,7 @@ async def read(request):
     await request.body()
     return Response(b'{"accepted":true}', media_type="application/json")
 app = Starlette(routes=[Route("/{rest:path}", read, methods=["GET", "POST"])])
-server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, timeout_keep_alive=600))
 server.run([socket.socket(fileno=int(sys.argv[1]))])
 """
 Post = Callable[[str, bytes], Awaitable[bytes]]
@@ -87,39 +94,78 @@ async def spread(connections: list[Connection], work: list[tuple[str, bytes]]) -
     return answers
 
 
-def heartbeat(node: int, sequence: int, cores: float, jobs: list[dict[str, Any]]) -> bytes:
-    beat = {
-        "node_id": f"node-{node}",
-        "incarnation": "bench",
-        "sequence": sequence,
-        "sent_at": 0.0,
-        "cpu_capacity": cores,
-        "jobs": jobs,
-    }
-    return json.dumps(beat, separators=(",", ":")).encode()
+class Nodes:
+    """Nodes that report what they were told to run, stop what they are told to stop, and say so once."""
+
+    def __init__(self, count: int, cores: float) -> None:
+        self.cores = cores
+        self.sequences = [0] * count
+        self.jobs: list[dict[str, str]] = [{} for _ in range(count)]
+        """Node -> job -> its report, as JSON."""
+        self.finished: list[list[dict[str, str]]] = [[] for _ in range(count)]
+        self.tails = [""] * count
+        for node in range(count):
+            self._write(node)
+
+    def heartbeat(self, node: int) -> bytes:
+        self.sequences[node] += 1
+        head = f'{{"node_id":"node-{node}","incarnation":"bench","sequence":{self.sequences[node]},"sent_at":0.0,'
+        return (head + self.tails[node]).encode()
+
+    def obey(self, node: int, answer: bytes) -> int:
+        """How many jobs it starts."""
+        if b'"start":[]' in answer and b'"stop":[]' in answer and not self.finished[node]:
+            return 0
+        told = json.loads(answer)
+        assert told["accepted"], told
+        jobs = self.jobs[node]
+        self.finished[node] = [each for each in self.finished[node] if each["job_id"] not in told["acknowledged"]]
+        for order in told["stop"]:
+            stopped = jobs.pop(order["job_id"], None)
+            if stopped is not None:
+                report = json.loads(stopped)
+                ended = {name: report[name] for name in ("job_id", "operation_id", "task")}
+                self.finished[node].append({**ended, "state": "aborted"})
+        for order in told["start"]:
+            report = {
+                "job_id": order["job_id"],
+                "operation_id": order["operation_id"],
+                "task": order["task"],
+                "from_scheduler": True,
+                "cpu_limit": order["cpu_limit"],
+                "current_cpu_limit": order["cpu_limit"],
+                "smoothed_cpu_usage": 0.5,
+            }
+            jobs.setdefault(order["job_id"], json.dumps(report, separators=(",", ":")))
+        self._write(node)
+        return len(told["start"])
+
+    def _write(self, node: int) -> None:
+        jobs, finished = ",".join(self.jobs[node].values()), json.dumps(self.finished[node])
+        self.tails[node] = f'"cpu_capacity":{self.cores},"jobs":[{jobs}],"finished_jobs":{finished}}}'
 
 
 async def measure(
-    connections: list[Connection], make: Callable[[int, int], bytes], nodes: int, seconds: float
+    connections: list[Connection], nodes: Nodes, seconds: float, obey: bool = True, among: int | None = None
 ) -> float:
-    """Heartbeats per second, nodes in turns."""
+    """Heartbeats per second, all nodes (or the first ``among``) in turns."""
     end = time.perf_counter() + seconds
     count = 0
-    sequence = 1_000
 
     async def send(connection: Connection, mine: range) -> None:
         nonlocal count
-        turn = sequence
-        while time.perf_counter() < end:
-            turn += 1
+        while True:
             for node in mine:
-                await connection.post("/api/v1/heartbeats", make(node, turn))
+                answer = await connection.post("/api/v1/heartbeats", nodes.heartbeat(node))
+                if obey:
+                    nodes.obey(node, answer)
                 count += 1
                 if time.perf_counter() >= end:
                     return
 
     began = time.perf_counter()
-    await asyncio.gather(*(send(each, range(n, nodes, CONNECTIONS)) for n, each in enumerate(connections)))
+    shares = [range(n, among or len(nodes.jobs), CONNECTIONS) for n in range(CONNECTIONS)]
+    await asyncio.gather(*(send(each, mine) for each, mine in zip(connections, shares, strict=True) if mine))
     return count / (time.perf_counter() - began)
 
 
@@ -133,107 +179,174 @@ async def read_metrics(port: int) -> dict[str, float]:
     }
 
 
-async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: int) -> None:
-    nodes, per_node = arguments.nodes, arguments.jobs
-    cores = float(per_node)
+async def set_tree(connection: Connection, **options: int) -> None:
+    edits = [{"path": [name], "value": value} for name, value in options.items()]
+    await connection.request("PATCH", "/api/v1/trees/default", json.dumps({"edits": edits}).encode())
+
+
+async def wait_for_updates(port: int, count: int = 2) -> None:
+    """Until so many updates were made from now on."""
+    name = "cpumond_scheduler_updates_total"
+    first = (await read_metrics(port))[name]
+    while (await read_metrics(port))[name] < first + count:
+        await asyncio.sleep(0.1)
+
+
+async def count_starving(connection: Connection) -> int:
+    found, offset = 0, 0
+    while True:
+        page = json.loads(await connection.request("GET", f"/api/v1/operations?limit=1000&offset={offset}", b""))
+        trees = [tree for each in page["operations"] for tree in each["trees"].values()]
+        found += sum(tree["starvation_status"] != "non_starving" for tree in trees)
+        offset += 1000
+        if len(page["operations"]) < 1000:
+            return found
+
+
+async def start_operations(connections: list[Connection], arguments: argparse.Namespace, numbers: range) -> None:
+    """They want all slots twice over, together with what they want of them."""
+    tops = max(arguments.pools // 30, 1)
+    wanted = max(-(-2 * arguments.nodes * arguments.jobs // max(len(numbers), 1)), 1)
+    specs = [
+        {
+            "pool": f"pool-{tops + n % max(arguments.pools - tops, 1)}",
+            "tasks": {"t": {"job_count": wanted, "command": "true"}},
+        }
+        for n in numbers
+    ]
+    await spread(connections, [("/api/v1/operations", json.dumps({"spec": each}).encode()) for each in specs])
+
+
+async def make_cluster(connections: list[Connection], arguments: argparse.Namespace) -> None:
+    await set_tree(
+        connections[0],
+        max_operation_count_per_pool=100_000,
+        max_running_operation_count_per_pool=100_000,
+        max_running_operation_count=1_000_000,
+        fair_share_starvation_timeout=FAR_MS,
+    )
+    tops = max(arguments.pools // 30, 1)
+    pools = [
+        (
+            "/api/v1/trees/default/pools",
+            json.dumps({"name": f"pool-{n}", "parent": "<Root>" if n < tops else f"pool-{n % tops}"}).encode(),
+        )
+        for n in range(arguments.pools)
+    ]
+    await spread(connections[:1], pools)
+    registrations = [
+        {
+            "node_id": f"node-{n}",
+            "incarnation": "bench",
+            "resources": {"cpu": float(arguments.jobs), "memory": 2**38, "user_slots": 1000},
+        }
+        for n in range(arguments.nodes)
+    ]
+    await spread(connections, [("/api/v1/nodes", json.dumps(each).encode()) for each in registrations])
+
+
+async def fill(connections: list[Connection], nodes: Nodes, batches: int, seconds: float, port: int) -> list[float]:
+    """The first heartbeat of each node, in batches; between these, usual ones of the nodes that are full.
+
+    The time of a first heartbeat as a multiple of a usual one, batch by batch; the first batch is not compared.
+    """
+    ratios: list[float] = []
+    started, total_s = 0, 0.0
+    bounds = [len(nodes.jobs) * number // (batches + 1) for number in range(batches + 2)]
+    for low, high in itertools.pairwise(bounds):
+        rate = 0.0
+        if low:
+            await wait_for_updates(port)
+            rate = await measure(connections, nodes, seconds, among=low)
+        beats = [("/api/v1/heartbeats", nodes.heartbeat(node)) for node in range(low, high)]
+        began = time.perf_counter()
+        answers = await spread(connections, beats)
+        took_s = time.perf_counter() - began
+        total_s += took_s
+        started += sum(nodes.obey(node, answer) for node, answer in zip(range(low, high), answers, strict=True))
+        if low and high > low:
+            ratios.append(took_s / (high - low) * rate)
+    print(f"first heartbeats: {started} jobs placed on {len(nodes.jobs)} nodes in {total_s:.2f} s")
+    return ratios
+
+
+async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: int) -> bool:
+    """Whether all ratios are within their bounds."""
+    nodes = Nodes(arguments.nodes, float(arguments.jobs))
+    slice_s = arguments.seconds / arguments.rounds
+    late = arguments.operations * arguments.starve // 100
+    modes = ["bare", "calm", "starving"] if late else ["bare", "calm"]
     async with connected(port) as connections, connected(floor_port) as floor:
         began = time.perf_counter()
-        tops = max(arguments.pools // 30, 1)
-        options = {
-            "max_operation_count_per_pool": 100_000,
-            "max_running_operation_count_per_pool": 100_000,
-            "max_running_operation_count": 1_000_000,
-        }
-        edits = [{"path": [name], "value": value} for name, value in options.items()]
-        body = json.dumps({"edits": edits}).encode()
-        await connections[0].request("PATCH", "/api/v1/trees/default", body)
-        pools = [
-            (
-                "/api/v1/trees/default/pools",
-                json.dumps({"name": f"pool-{n}", "parent": "<Root>" if n < tops else f"pool-{n % tops}"}).encode(),
-            )
-            for n in range(arguments.pools)
-        ]
-        await spread(connections[:1], pools)
-        registrations = [
-            {
-                "node_id": f"node-{n}",
-                "incarnation": "bench",
-                "resources": {"cpu": cores, "memory": 2**38, "user_slots": 1000},
-            }
-            for n in range(nodes)
-        ]
-        await spread(connections, [("/api/v1/nodes", json.dumps(each).encode()) for each in registrations])
-        wanted = max(2 * nodes * per_node // max(arguments.operations, 1), 1)
-        specs = [
-            {
-                "pool": f"pool-{tops + n % max(arguments.pools - tops, 1)}",
-                "tasks": {"t": {"job_count": wanted, "command": "true"}},
-            }
-            for n in range(arguments.operations)
-        ]
-        await spread(connections, [("/api/v1/operations", json.dumps({"spec": each}).encode()) for each in specs])
+        await make_cluster(connections, arguments)
+        await start_operations(connections, arguments, range(arguments.operations - late))
         print(
-            f"{arguments.pools} pools, {arguments.operations} operations, {nodes} nodes: "
+            f"{arguments.pools} pools, {arguments.operations - late} operations, {arguments.nodes} nodes: "
             f"{time.perf_counter() - began:.1f} s to make"
         )
+        await wait_for_updates(port)
+        firsts = await fill(connections, nodes, arguments.rounds, slice_s / 2, port)
+        await start_operations(connections, arguments, range(arguments.operations - late, arguments.operations))
+        await wait_for_updates(port, 3)
+        rates: dict[str, list[float]] = {mode: [] for mode in modes}
+        costs: dict[str, list[float]] = {mode: [] for mode in modes}
+        updates: list[float] = []
+        for number in range(arguments.rounds):
+            for mode in modes:
+                if mode == "bare":
+                    rates[mode].append(await measure(floor, nodes, slice_s / 2, obey=False))
+                    continue
+                if late:
+                    timeout_ms = FAR_MS if mode == "calm" else 1
+                    await set_tree(connections[0], fair_share_starvation_timeout=timeout_ms)
+                    await wait_for_updates(port, 3)
+                if mode == "starving" and not number:
+                    starving = await count_starving(connections[0])
+                    print(f"{late} more operations on the full cluster: {starving} of {arguments.operations} starve")
+                before, cpu_before = await read_metrics(port), cpu_seconds(pid)
+                rates[mode].append(await measure(connections, nodes, slice_s))
+                costs[mode].append((cpu_seconds(pid) - cpu_before) / (rates[mode][-1] * slice_s))
+                updates.append(update_time(before, await read_metrics(port)))
+        middle = {mode: statistics.median(rates[mode]) for mode in modes}
+        print(f"bare application: {middle['bare']:.0f} heartbeats/s")
+        for mode in modes[1:]:
+            print(
+                f"{mode}: {middle[mode]:.0f} heartbeats/s of {arguments.jobs} jobs, "
+                f"{statistics.median(costs[mode]) * 1e3:.3f} ms of CPU for each, updates included"
+            )
+        print(f"time of an update while heartbeats come in: {statistics.median(updates):.3f} s, they go on meanwhile")
         before = await read_metrics(port)
-        while (await read_metrics(port))["cpumond_scheduler_updates_total"] < before[
-            "cpumond_scheduler_updates_total"
-        ] + 2:
-            await asyncio.sleep(0.2)
-        began = time.perf_counter()
-        beats = [("/api/v1/heartbeats", heartbeat(n, 1, cores, [])) for n in range(nodes)]
-        answers = [json.loads(each) for each in await spread(connections, beats)]
-        started = sum(len(answer["start"]) for answer in answers)
-        print(f"{started} jobs placed on {nodes} nodes in {time.perf_counter() - began:.2f} s of heartbeats")
-        jobs = [
-            [
-                {
-                    "job_id": order["job_id"],
-                    "operation_id": order["operation_id"],
-                    "task": order["task"],
-                    "from_scheduler": True,
-                    "cpu_limit": order["cpu_limit"],
-                    "current_cpu_limit": order["cpu_limit"],
-                    "smoothed_cpu_usage": 0.5,
-                }
-                for order in answer["start"]
-            ]
-            for answer in answers
-        ]
+        await asyncio.sleep(slice_s)
+        idle_s = update_time(before, await read_metrics(port))
+        print(f"time of an update when nothing comes in: {idle_s:.3f} s; resident memory {memory_mib(pid):.0f} MiB")
+        good = show_ratio("heartbeats/s, calm to bare", rates["calm"], rates["bare"], at_least=0.25)
+        if late:
+            good &= show_ratio("heartbeats/s, starving to calm", rates["starving"], rates["calm"], at_least=0.7)
+        text = f"time of a first heartbeat, {arguments.jobs} jobs placed, to a usual one"
+        return good & show_ratio(text, firsts, at_most=10.0)
 
-        def make(node: int, sequence: int) -> bytes:
-            return heartbeat(node, sequence, cores, jobs[node])
 
-        prepared = [[make(node, sequence) for sequence in range(1001, 1003)] for node in range(nodes)]
-        floor_rate = await measure(
-            floor, lambda node, sequence: prepared[node][sequence % 2], nodes, arguments.seconds / 2
-        )
-        first, cpu_before = await read_metrics(port), cpu_seconds(pid)
-        rate = await measure(connections, make, nodes, arguments.seconds)
-        last, cpu_after = await read_metrics(port), cpu_seconds(pid)
-        updates = last["cpumond_scheduler_updates_total"] - first["cpumond_scheduler_updates_total"]
-        update_s = (
-            last["cpumond_scheduler_update_seconds_total"] - first["cpumond_scheduler_update_seconds_total"]
-        ) / updates
-        print(
-            f"heartbeats of {per_node} jobs: {rate:.0f}/s; bare application {floor_rate:.0f}/s; "
-            f"ratio {rate / floor_rate:.2f}"
-        )
-        print(
-            f"scheduler process: {cpu_after - cpu_before:.1f} s of CPU for "
-            f"{rate * arguments.seconds:.0f} heartbeats and {updates:.0f} updates"
-        )
-        print(f"time of an update while they come in: {update_s:.3f} s (heartbeats go on during its computation)")
-        first = await read_metrics(port)
-        await asyncio.sleep(arguments.seconds / 2)
-        last = await read_metrics(port)
-        updates = last["cpumond_scheduler_updates_total"] - first["cpumond_scheduler_updates_total"]
-        update_s = (
-            last["cpumond_scheduler_update_seconds_total"] - first["cpumond_scheduler_update_seconds_total"]
-        ) / updates
-        print(f"time of an update when nothing comes in: {update_s:.3f} s; resident memory {memory_mib(pid):.0f} MiB")
+def show_ratio(
+    what: str,
+    numbers: list[float],
+    others: list[float] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> bool:
+    """The median over the rounds; whether it is within the bound."""
+    ratios = numbers if others is None else [a / b for a, b in zip(numbers, others, strict=True)]
+    middle = statistics.median(ratios)
+    is_good = (at_least is None or middle >= at_least) and (at_most is None or middle <= at_most)
+    bound = f"at least {at_least:g}" if at_least is not None else f"at most {at_most:g}"
+    all_of_them = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"ratio of {what}: {middle:.2f} ({bound}: {'yes' if is_good else 'NO'}; rounds: {all_of_them})")
+    return is_good
+
+
+def update_time(before: dict[str, float], after: dict[str, float]) -> float:
+    """Mean seconds of the updates between two readings."""
+    count, total = ("cpumond_scheduler_updates_total", "cpumond_scheduler_update_seconds_total")
+    return (after[total] - before[total]) / max(after[count] - before[count], 1.0)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -253,8 +366,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--pools", type=int, default=1000)
     parser.add_argument("--operations", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of heartbeats in each state, all rounds together")
+    parser.add_argument("--rounds", type=int, default=5, help="how often the states take turns")
+    parser.add_argument(
+        "--starve", type=int, default=0, metavar="PERCENT", help="of operations that find the cluster full"
+    )
+    parser.add_argument("--check", action="store_true", help="exit code 1 when a ratio is out of its bound")
     arguments = parser.parse_args()
+    if not 0 <= arguments.starve < 100 or arguments.rounds < 1:
+        parser.error("--starve is 0 to 99 per cent, --rounds at least 1")
     with tempfile.TemporaryDirectory() as folder, socket.socket(proto=socket.IPPROTO_TCP) as floor_socket:
         floor_socket.bind(("127.0.0.1", 0))
         floor_socket.listen(64)
@@ -271,11 +391,13 @@ def main() -> None:
         )
         try:
             port = wait_for_port(Path(folder) / "log", scheduler)
-            asyncio.run(bench(arguments, port, scheduler.pid, floor_socket.getsockname()[1]))
+            good = asyncio.run(bench(arguments, port, scheduler.pid, floor_socket.getsockname()[1]))
         finally:
             for process in (scheduler, floor):
                 process.terminate()
                 process.wait()
+    if arguments.check and not good:
+        raise SystemExit(1)
 
 
 def wait_for_port(log: Path, process: subprocess.Popen[bytes]) -> int:

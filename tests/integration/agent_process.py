@@ -72,7 +72,7 @@ class AgentProcess:
 
     def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         """One request over the control socket."""
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self.socket_path)), timeout=10.0) as client:
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self.socket_path)), timeout=60.0) as client:
             return client.request(method, f"http://agent{path}", json=body)
 
     def get(self, path: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class AgentProcess:
 
     def metrics(self) -> str:
         """The metrics text, over TCP."""
-        return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False).text
+        return httpx2.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False, timeout=60.0).text
 
     def log(self) -> str:
         """What the agent wrote to stderr."""
@@ -108,7 +108,7 @@ class AgentProcess:
         """Send a signal and wait for the end; the exit code."""
         assert self.process is not None
         self.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(100)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command of the command line with this configuration, for example ``run("restore")``."""

@@ -108,7 +108,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def make(**options: Any) -> Page:
         context = browser.new_context(**{"viewport": WINDOW, "reduced_motion": "reduce", **options})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         opened.append((Watch(page), context))
         return page

@@ -6,7 +6,10 @@ import contextlib
 import itertools
 import os
 import select
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -23,10 +26,16 @@ from cpumond.executor import Ended, Event, Executor, JobCgroups, Launch, NotStar
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 100.0
 MARK = "CPUMOND_TEST_MARK"
 NUMBERS = "import sys\nfor number in range({count}): sys.stdout.write(f'{{number}}\\n')\n"
 HOG = "import time\nkept = [bytearray(b'x' * (1 << 20)) for _ in range(512)]\ntime.sleep(1000)\n"
+
+
+def find_pids_controller() -> bool:
+    """Whether this machine has one that is enabled."""
+    with open("/proc/cgroups", encoding="ascii") as file:
+        return any(line.split()[0] == "pids" and line.split()[3] == "1" for line in file)
 
 
 class Rig:
@@ -251,6 +260,32 @@ class ExecutorContract:
         name, number, groups = rig.read(job_id).decode().splitlines()
         assert (name, "0" in groups.split()) == ("nobody", False)
         assert number != "0"
+
+    def test_no_program_gives_it_rights_that_its_user_does_not_have(self, rig: Rig, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root to become another user")
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+            os.chmod(name, 0o755)  # noqa: S103
+            program = shutil.copy(shutil.which("id") or "", name)
+            os.chmod(program, 0o4755)  # noqa: S103
+            plain = subprocess.run([program, "-u"], capture_output=True, user="nobody", check=True).stdout
+            job_id = rig.shell(f"{program} -u; grep NoNewPrivs /proc/self/status", user="nobody")
+            assert rig.wait(Ended, job_id).exit_code == 0
+        if plain != b"0\n":
+            pytest.skip("no program may change its user here")
+        number, flag = rig.read(job_id).decode().splitlines()
+        assert (number != "0", flag.split()) == (True, ["NoNewPrivs:", "1"])
+
+    def test_it_has_so_many_processes_at_most(self, rig: Rig) -> None:
+        if not find_pids_controller():
+            pytest.skip("no pids controller here")
+        script = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 1000 & done; echo all"
+        stopped, free = rig.shell(script, max_tasks=6), rig.shell(script, max_tasks=20)
+        assert rig.wait(Ended, stopped).exit_code not in (0, None)
+        assert rig.read(stopped) == b""
+        assert b"fork" in rig.read(stopped, "stderr")
+        assert rig.wait(Ended, free).exit_code == 0
+        assert rig.read(free) == b"all\n"
 
     def test_its_working_directory(self, rig: Rig, tmp_path: Path) -> None:
         job_id = rig.start("pwd", working_directory=str(tmp_path))

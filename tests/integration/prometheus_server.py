@@ -42,7 +42,7 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        self._client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=10.0)
+        self._client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=60.0)
 
     def get(self, path: str, **params: str) -> Any:
         """The ``data`` of an answer of ``/api/v1``; None while the server starts."""
@@ -77,7 +77,7 @@ class Prometheus:
         self._client.close()
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(100)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

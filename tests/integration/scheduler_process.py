@@ -94,7 +94,7 @@ class SchedulerProcess:
         """Send a signal and wait for the end; the exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        code = self.process.wait(30)
+        code = self.process.wait(100)
         self._forget()
         return code
 
@@ -141,7 +141,7 @@ class SchedulerProcess:
     def new_client(self) -> httpx2.Client:
         """A client of its own."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False, verify=False)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False, verify=False)
 
     def use_token(self, token: str) -> None:
         """Show this token from now on; "" for none."""

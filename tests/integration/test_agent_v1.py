@@ -12,6 +12,7 @@ import pytest
 from configs import FLOOR, QUICK, describe_agent, describe_source
 from waiting import wait_until
 
+from cpumond.monitor.model import MonitorSettings
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
@@ -85,7 +86,7 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
     assert checks <= 2 or waited_s <= 2.0, f"{checks} checks, {waited_s:.2f} s"
     assert lost_s <= 2.0 * 2, f"lost {lost_s:.2f} core-seconds on 2 cores"
     assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
-    assert restore["throttled_ratio"] > 0.25
+    assert restore["throttled_ratio"] > MonitorSettings().throttle_restore_ratio
     [change] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
     assert (change["job_id"], change["new_cores"]) == ("sleeper", 2.0)
 
@@ -238,7 +239,7 @@ def test_the_log_is_one_json_record_for_each_change(cgroups, agent):
     with socket.socket(socket.AF_UNIX) as garbage:
         garbage.connect(str(agent.socket_path))
         garbage.sendall(b"\x16\x03\x01\x00 not http\r\n\r\n")
-        garbage.settimeout(10)
+        garbage.settimeout(60.0)
         assert garbage.recv(1024).startswith(b"HTTP/1.1 400")
     changes = agent.request("GET", "/v1/jobs/a/explain").json()["decisions"]
     assert agent.stop() == 0

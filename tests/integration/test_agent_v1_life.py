@@ -435,3 +435,24 @@ def test_cgroups_that_cannot_be_written_are_said_now_and_then_and_reported_as_th
     assert agent.stop() == 0
     assert agent.events("restore_failed") == []
     assert cgroups.read_all("a") == found
+
+
+# ---- without descriptors
+
+
+def test_jobs_leave_the_descriptors_that_limits_are_written_with(cgroups, agent):
+    names = [f"j{number}" for number in range(34)]
+    make(cgroups, *names)
+    agent.prefix = ["prlimit", "--nofile=112:112"]
+    agent.start(describe_agent(cgroups))
+    followed = list_jobs(agent)
+    # Three each of what three quarters of the limit hold.
+    assert len(followed) == 28
+    assert "raise LimitNOFILE (3 for each job)" in agent.get("/v1/status")["problems"][0]
+    wait_until(lambda: at_floor(cgroups, *followed), "those that are followed are down at the floor")
+    # A job that ends makes room for another one.
+    cgroups.remove(followed[0])
+    names.remove(followed[0])
+    wait_until(lambda: len(set(list_jobs(agent)) - set(followed)) == 1, "another job is followed")
+    assert agent.stop() == 0
+    assert {cgroups.quota_cores(name) for name in names} == {1.5}

@@ -172,6 +172,7 @@ class TestCgroup:
             reading = cgroup.read(5.0)
             assert (reading.at_s, reading.identity, reading.nr_throttled) == (5.0, cgroup.inode, 0)
             assert reading.total_cpu_s >= 0.0
+            assert cgroup.read_throttled() == 0
         assert count_descriptors() == before
 
     def test_one_made_again_has_another_identity(self, host):
@@ -253,6 +254,7 @@ class TestCgroup:
             host.remove("a")
             if host.real:
                 assert cgroup.read(1.0) is None
+                assert cgroup.read_throttled() is None
             assert cgroup.read_settings() is None
             for settings in (
                 CpuSettings(50_000, 100_000, 0, host.first.weight),
@@ -496,7 +498,9 @@ def test_counters_follow_a_load_and_its_throttling(cgroups):
         reading = cgroup.read(float(next(moments)))
         return reading if reading.nr_throttled > first.nr_throttled + 2 else None
 
+    wait_until(lambda: cgroup.read_throttled() > first.nr_throttled, "a look sees it")
     last = wait_until(throttled, "the load is throttled")
+    assert cgroup.read_throttled() >= last.nr_throttled
     assert last.total_cpu_s > first.total_cpu_s
     assert last.throttled_s > first.throttled_s
     assert last.nr_periods >= last.nr_throttled
@@ -587,6 +591,30 @@ def test_why_there_is_no_pressure(tmp_path, layout):
         open_pressure(str(tmp_path), "none")
 
 
+@pytest.mark.parametrize("layout", ["v2", "v1-together", "v1-hybrid"])
+def test_a_look_sees_what_the_kernel_counts_after_the_last_use_and_so_does_the_reading_after_it(tmp_path, layout):
+    host = make_v2(tmp_path) if layout == "v2" else make_v1(tmp_path, layout)
+    with host.open(host.make("a")) as cgroup:
+        for throttled in (0, 1, 1, 5):
+            # The period is counted when it is over, without any more use.
+            stat = f"nr_periods 7\nnr_throttled {throttled}\n"
+            host.write("a", "cpu.stat", f"usage_usec 2000\n{stat}throttled_usec 900\n" if layout == "v2" else stat)
+            assert cgroup.read_throttled() == throttled
+            assert cgroup.read_throttled() == throttled
+            reading = cgroup.read(1.0)
+            assert reading is not None
+            assert reading.nr_throttled == cgroup.read_throttled() == throttled
+
+
+@pytest.mark.parametrize("layout", ["v2", "v1-together"])
+def test_a_count_that_is_none_is_an_error_that_names_the_cgroup(tmp_path, layout):
+    host = make_v2(tmp_path) if layout == "v2" else make_v1(tmp_path, layout)
+    with host.open(host.make("a")) as cgroup:
+        host.write("a", "cpu.stat", "nr_periods 1\nnr_throttled many\n")
+        with pytest.raises(CgroupReadError, match="top/a"):
+            cgroup.read_throttled()
+
+
 @pytest.mark.parametrize(
     ("layout", "file"),
     [
@@ -651,7 +679,7 @@ def test_the_agent_runs_on_v2(tmp_path: Path, agent: AgentProcess):
     wait_until(lambda: (place / "odd" / "cpu.max").read_text().split() == ["16666", "33333"], "the floor is reached")
     assert (place / "idle" / "cpu.max.burst").read_text().strip() == "50000"
     agent.send_signal(signal.SIGKILL)
-    agent.process.wait(30)
+    agent.process.wait(100)
     assert read() != found
     assert agent.run("restore").returncode == 0
     assert {name: text.strip() for name, text in read().items()} == {name: text.strip() for name, text in found.items()}

@@ -464,7 +464,7 @@ def test_old_messages_that_come_again_change_nothing(network, gates):
     runs = [proxy.heartbeats()[0]["incarnation"] for proxy in network.proxies]
     loop.wait(lambda: network.proxies[0].heartbeats()[-1]["incarnation"] != runs[0], "the node is back", WAIT_S)
     before = [(job["id"], job["state"], job["finish_time"]) for job in loop.jobs(operation)]
-    with httpx2.Client(base_url=loop.url, trust_env=False) as client:
+    with httpx2.Client(base_url=loop.url, trust_env=False, timeout=60.0) as client:
         for proxy in network.proxies:
             # The newest may still be on its way.
             for path, body in reversed(list(proxy.requests)[:-2]):
@@ -609,7 +609,7 @@ def test_a_job_that_writes_without_end_fills_no_disk(loop, tmp_path):
     [job] = loop.await_running(operation)
     loop.wait(done.exists, "it has written all", WAIT_S)
     path = f"{loop.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
-    with httpx2.Client(trust_env=False) as client:
+    with httpx2.Client(trust_env=False, timeout=60.0) as client:
         loop.wait(lambda: client.get(path, params={"tail": 8}).text == "THE END\n", "the end can be read")
         text = client.get(path, params={"tail": 1000}).text
         assert (len(text), text.endswith("abcde\n0123456789abcde\nTHE END\n")) == (1000, True)
@@ -696,7 +696,7 @@ def test_a_job_runs_as_the_user_of_the_node_and_is_at_home_there(reconfigured):
         operation = reconfigured.start_operation("p", "id -un; touch here && ls; sleep 1000")
         [job] = reconfigured.await_running(operation)
         path = f"{reconfigured.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
-        with httpx2.Client(trust_env=False) as client:
+        with httpx2.Client(trust_env=False, timeout=60.0) as client:
             wait_until(lambda: client.get(path).text == "nobody\nhere\n", "it has said who it is")
         reconfigured.abort(operation)
         reconfigured.await_no_jobs()
@@ -763,7 +763,7 @@ def test_fifty_jobs_started_and_aborted_leave_nothing_behind(loop):
     loop.wait(lambda: len(list_kept()) == MAX_KEPT_LOGS, "the logs of the last ones are kept, and no others")
     assert list_kept() <= {job["id"] for job in jobs}
     kept = {file for job_id in list_kept() for file in os.listdir(os.path.join(node.jobs_dir, job_id))}
-    assert kept <= {"job.json", "stdout", "stdout.total", "stderr", "stderr.total"}
+    assert kept <= {"job.json", "job.json.before", "stdout", "stdout.total", "stderr", "stderr.total"}
     assert loop.get(f"/api/v1/nodes/{node.node_id}")["jobs"] == []
     assert node.get("/v1/status")["jobs"] == []
 

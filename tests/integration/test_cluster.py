@@ -57,6 +57,21 @@ def test_nodes_are_what_was_asked_for(cluster: Cluster) -> None:
     assert "fast" not in nodes["node-1"]["tags"]
 
 
+def test_a_job_beyond_its_time_limit_is_ended_on_its_node_and_has_failed(cluster: Cluster) -> None:
+    task = {"job_count": 1, "cpu_limit": 0.1, "memory_limit": 2**24, "job_time_limit": 500, "command": "sleep 3600"}
+    spec = {"pool": "limited", "max_failed_job_count": 1, "tasks": {"main": task}}
+    operation = cluster.post("/api/v1/operations", {"spec": spec})["id"]
+    path = f"/api/v1/operations/{operation}"
+    cluster.wait(lambda: cluster.get(path)["state"] == "failed", "it fails")
+    found = cluster.get(path)
+    assert "Job time limit exceeded" in found["error"]
+    assert (found["jobs"]["failed"], found["jobs"]["aborted"]) == (1, 0)
+    [job] = cluster.jobs(operation)
+    assert (job["state"], "job_time_limit of 500 ms" in job["reason"]) == ("failed", True)
+    assert job["finish_time"] - job["start_time"] < 30.0
+    assert all(node["job_count"] == 0 for node in cluster.get("/api/v1/nodes")["nodes"])
+
+
 def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster) -> None:
     operation = cluster.start_operation("p", "sleep 1", job_count=2, cpu_limit=0.4, title="two")
     jobs = cluster.wait(lambda: two(cluster.jobs(operation, "running")), "both run")
@@ -99,10 +114,10 @@ def test_each_node_has_its_page_with_graphs_of_its_jobs(cluster: Cluster) -> Non
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     assert f"page of {node.node_id}  " in cluster.describe_pages()
     assert node.web_url in cluster.describe_pages()
-    assert "<html" in httpx2.get(node.web_url, trust_env=False).text
+    assert "<html" in httpx2.get(node.web_url, trust_env=False, timeout=60.0).text
 
     def explain() -> Any:
-        return httpx2.get(f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False).json()
+        return httpx2.get(f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False, timeout=60.0).json()
 
     cluster.wait(lambda: max(explain()["samples"]["usage"], default=0.0) > 0.02, "the graph shows what it uses")
     assert explain()["samples"]["period_s"] == 0.1
@@ -223,7 +238,7 @@ class Command:
         assert self.process.stdout is not None
         self.process.send_signal(number)
         rest = self.process.stdout.read()
-        assert self.process.wait(30) == 0
+        assert self.process.wait(100) == 0
         return rest
 
 
@@ -251,7 +266,7 @@ def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
         assert ["web", "page", f"{url}/"] in words
         assert ["its", "token", token] in words
         pages = [line[-1] for line in words if line[:2] == ["page", "of"]]
-        assert [httpx2.get(page, trust_env=False).status_code for page in pages] == [200, 200]
+        assert [httpx2.get(page, trust_env=False, timeout=60.0).status_code for page in pages] == [200, 200]
         operation = operate(url, token, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
         wait_until(lambda: "running" in operate(url, token, "jobs", operation), "the job runs")
         assert list_cgroups(command.process.pid)
@@ -270,7 +285,7 @@ def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
         assert psutil.pid_exists(told["scheduler_pid"])
         assert os.path.exists(told["nodes"]["node-2"]["control_socket"])
         assert told["web"] == f"{told['scheduler']}/"
-        assert httpx2.get(told["nodes"]["node-2"]["web"], trust_env=False).status_code == 200
+        assert httpx2.get(told["nodes"]["node-2"]["web"], trust_env=False, timeout=60.0).status_code == 200
         assert command.end(signal.SIGTERM) == ""
     assert list_cgroups(command.process.pid) == []
     assert "node_registered" in (Path(told["directory"]) / "node-1" / "log.jsonl").read_text()

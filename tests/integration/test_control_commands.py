@@ -115,8 +115,8 @@ def test_status_says_that_writes_are_paused_and_that_somebody_else_wrote(running
     assert "paused: no limit is written" in text
     assert "foreign writes: somebody else raised a limit 1 x and lowered one 0 x" in text
     why = said(agent, "explain", "job-1").splitlines()[0]
-    assert re.match(
-        r"The limit of job-1 is 1.5 of 2 ordered cores: somebody else raised it, which is respected for", why
+    assert why.startswith(
+        "The limit of job-1 is 1.5 of 1.5 ordered cores: somebody else set it, which is respected for"
     )
 
 
@@ -164,7 +164,7 @@ def test_top_survives_a_restart_of_the_agent_and_ends_with_0(running, follow):
     agent.start()
     wait_until(lambda: output().count("test-node") > frames + 1, "frames come again")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(100) == 0
     assert "Traceback" not in output()
 
 
@@ -175,7 +175,7 @@ def test_top_as_json_is_one_object_a_line(running, follow):
     agent.stop()
     wait_until(lambda: '"error"' in output(), "the end of the agent shows")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(100) == 0
     answers = [json.loads(line) for line in output().splitlines()]
     assert answers[0]["jobs"][0]["job_id"] == "job-1"
     assert answers[-1]["exit_code"] == 69

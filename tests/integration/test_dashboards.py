@@ -51,7 +51,7 @@ scrape_configs:
 
 @pytest.fixture(scope="module")
 def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node, an integral pool whose short jobs start all the time, and a pool with a job that sleeps."""
+    """One node, an integral pool whose short jobs start all the time, and one with a job that sleeps, by rule peak."""
     find_program("prometheus")
     with Cluster(
         tmp_path_factory.mktemp("cluster"), 1, check_period="250ms", token=TOKEN,
@@ -63,7 +63,7 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
         whole.create_pool("bursts", integral_guarantees={"guarantee_type": "burst", **amounts})
         whole.create_pool("steady", strong_guarantee_resources={"cpu": 0.3})
         whole.start_operation("bursts", "sleep 1", job_count=1000, cpu_limit=0.2)
-        sleeping = whole.start_operation("steady", ["sleep", "1000"], cpu_limit=0.3)
+        sleeping = whole.start_operation("steady", ["sleep", "1000"], cpu_limit=0.3, monitor={"limit_rule": "peak"})
         whole.wait(lambda: whole.jobs(sleeping, "running"), "the sleeping job runs")
         yield whole
 
@@ -217,7 +217,7 @@ def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:
 def test_promtool_finds_nothing_to_say_about_the_scheduler(cluster: Cluster) -> None:
     """Names, types and help texts are as Prometheus wants them."""
     program = find_program("promtool")
-    with httpx2.Client(trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+    with httpx2.Client(trust_env=False, timeout=60.0, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
         text = client.get(f"{cluster.url}/metrics").raise_for_status().text
     done = subprocess.run(
         [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False

@@ -136,7 +136,7 @@ def test_mounts_lead_to_volumes_and_volumes_to_what_is_there(manifests):
 def test_ports_and_probes_are_those_of_the_program(manifests):
     defaults = {
         "DaemonSet": parse_listen(AgentConfig().metrics.listen, "")[1],
-        "StatefulSet": parse_listen(SchedulerConfig().api.listen, "")[1],
+        "StatefulSet": parse_listen(SchedulerConfig().api.address, "")[1],
     }
     for owner in pod_owners(manifests):
         template = owner["spec"]["template"]
@@ -407,7 +407,7 @@ def test_beside_the_package_the_agent_of_the_pod_says_why_it_does_not_start(pod:
     assert pod.start("restore").wait(20) == 0, "what it cannot do is no reason to hide the agent's own sentence"
     agent.start(wait=False)
     assert agent.process is not None
-    assert agent.process.wait(30) == EXIT_PERMISSION
+    assert agent.process.wait(100) == EXIT_PERMISSION
     [said] = re.findall(r'"(cannot open the lock [^"]*)"', (DEPLOY / "README.md").read_text().replace("\n", " "))
     assert said.replace("/run/cpumond", str(run_dir)) in agent.log()
 

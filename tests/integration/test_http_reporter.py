@@ -157,7 +157,7 @@ def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
 
 
 def get_limits(url: str) -> dict[str, Any]:
-    return httpx2.get(f"{url}/v1/limits", trust_env=False, timeout=20.0).json()
+    return httpx2.get(f"{url}/v1/limits", trust_env=False, timeout=60.0).json()
 
 
 def has_sent(reporter: HttpReporter, count: int) -> None:
@@ -329,7 +329,10 @@ def test_the_token_is_read_anew_and_never_shown(bound: socket.socket, tmp_path, 
         reporter.submit(make_heartbeat(1))
         has_failed(reporter, 1)
         assert reporter.stats().last_error == f"token file {file}: No such file or directory"
-        file.write_text("s3cret-1\n")
+        ready = tmp_path / "ready"
+        ready.touch(mode=0o600)
+        ready.write_text("s3cret-1\n")
+        ready.rename(file)
         wait_until(lambda: "answered 401; check report.token_file" in reporter.stats().last_error, "a refusal")
         file.write_text("s3cret-1\nsecond line\n")
         wait_until(lambda: "one line of visible ASCII" in reporter.stats().last_error, "a refusal of the file")

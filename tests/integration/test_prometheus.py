@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +40,7 @@ def answers(agent: AgentProcess) -> bool:
     assert agent.process is not None
     assert agent.process.poll() is None, agent.log()
     try:
-        return httpx2.get(f"http://127.0.0.1:{agent.port}/readyz", trust_env=False).status_code == 200
+        return httpx2.get(f"http://127.0.0.1:{agent.port}/readyz", trust_env=False, timeout=60.0).status_code == 200
     except httpx2.TransportError:
         return False
 
@@ -110,6 +112,24 @@ def test_sums_of_operations(prometheus: Prometheus):
     rows = {labels["operation_id"]: value for labels, value in prometheus.query("cpumond_operation_cpu_limit_cores")}
     assert rows == {"night": 3.0, "day": 0.5}
     assert prometheus.wait_for("sum(cpumond_node_jobs) == sum(cpumond_operation_jobs)") == 3
+
+
+def test_estimate_reads_the_history_of_the_agent(prometheus: Prometheus, agent: AgentProcess) -> None:
+    """``cpumond estimate`` over the metrics of the agent itself: orders, use, and that limits were moved meanwhile."""
+    wait_until(lambda: prometheus.query("count_over_time(cpumond_job_cpu_seconds_total[1m]) >= 10"), "some samples")
+    url = f"http://127.0.0.1:{prometheus.port}"
+    command = [sys.executable, "-m", "cpumond", "estimate", "--prometheus", url, "--since", "1m", "--step", "1s"]
+    result = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    rows = {row["name"]: row for row in found["workloads"]}
+    assert {name: row["ordered_cores"] for name, row in rows.items()} == pytest.approx(
+        {"steady": 2.0, "busy": 1.0, ODD_ID: 0.5}
+    )
+    assert rows["steady"]["detail"] == "operation night"
+    assert 0.02 < rows["steady"]["used_cores"] < 0.3
+    assert any("had a limit that cpumond moved" in note for note in found["notes"])
+    assert any("Prometheus has only" in note for note in found["notes"])
 
 
 def test_the_limit_of_a_job_follows_its_load(prometheus: Prometheus, tree: CgroupTree):

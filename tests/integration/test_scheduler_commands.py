@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,8 +78,90 @@ def test_pools_are_made_shown_changed_and_removed(server, cpumond):
     assert "fifo" in shown
     cpumond("pool", "move", "nightly", "--parent", "<Root>", "--name", "daily")
     assert cpumond.json("pool", "show", "daily")["parent"] == "<Root>"
-    cpumond("pool", "remove", "research")
+    cpumond("pool", "remove", "research", code=64)  # it has a guarantee, and nobody can be asked
+    cpumond("pool", "remove", "research", "--yes")
     assert [pool["name"] for pool in cpumond.json("pool", "list")["pools"]] == ["<Root>", "daily"]
+
+
+@pytest.fixture
+def guarded(server: LiveScheduler, cpumond: Shell) -> None:
+    """Pools: one of each kind of guarantee, one with an operation, one in a pool with one, and a plain one."""
+    cpumond("pool", "create", "strong", "strong_guarantee_resources={cpu=4}")
+    cpumond("pool", "create", "flowing", "guarantee_type=relaxed", "resource_flow={cpu=4}")
+    cpumond("pool", "create", "top")
+    cpumond("pool", "create", "busy", "--parent", "top")
+    cpumond("operation", "start", "--pool", "busy", "--", "sleep", "60")
+    cpumond("pool", "create", "plain", "weight=3", "strong_guarantee_resources={cpu=0}")
+
+
+def pool_names(cpumond: Shell) -> set[str]:
+    return {pool["name"] for pool in cpumond.json("pool", "list")["pools"]} - {"<Root>"}
+
+
+@pytest.mark.parametrize(
+    ("words", "held"),
+    [
+        (["pool", "remove", "strong"], "guarantees"),
+        (["pool", "remove", "flowing"], "guarantees"),
+        (["pool", "remove", "busy"], "1 operation"),
+        (["pool", "remove", "top", "--recursive"], "1 operation"),
+        (["tree", "remove", "default", "--recursive"], "1 operation"),
+    ],
+)
+@pytest.mark.usefixtures("guarded")
+def test_what_has_guarantees_or_operations_is_not_removed_unasked(cpumond, words, held):
+    before = pool_names(cpumond)
+    assert cpumond(*words, code=64) == ""
+    assert f"has {held}; nothing is removed: give --yes" in cpumond.err
+    assert cpumond(*words, "--json", code=64) == ""
+    assert pool_names(cpumond) == before
+    cpumond(*words, "--yes")
+    if words[0] == "pool":
+        assert words[2] not in pool_names(cpumond) or cpumond.json("pool", "show", words[2])["is_ephemeral"]
+        cpumond("pool", "remove", "plain")  # as ever
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 130), ("y", 0)])
+def test_on_a_terminal_the_plan_is_shown_and_the_answer_counts(server, cpumond, typed, code):
+    command = [sys.executable, "-m", "cpumond", "pool", "remove", "strong"]
+    main, terminal = pty.openpty()
+    try:
+        process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        shown = read_until(main, "Remove it? [y/N]: ")
+        assert "pool strong: removed" in shown
+        assert "pool strong has guarantees. Remove it?" in shown
+        assert "strong" in pool_names(cpumond)
+        os.write(main, f"{typed}\n".encode())
+        after = read_until(main, "")
+        assert process.wait(30) == code
+    finally:
+        os.close(main)
+    assert ("nothing is removed" in after) == bool(code)
+    assert ("strong" in pool_names(cpumond)) == bool(code)
+
+
+def read_until(terminal: int, wanted: str) -> str:
+    """What a program writes to its terminal until it writes ``wanted``, or ends."""
+    text = ""
+    while not wanted or wanted not in text:
+        try:
+            piece = os.read(terminal, 65_536)
+        except OSError:  # nobody has the other end any more
+            break
+        if not piece:
+            break
+        text += piece.decode()
+    return text
+
+
+def test_what_is_odd_about_an_operation_goes_to_standard_error(server, cpumond):
+    cpumond("pool", "create", "research")
+    operation = cpumond("operation", "start", "--pool", "reserch", "--", "true").strip()
+    assert 'warning: pool "reserch" did not exist' in cpumond.err
+    assert 'did you mean "research"?' in cpumond.err
+    assert cpumond.json("operation", "show", operation)["pools"] == {"default": "reserch"}
 
 
 def test_the_options_of_integral_guarantees_need_not_name_it(server, cpumond):
@@ -156,10 +239,15 @@ def test_a_token_comes_from_the_option_the_environment_or_a_file(tmp_path, cpumo
         cpumond("tree", "list", "--token", "s3cret")
         file = tmp_path / "my-token"
         file.write_text("s3cret\n")
+        file.chmod(0o644)
+        cpumond("tree", "list", "--token-file", str(file), code=78)
+        assert f"chmod 600 {file}" in cpumond.err
+        file.chmod(0o600)
         cpumond("tree", "list", "--token-file", str(file))
         usual = tmp_path / ".config/cpumond/token"
         usual.parent.mkdir(parents=True)
         usual.write_text("s3cret\n")
+        usual.chmod(0o600)
         cpumond("tree", "list")
         monkeypatch.setenv("CPUMOND_TOKEN", "wrong")
         cpumond("tree", "list", code=77)
@@ -266,6 +354,16 @@ def test_the_spec_carries_what_the_options_say(server, cpumond):
     assert (shown["is_gang"], shown["max_failed_job_count"]) == (True, 3)
     assert shown["job_cpu_monitor"] == {"mode": "shadow"}
     assert shown["tasks"][0]["command"] == ["a", "--b"]
+
+
+def test_time_limits_are_durations_and_the_task_is_not_overwritten_silently(server, cpumond):
+    limits = ("--time-limit", "2h", "--job-time-limit", "90")
+    operation = cpumond("operation", "start", *limits, "--", "true").strip()
+    shown = cpumond.json("operation", "show", operation)
+    assert (shown["time_limit"], shown["tasks"][0]["job_time_limit"]) == (7_200_000.0, 90_000.0)
+    assert "time limit: 2 h" in " ".join(cpumond("operation", "show", operation).split())
+    cpumond("operation", "start", "--set", "tasks/other/job_count=1", "--", "true", code=64)
+    assert "--set tasks" in cpumond.err
 
 
 def test_the_documents_form_of_job_cpu_monitor_is_understood(server, cpumond):

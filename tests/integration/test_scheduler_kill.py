@@ -89,7 +89,7 @@ class Forked(SchedulerProcess):
 
     def wait_ready(self) -> None:
         """Wait until it listens."""
-        pause, deadline_s = threading.Event(), time.monotonic() + 30.0
+        pause, deadline_s = threading.Event(), time.monotonic() + 100.0
         while not (started := self.events("started", since=self._log_offset)):
             assert time.monotonic() < deadline_s, f"it does not start: {self.log()[-2000:]}"
             os.kill(self._pid, 0)

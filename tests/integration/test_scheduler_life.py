@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import os
 import shutil
 import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scheduler_process import PlayedNode, SchedulerProcess
+from waiting import wait_until
 
 TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
@@ -215,10 +219,11 @@ def test_tokens_are_asked_for_everywhere(scheduler):
     scheduler.write_config(api=f'tokens_file = "{path}"')
     scheduler.start()
     assert scheduler.get("/healthz")["status"] == scheduler.get("/readyz")["status"] == "ok"
+    assert "cpumond_pool" in scheduler.request("GET", "/metrics").text, "Prometheus needs no token"
     for token, said in (("", "a token is needed"), (UNKNOWN_TOKEN, "the token is not known")):
         scheduler.use_token(token)
         for method, where in (
-            ("GET", "trees"), ("POST", "trees/default/pools"), ("POST", "heartbeats"), ("GET", "/metrics"),
+            ("GET", "trees"), ("POST", "trees/default/pools"), ("POST", "heartbeats"),
             ("GET", "/api/v4/get?path=//sys/pools"), ("POST", "/api/v4/create"), ("GET", "/auth/whoami"),
         ):  # fmt: skip
             answer = scheduler.request(method, where, {"name": "a"} if method == "POST" else None)
@@ -233,7 +238,6 @@ def test_tokens_are_asked_for_everywhere(scheduler):
 
     scheduler.use_token(TOKEN)
     scheduler.create_pool("a")
-    assert scheduler.request("GET", "/metrics").status_code == 200
     done = scheduler.yt("list", "//sys/pools", bindings=False)
     assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
     assert [record["user"] for record in scheduler.events("command")] == ["anna"]
@@ -588,11 +592,78 @@ def test_the_head_of_a_request_has_a_limit(scheduler):
     with socket.create_connection((host, int(port)), timeout=30) as peer, pytest.raises(ConnectionError):
         peer.sendall(endless)
     # What `yt` may send in a header still gets in, again and again on one connection.
-    with socket.create_connection((host, int(port)), timeout=30) as peer:
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=30)) as client:
         for _ in range(3):
-            peer.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nX: {'x' * 500_000}\r\n\r\n".encode())
-            answer = b""
-            while b"status" not in answer:
-                answer += peer.recv(4096)
-            assert answer.startswith(b"HTTP/1.1 200")
+            client.request("GET", "/api/v4/get_supported_features", headers={"X": "x" * 500_000})
+            answer = client.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
     assert scheduler.stop() == 0
+
+
+def test_a_state_directory_that_is_removed_costs_nothing_that_was_confirmed(scheduler):
+    scheduler.start()
+    scheduler.create_pool("before")
+    shutil.rmtree(scheduler.state_dir)
+
+    def list_alerts() -> set[str]:
+        return {alert["code"] for alert in scheduler.get("alerts")["alerts"]}
+
+    wait_until(lambda: "store_lost" in list_alerts(), "it is noticed without a command")
+    assert scheduler.events("store_lost")
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        (scheduler.state_dir / f"scheduler.db{suffix}").unlink()
+    scheduler.create_pool("after")
+    scheduler.kill()
+    scheduler.start()
+    pools = {pool["name"] for pool in scheduler.get("trees/default/pools")["pools"]}
+    assert {"before", "after"} <= pools
+
+
+def test_a_store_that_was_replaced_refuses_commands_and_is_not_ready(scheduler):
+    scheduler.start()
+    scheduler.create_pool("before")
+    store = scheduler.state_dir / "scheduler.db"
+    store.rename(scheduler.state_dir / "away")
+    store.write_bytes(b"a backup")
+    refused = scheduler.request("POST", "trees/default/pools", {"name": "after"})
+    assert (refused.status_code, "was replaced by another file" in refused.json()["error"]) == (503, True)
+    wait_until(lambda: scheduler.client.get("/readyz").status_code == 503, "it is not ready")
+    assert scheduler.client.get("/readyz").json()["status"] == "refusing"
+    assert store.read_bytes() == b"a backup"
+    store.unlink()
+    wait_until(lambda: scheduler.client.get("/readyz").status_code == 200, "it is ready again")
+    scheduler.create_pool("after")
+
+
+# --- who may lose jobs ------------------------------------------------------------------------------------------------
+
+
+def test_a_small_cluster_never_preempts_and_why_says_what_protects(scheduler):
+    """With the defaults an operation of fewer than ten jobs keeps them; the command line says which option that is."""
+    scheduler.start()
+    edits = [{"path": ["fair_share_starvation_timeout"], "value": 100}]
+    scheduler.patch("trees/default", {"edits": edits})
+    node = PlayedNode(scheduler, "n1", cpu=4.0)
+    node.register()
+    scheduler.create_pool("first")
+    scheduler.create_pool("late")
+    first = scheduler.start_operation("first", job_count=8)
+    node.beat_until(lambda: len(node.jobs_of(first)) == 4, "the node is full")
+    late = scheduler.start_operation("late", job_count=8)
+    node.beat_until(
+        lambda: scheduler.get(f"operations/{late}")["trees"]["default"]["starvation_status"] == "starving", "it starves"
+    )
+    lines = scheduler.get(f"operations/{late}/why")["trees"][0]["lines"]
+    (told,) = [line for line in lines if "max_unpreemptible_running_job_count" in line]
+    assert f"operation {first}: 4" in told
+    assert 'max_unpreemptible_running_job_count of tree "default" is 10; lower it' in told
+    command = [sys.executable, "-m", "cpumond", "operation", "why", late, "--scheduler", scheduler.url]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
+    assert "max_unpreemptible_running_job_count" in shown.stdout
+    edits = [
+        {"path": ["max_unpreemptible_running_job_count"], "value": 0},
+        {"path": ["preemptive_scheduling_backoff"], "value": 0},
+    ]
+    scheduler.patch("trees/default", {"edits": edits})
+    node.beat_until(lambda: node.jobs_of(late), "what it advised helps")
+    assert scheduler.get(f"operations/{late}/why")["preempted_for_it"]

@@ -35,7 +35,7 @@ from cpumond.wire import (
 )
 
 TOKEN = "3f2a-of-the-node"  # noqa: S105 - of a scheduler of our own
-LONG_S = 30.0
+LONG_S = 100.0
 
 
 class LinkedNode:
@@ -244,11 +244,12 @@ def test_a_later_agent_with_the_same_node_id_is_told_in_the_schedulers_words(
 
 def test_a_wrong_token_that_is_mended(scheduler: SchedulerProcess, logs: list[Any], tmp_path: Path):
     tokens, token_file = tmp_path / "tokens", tmp_path / "token"
-    tokens.write_text(f"agent:{hashlib.sha256(TOKEN.encode()).hexdigest()}:admin\n")
+    tokens.write_text(f"agent:{hashlib.sha256(TOKEN.encode()).hexdigest()}:node:node-*\n")
     tokens.chmod(0o600)
     scheduler.write_config(api=f'tokens_file = "{tokens}"')
     scheduler.start()
     token_file.write_text("nobody-has-this\n")
+    token_file.chmod(0o600)
     with linked(scheduler, token_file=str(token_file)) as node:
         node.submit()
         wait_until(lambda: node.link.stats().failed_total >= 2, "two failures")
@@ -280,3 +281,46 @@ def test_tags_that_fit_two_trees_are_told_in_the_schedulers_words(scheduler: Sch
         node.beat()
         assert node.link.stats().last_error == ""
         assert scheduler.get("nodes/node-1")["capacity"]["cpu"] == 4.0
+
+
+def test_an_agent_that_starts_with_tags_of_two_trees_keeps_its_jobs(scheduler: SchedulerProcess, logs: list[Any]):
+    scheduler.start()
+    scheduler.post("trees", {"name": "gpu", "attributes": {"nodes_filter": "gpu"}})
+    operation = scheduler.start_operation("p", job_count=2)
+    with linked(scheduler) as node:
+        node.beat_until_it_has(2)
+        jobs = dict(node.jobs)
+    logs.clear()
+    scheduler.start_operation("p", job_count=2)
+    with linked(scheduler) as node:
+        node.jobs.update(jobs)
+        node.link.register(node.registration(tags=["gpu"]))
+        for _ in range(4):
+            answer = node.beat()
+            assert (answer.accepted, answer.start, answer.stop) == (True, [], [])
+        assert "Node belongs to more than one pool tree" in node.link.stats().last_error
+        assert node.link.registered is None
+        assert [job["state"] for job in scheduler.get(f"operations/{operation}/jobs")["jobs"]] == ["running"] * 2
+        assert "node_in_several_trees" in [alert["code"] for alert in scheduler.get("alerts")["alerts"]]
+        node.link.register(node.registration())
+        node.beat_until_it_has(4)
+        assert node.link.stats().last_error == ""
+    assert events(logs) == ["registration_refused", "node_registered"]
+
+
+def test_an_agent_that_is_not_known_and_fits_two_trees_is_told_and_tries_again(
+    scheduler: SchedulerProcess, logs: list[Any]
+):
+    scheduler.start()
+    scheduler.post("trees", {"name": "gpu", "attributes": {"nodes_filter": "gpu"}})
+    with linked(scheduler) as node:
+        node.link.register(node.registration(tags=["gpu"]))
+        node.submit()
+        wait_until(lambda: node.link.stats().failed_total >= 3, "three failures")
+        assert "Node belongs to more than one pool tree" in node.link.stats().last_error
+        scheduler.patch("trees/default", {"edits": [{"path": ["nodes_filter"], "value": "!gpu"}]})
+        assert node.answers.get(timeout=LONG_S)[0].accepted
+        registered = node.link.registered
+        assert registered is not None
+        assert registered.tree == "gpu"
+    assert events(logs) == ["link_failed", "node_registered", "link_recovered"]

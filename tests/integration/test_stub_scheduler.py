@@ -28,7 +28,7 @@ class Stub:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(100)
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def running_stub(*options: str, listen: str = "127.0.0.1:0") -> Iterator[Stub]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on http://"), line
-            with httpx2.Client(base_url=line.split()[-1], trust_env=False, timeout=30.0) as client:
+            with httpx2.Client(base_url=line.split()[-1], trust_env=False, timeout=60.0) as client:
                 yield Stub(process, client)
         finally:
             if process.poll() is None:
@@ -210,6 +210,7 @@ def test_limits_show_the_newest_state_of_all_nodes_in_order(start):
 def test_the_token_is_asked_for(start, tmp_path):
     file = tmp_path / "token"
     file.write_text("s3cret\n")
+    file.chmod(0o600)
     stub = start("--token-file", str(file), "--quiet")
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
         for answer in (
@@ -227,6 +228,7 @@ def test_the_token_is_asked_for(start, tmp_path):
 def test_healthz_needs_no_token(start, tmp_path):
     file = tmp_path / "token"
     file.write_text("s3cret")
+    file.chmod(0o600)
     assert start("--token-file", str(file)).client.get("/healthz").json() == {"status": "ok"}
 
 
@@ -292,9 +294,10 @@ def test_beyond_loopback_needs_a_token(address: str):
 def test_beyond_loopback_with_a_token(start, tmp_path):
     file = tmp_path / "token"
     file.write_text("s3cret")
+    file.chmod(0o600)
     stub = start("--token-file", str(file), listen="0.0.0.0:0")
     port = stub.client.base_url.port
-    assert httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+    assert httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=60.0).status_code == 200
 
 
 @pytest.mark.parametrize(

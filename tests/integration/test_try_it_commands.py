@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -116,12 +118,47 @@ def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     result = run("record", "--cgroup", path, "--duration", "2", "--period", "100ms", "--output", str(trace))
     assert result.returncode == 0, result.stderr
     header, *rows = trace.read_text().splitlines()
-    assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio"
+    assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio,throttled_periods"
     assert len(rows) >= 15
     replayed = run("replay", str(trace), "--cpu-limit", "2", "--format", "json")
     checks = [json.loads(line) for line in replayed.stdout.splitlines()]
     assert len(checks) == len(rows) - 1
     assert 0.0 < sum(check["usage_cores"] for check in checks) / len(checks) < 1.0
+    by_peak = run("replay", str(trace), "--cpu-limit", "2", "--format", "json", "--set", "limit_rule=peak")
+    peaks = [json.loads(line) for line in by_peak.stdout.splitlines()]
+    assert [check["usage_cores"] for check in peaks] == [check["usage_cores"] for check in checks]
+    assert all(check["peak_cores"] >= check["usage_cores"] for check in peaks)
+
+
+@pytest.mark.cgroup
+def test_what_a_quota_holds_back_is_in_a_recorded_trace(cgroups: CgroupTree) -> None:
+    path = cgroups.make("job")
+    cgroups.write("job", "quota_us", 20_000)
+    cgroups.start_load("job").burn(1.0)
+    recorded = run("record", "--cgroup", path, "--duration", "2", "--period", "500ms")
+    assert recorded.returncode == 0, recorded.stderr
+    header, *rows = recorded.stdout.splitlines()
+    column = header.split(",").index("throttled_periods")
+    throttled = [int(row.split(",")[column]) for row in rows]
+    assert throttled[0] == 0
+    assert sum(throttled) > 0
+
+
+@pytest.mark.cgroup
+@pytest.mark.parametrize(("rule", "named"), [("document", ""), ("peak", " by rule peak")])
+def test_dry_run_says_where_the_limit_would_stay(cgroups: CgroupTree, rule: str, named: str) -> None:
+    path = cgroups.make("job")
+    arguments = ("dry-run", "--cgroup", path, "--cpu-limit", "4", "--duration", "1", "--set", "check_period=200",
+                 "--set", f"limit_rule={rule}")  # fmt: skip
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        rf"At this use{named}: limit 1\.0 of 4 cores, 7[45]% reclaimed, after about \d+ s\.", result.stdout
+    )
+    summary = json.loads(run(*arguments, "--json").stdout.splitlines()[-1])["summary"]
+    assert summary["steady_limit_cores"] == pytest.approx(1.0, abs=0.05)
+    assert summary["steady_reclaimed_ratio"] == pytest.approx(0.75, abs=0.02)
+    assert summary["final_limit_cores"] > 2.0  # a second moved it hardly
 
 
 def test_record_refuses_a_place_it_cannot_write(hierarchies: Hierarchies, tmp_path: Path) -> None:
@@ -131,14 +168,15 @@ def test_record_refuses_a_place_it_cannot_write(hierarchies: Hierarchies, tmp_pa
 
 
 @pytest.mark.cgroup
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 @pytest.mark.alone
 def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies, tmp_path: Path) -> None:
-    process = start_demo(tmp_path, arguments=("--duration", "25", "--json"))
-    prefer(hierarchies, process)
-    output, errors = process.communicate(timeout=150)
-    assert process.returncode == 0, errors
-    summary = json.loads(output)
+    def start(duration_s: int) -> subprocess.Popen[str]:
+        process = start_demo(tmp_path, arguments=("--duration", str(duration_s), "--json"))
+        prefer(hierarchies, process)
+        return process
+
+    process, summary = run_whole_story(start, 25)
     assert summary["kernel"] == "real"
     assert (summary["restored"], summary["removed"]) == (True, True)
     assert summary["heartbeats"] > 25
@@ -161,6 +199,20 @@ def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies,
     assert set(summary["not_reached"]) <= {"render was started again"}
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def run_whole_story(
+    start: Callable[[int], subprocess.Popen[str]], duration_s: int
+) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """A demo that was long enough for its story; where this machine is too busy for that, a longer one."""
+    for seconds in (duration_s, 4 * duration_s):
+        process = start(seconds)
+        output, errors = process.communicate(timeout=seconds + 120)
+        assert process.returncode == 0, errors
+        summary = json.loads(output)
+        if set(summary["not_reached"]) <= {"render was started again"}:
+            break
+    return process, summary
 
 
 def prefer(hierarchies: Hierarchies, process: subprocess.Popen[str]) -> None:
@@ -233,7 +285,7 @@ def test_demo_cleans_up_after_ctrl_c_and_hang_up(hierarchies: Hierarchies, tmp_p
     parts = list_parts(tmp_path)
     process.send_signal(number)
     rest = process.stdout.read()
-    assert process.wait(30) == 0
+    assert process.wait(100) == 0
     process.stdout.close()
     assert "All that the demo made is removed." in rest
     assert all_ended(parts)
@@ -253,7 +305,7 @@ def test_demo_cleans_up_when_its_terminal_is_closed(hierarchies: Hierarchies, tm
         seen += os.read(terminal, 65536)
     parts = list_parts(tmp_path)
     os.close(terminal)
-    process.wait(30)
+    process.wait(100)
     assert all_ended(parts)
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
@@ -281,7 +333,7 @@ def test_demo_says_which_part_of_it_died_and_cleans_up(hierarchies: Hierarchies,
         dead.kill()
         name = {"scheduler": "scheduler", "agent": "node-1"}[part]
         assert process.stderr.read().startswith(f"cpumond: {name} was killed by SIGKILL; the last line of its log: {{")
-        assert process.wait(30) == 69
+        assert process.wait(100) == 69
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -370,7 +422,7 @@ def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_demo_of_an_ordinary_user_without_cgroups_of_its_own_simulates_the_kernel(hierarchies: Hierarchies) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to become an ordinary user, and setpriv of util-linux")
@@ -381,11 +433,10 @@ def test_demo_of_an_ordinary_user_without_cgroups_of_its_own_simulates_the_kerne
         # Reading everything lets it reach this interpreter and checkout, wherever they are.
         become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search",
                   "--ambient-caps=+dac_read_search"]  # fmt: skip
-        process = start_demo(Path(directory), *become, arguments=("--duration", "20", "--json"))
-        output, errors = process.communicate(timeout=150)
-        assert process.returncode == 0, errors
+        _, summary = run_whole_story(
+            lambda seconds: start_demo(Path(directory), *become, arguments=("--duration", str(seconds), "--json")), 20
+        )
         assert os.listdir(directory) == []
-    summary = json.loads(output)
     assert (summary["kernel"], summary["restored"], summary["removed"]) == ("simulated", True, True)
     assert summary["started_on_freed_cpu"]["render"] >= 1
     assert summary["give_back_s"]

@@ -206,10 +206,47 @@ def test_a_pool_is_removed_but_not_with_pools_below_unless_that_is_said(signed, 
     expect(dialog(page).locator(".error:not(:empty)")).to_be_visible()
     assert name in pools(site)
     dialog(page).get_by_label("With all pools below", exact=True).check()
+    expect(dialog(page).locator(".error:not(:empty)")).to_have_count(0)
     dialog(page).get_by_role("button", name="Remove", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Pools")
     expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0, timeout=SLOW_MS)
     assert not {name, f"{name}-child"} & set(pools(site))
+
+
+def test_what_the_removal_of_a_pool_changes_is_shown_before(signed, site, make_pool):
+    name, page = make_pool("guarded", strong_guarantee_resources={"cpu": 0.25}), signed
+    operation = site.cluster.start_operation(name, "sleep 600", job_count=1, cpu_limit=0.25)
+    page.allow(f"status: 404 GET .*/{name}")
+    site.open(page, f"#/pools/default/{name}")
+    press(page, "Remove")
+    expect(dialog(page).get_by_role("heading", name="What it changes")).to_be_visible()
+    rows = dialog(page).get_by_role("row").filter(has_text=name)
+    expect(rows.filter(has_text="gone")).to_have_count(1)
+    expect(rows.filter(has_text="new")).to_have_count(1)  # the ephemeral one that its operation goes on in
+    assert name in pools(site)  # nothing is done yet
+    page.keyboard.press("Escape")
+    expect(dialog(page)).to_have_count(0)
+    assert pools(site)[name]["strong_guarantee_resources"] == {"cpu": 0.25}
+    press(page, "Remove")
+    dialog(page).get_by_role("button", name="Remove", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Pools")
+    assert pools(site)[name] == {}  # its operation goes on in an ephemeral one
+    site.cluster.post(f"/api/v1/operations/{operation}/abort", {})
+
+
+def test_what_is_odd_about_a_new_operation_is_told(signed, site, make_pool):
+    name, page = make_pool("meant"), signed
+    site.open(page, "#/operations")
+    press(page, "Start an operation")
+    dialog(page).get_by_label("Pool", exact=True).fill(f"{name}x")
+    dialog(page).get_by_label("Command", exact=True).fill("true")
+    press(page, "Start")
+    told = dialog(page).locator(".note")
+    expect(told).to_contain_text(f'pool "{name}x" did not exist')
+    expect(told).to_contain_text(f'did you mean "{name}"?')
+    press(page, "Show it")
+    expect(dialog(page)).to_have_count(0)
+    assert "#/operations/" in page.url
 
 
 # --- operations and jobs

@@ -244,7 +244,7 @@ def test_with_tokens_only_the_files_are_for_everybody(own):
     os.chmod(path, 0o600)
     own.write_config(api=f'tokens_file = "{path}"')
     own.start()
-    with httpx2.Client(base_url=own.url, trust_env=False, verify=False) as stranger:
+    with httpx2.Client(base_url=own.url, trust_env=False, timeout=60.0, verify=False) as stranger:
         assert stranger.get("/").status_code == stranger.get("/web/style.css").status_code == 200
         for where in (
             "me", "overview", "trees/default/pool_table", "history?kind=pool&name=a", "report",

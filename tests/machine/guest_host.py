@@ -119,6 +119,13 @@ def of(facts: Facts, step: str) -> Facts:
     return fact
 
 
+def assert_passed(tests: Facts, *also: str) -> None:
+    """Tests that ran in the guest: each passed, or its outcome is one of ``also``. Names those that did not."""
+    failures = {name: fact["text"] for name, fact in tests.items() if fact["outcome"] not in ("passed", *also)}
+    texts = "".join(f"\n\n{name}:\n{text}" for name, text in failures.items())
+    assert not failures, f"{len(failures)} of {len(tests)} tests failed in the guest: {', '.join(failures)}{texts}"
+
+
 def assert_quiet(answer: Facts) -> None:
     """A command that succeeded and said nothing."""
     assert answer == {"code": 0, "output": ""}

@@ -190,6 +190,8 @@ run() {
     [ -z "$in" ] || binds+=("--bind-ro=$in:/in")
     [ -z "$out" ] || binds+=("--bind=$out:/out")
     for hierarchy in "${hierarchies[@]}"; do mkdir "$cgroups/$hierarchy/$name"; done
+    # What happens in the guest is judged by the time it takes: it comes before the other work of this machine.
+    echo 262144 >"$cgroups/cpu/$name/cpu.shares"
 
     # The launcher goes into the cgroups; the guest inherits them and sees them as its roots. It is a process of its
     # own in the background, so that a signal to this script is handled at once and not after the guest's end.

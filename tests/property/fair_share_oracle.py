@@ -792,7 +792,7 @@ class Update:
         """Section 10.2."""
         result = ONE
         for c in pool.path():
-            result = low(result, sub(sub(c.limits_share, c.strong), c.proposed))
+            result = low(result, sub(c.limits_share, add(c.strong, c.proposed)))
         return result
 
     def raise_proposed(self, pool: Element, delta: Vector) -> None:

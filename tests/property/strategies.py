@@ -40,7 +40,7 @@ def document_settings(draw: st.DrawFn) -> MonitorSettings:
         vote_decision_threshold=draw(st.integers(1, window - 1)),
         min_cpu_limit=draw(st.sampled_from([1.0, 1.0, 0.0]) | thousandths(0, 20)),
         start_delay_s=draw(st.sampled_from([0.0, 0.0, 3.0]) | thousandths(0, 20)),
-        throttle_restore_ratio=draw(st.sampled_from([0.25, 0.25, 0.0]) | RATIOS),
+        throttle_restore_ratio=draw(st.sampled_from([0.09, 0.09, 0.25, 0.0]) | RATIOS),
     )
 
 

@@ -23,10 +23,11 @@ from cpumond.scheduler.elements import (
     change_usage,
 )
 from cpumond.scheduler.model import ROOT_POOL, Task
-from cpumond.scheduler.placement import satisfaction_of, service_rank
+from cpumond.scheduler.placement import ServiceOrder, satisfaction_of
 from cpumond.scheduler.preemption import (
     PreemptionPlan,
     TargetPriority,
+    Targets,
     find_limit_violators,
     find_overcommit_victims,
     is_protected_by_count,
@@ -119,7 +120,7 @@ def set_states(world: World, rng: random.Random) -> None:
 
 def targets_of(world: World) -> list[tuple[OperationElement, TargetPriority]]:
     found: list[tuple[OperationElement, TargetPriority]] = []
-    for element in service_rank(starving_operations(world.tree)):
+    for element in ServiceOrder(world.tree).rank(starving_operations(world.tree)):
         priority = priority_of(element)
         if priority != "none":
             found.append((element, priority))
@@ -128,7 +129,7 @@ def targets_of(world: World) -> list[tuple[OperationElement, TargetPriority]]:
 
 def plans(world: World) -> Iterator[tuple[Node, PreemptionPlan]]:
     for node in world.tree.nodes.values():
-        plan = plan_preemption(node, targets_of(world), 200.0, ZERO)
+        plan = plan_preemption(node, Targets(targets_of(world)), 200.0, ZERO)
         if plan is not None:
             yield node, plan
 
@@ -209,6 +210,18 @@ def test_a_kill_makes_the_room_that_it_was_for_and_none_is_needless(seed):
             assert not fits(node, plan, [job for job in victims if job is not spared])
         assert plan.freed == sum_vectors([job.usage for job in victims]) if victims else plan.freed == ZERO
         assert plan.element.operation.needed[plan.task.name] > 0
+
+
+@quick
+@given(seeds)
+def test_the_plan_is_the_one_that_asking_each_target_in_turn_finds(seed):
+    world = make_world(seed)
+    targets = targets_of(world)
+    for node in world.tree.nodes.values():
+        plan = plan_preemption(node, Targets(targets), 200.0, ZERO)
+        in_turn = sorted(targets, key=lambda target: target[1] != "aggressive")
+        alone = (plan_preemption(node, Targets([target]), 200.0, ZERO) for target in in_turn)
+        assert plan == next((each for each in alone if each is not None), None)
 
 
 @quick
@@ -350,7 +363,7 @@ def run(world: World, steps: int, step_s: float = 2.0) -> list[tuple[int, str, l
             if now - attempts.get(node.id, -INF) < 5.0:
                 continue
             attempts[node.id] = now
-            plan = plan_preemption(node, targets_of(world), now, ZERO)
+            plan = plan_preemption(node, Targets(targets_of(world)), now, ZERO)
             if plan is not None:
                 told.append((step, plan.element.name, [job.element.name for job, _ in plan.victims]))
                 world.apply(plan, node)

@@ -15,6 +15,7 @@ from cpumond.config import (
     AgentConfig,
     Source,
     describe_type,
+    find_idle_options,
     finish_config,
     load_config,
     normalise_root,
@@ -639,6 +640,19 @@ def test_a_node_that_cannot_work_is_refused(text: str, words: str) -> None:
     assert f"{FILE}: " in str(refused.value)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+@pytest.mark.parametrize("name", ["main", "node"])
+def test_a_token_in_a_file_that_others_can_read_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    path = write(tmp_path, **{"main": "", "zz": "", name: '[scheduler]\ntoken = "s3cret"\n'})
+    holder = tmp_path / ("cpumond.toml" if name == "main" else "conf.d/node.toml")
+    holder.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{holder}: scheduler.token: others.*chmod 600 {holder}") as caught:
+        load_config(path)
+    assert "s3cret" not in str(caught.value)
+    holder.chmod(0o600)
+    assert load_config(path).scheduler.token == "s3cret"  # noqa: S105
+
+
 def test_a_wrong_token_is_not_shown() -> None:
     with pytest.raises(ConfigError) as refused:
         load('[scheduler]\ntoken = "sec ret"')
@@ -735,3 +749,48 @@ def test_a_wrong_source_of_units_is_refused(text: str, message: str) -> None:
 def test_names_of_slices(name: str) -> None:
     text = name.replace("\\", "\\\\")
     assert load(f'[[source]]\nkind = "systemd"\nslices = ["{text}"]\n').source[0].slices == [name]
+
+
+# ---- options without effect
+
+PEAK = 'limit_rule = "peak"\n'
+OF_SOURCE = SOURCE + "[source.job-cpu-monitor]\n"
+IDLE: dict[str, tuple[str, list[str]]] = {
+    "nothing": ("", []),
+    "an option of the default rule": ("[monitor]\nvote_window_size = 7\n", []),
+    "another rule's": (
+        f"[monitor]\n{PEAK}vote-window-size = 7\nreserve_ratio = 0.1\n",
+        ['monitor.vote_window_size has no effect under limit_rule = "peak"'],
+    ),
+    "of the default rule's rival": (
+        "[monitor]\npeak_memory = '9s'\n", ['monitor.peak_memory has no effect under limit_rule = "document"'],
+    ),
+    "below the level that sets the rule": (
+        f"[monitor]\n{PEAK}[operation.op.job-cpu-monitor]\nsmoothing_factor = 0.2\n{OF_SOURCE}vote_mode = 'ytsaurus'\n",
+        [
+            'source 1.job-cpu-monitor.vote_mode has no effect under limit_rule = "peak"',
+            'operation.op.job-cpu-monitor.smoothing_factor has no effect under limit_rule = "peak"',
+        ],
+    ),
+    "a default that a source's rule has a use for": (f"[monitor]\nthrottle_budget = 0.01\n{OF_SOURCE}{PEAK}", []),
+    "for the jobs of one source": (
+        f"[operation.op.job-cpu-monitor]\nvote_mode = 'ytsaurus'\n{OF_SOURCE}{PEAK}",
+        [f"operation.op.job-cpu-monitor.vote_mode has no effect under {PEAK.strip()}, so not for jobs of source 1"],
+    ),
+    "the rule of an operation": (
+        f"[operation.op.job-cpu-monitor]\n{PEAK}throttle_vote = true\n{OF_SOURCE}throttle_vote = true\n",
+        ['operation.op.job-cpu-monitor.throttle_vote has no effect under limit_rule = "peak"'],
+    ),
+    "by the actuator": (
+        "[monitor]\nactuator = 'weight'\nburst_ratio = 0.5\nthrottle_poll = '1s'\n",
+        [
+            'monitor.throttle_poll has no effect under limit_rule = "document" with actuator = "weight"',
+            'monitor.burst_ratio has no effect with actuator = "weight"',
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told"), IDLE.values(), ids=IDLE)
+def test_an_option_without_effect_is_told_with_its_place(text: str, told: list[str]) -> None:
+    assert find_idle_options(load(text)) == [f"{FILE}: {sentence}" for sentence in told]

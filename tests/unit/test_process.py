@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -121,3 +124,33 @@ def test_a_port_in_use_stays_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_INET6) as free:
         free.setsockopt(socket.IPPROTO_IPV6, process.IPV6_FREEBIND, 1)
         free.bind((ABSENT_V6, port))  # the one that could be opened was closed again
+
+
+FREED = """
+import platform, sys
+from cpumond.process import give_back_large_blocks
+
+def read_kib():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+give_back_large_blocks()
+rest = read_kib()
+# Once a block of this size was freed, glibc takes those that follow from its heap.
+del (first := [b"a" * 60_000 for _ in range(3)])[:]
+blocks, pins = [], []
+for _ in range(1000):
+    blocks.append(b"a" * 60_000)
+    pins.append(bytes(1000))
+most = read_kib()
+blocks.clear()
+print((most - rest) // 1024, (read_kib() - rest) // 1024)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_large_blocks_go_back_to_the_system():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60, check=True)
+    most, left = map(int, done.stdout.split())
+    assert most > 50
+    assert left < 15

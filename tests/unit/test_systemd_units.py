@@ -13,6 +13,7 @@ import pytest
 from cpumond.cli import COMMANDS
 from cpumond.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.errors import EXIT_CONFIG, EXIT_USAGE
+from cpumond.process import OTHER_DESCRIPTORS
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
@@ -213,6 +214,7 @@ def test_service_leaves_off(service: dict[str, list[str]], name: str) -> None:
         ("NoNewPrivileges", "yes"),
         ("ProtectSystem", "strict"),
         ("PrivateUsers", "yes"),
+        ("MemoryMax", "2G"),
         ("WantedBy", "multi-user.target"),
     ],
 )
@@ -220,6 +222,7 @@ def test_the_scheduler_says(scheduler: dict[str, list[str]], name: str, value: s
     """No rights at all, and started again however it ended."""
     assert scheduler[name] == [value]
     assert "AmbientCapabilities" not in scheduler
+    assert "OOMScoreAdjust" not in scheduler, "anybody who can connect makes it work; other services go on"
 
 
 def test_the_schedulers_directory_is_that_of_the_configuration(scheduler: dict[str, list[str]]) -> None:
@@ -264,5 +267,5 @@ def test_restart_stops_at_errors_that_stay(path: Path) -> None:
 
 
 def test_descriptors_suffice(service: dict[str, list[str]]) -> None:
-    """Two descriptors for each of ``discovery.max_jobs``, and some for the agent."""
-    assert int(service["LimitNOFILE"][0]) >= 2 * AgentConfig().discovery.max_jobs + 100
+    """Three descriptors for each of ``discovery.max_jobs``, and some for the agent."""
+    assert int(service["LimitNOFILE"][0]) >= 3 * AgentConfig().discovery.max_jobs + OTHER_DESCRIPTORS

@@ -30,8 +30,10 @@ class Store(Protocol):
     """Records of one scheduler. Any backend keeps the contract of ``test_store_contract.py``.
 
     Kinds and keys are any text without lone surrogates, values any bytes. Used from one thread at a time, not always
-    the one that opened it.
+    the one that opened it. ``lost_total``: how often it was removed by somebody else, and written anew.
     """
+
+    lost_total: int
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records as (kind, key, value), ordered by kind, then key (by code points). Nothing is written meanwhile.
@@ -45,6 +47,7 @@ class Store(Protocol):
 
         They survive the loss of the process and of power once this returns. Raises StoreError: nothing is changed then
         and the next write may succeed. A process that is ended during a write leaves the whole batch or nothing of it.
+        An empty batch only sees to it that the store is still where the next process looks for it.
         """
         ...
 

@@ -8,7 +8,7 @@ counted twice. Over ``max_size`` the oldest chunks go.
 
 Used by one thread at a time, never the event loop's. What the disk refuses is counted and said once, the newest points
 stay in memory. A chunk that cannot be read is dropped; a file that cannot be read is set aside as ``PATH.aside``, in
-the place of the one before, and a new one begun.
+the place of the one before, and a new one begun. A file that is removed while it is in use is written anew.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from cpumond.scheduler.history import (
     sum_columns,
     top_operations,
 )
+from cpumond.scheduler.store.sqlite import identify_files, put_back
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -170,6 +171,7 @@ class HistoryStore:
         self.since: float | None = None
         """The beginning of the oldest interval."""
         self._db: sqlite3.Connection | None = None
+        self._files: list[tuple[int, int] | None] = []
         self._is_failing = False
         self._now = now
         self._ticks: list[Tick] = []
@@ -253,8 +255,21 @@ class HistoryStore:
         self._ticks, self._names = ticks, names
         self._next_seq = ticks[-1].seq + 1 if ticks else 1
         self._unsaved = {}
+        self._moved = (0, -1)
         self._shrink()
         self._measure()
+        self._files = identify_files(self.path)
+
+    def _stay_in_place(self) -> None:
+        """What is written must be where the next process looks for it. Raises OSError or sqlite3.Error."""
+        assert self.path is not None
+        if identify_files(self.path) == self._files:
+            return
+        log.error("history_lost", path=self.path, advice="find out who removed it; what is open is written anew")
+        if not os.path.lexists(self.path):
+            put_back(self._connection, self.path)
+        self._disconnect()
+        self._open_again()
 
     def _begin_anew(self, error: Exception) -> None:
         """Set the file aside, keep what is in memory."""
@@ -273,7 +288,6 @@ class HistoryStore:
         self._load()
         self._ticks, self._names, self._next_seq = ticks, names, seq
         self._unsaved = dict(names)
-        self._moved = (0, -1)
 
     def _drop_future(self, now: float) -> None:
         chunks = [chunk for chunk in self._chunks.values() if chunk.end > now]
@@ -325,6 +339,8 @@ class HistoryStore:
         if is_due and self._db is None and self.path is not None:
             self._retry_at = tick.seq + CHUNK_TICKS
             self._open_again()
+        if self._db is not None:
+            self._guard("write", self._stay_in_place)
         if self._db is not None:
             self._guard("write", lambda: self._write_journal(tick))
             if is_due and not self._guard("write", self._flush):

@@ -2,7 +2,8 @@
 
 Beside the database ``PATH`` lie ``PATH-wal`` and ``PATH-shm`` (SQLite's own; part of the database while they exist),
 ``PATH.lock`` (held by the process that has it open, names its pid), ``PATH.v<N>`` (a copy from before a migration of
-schema N) and ``PATH.aside-<n>`` (what ``set_aside`` moved away). Nothing that is found damaged is changed.
+schema N), ``PATH.aside-<n>`` (what ``set_aside`` moved away) and ``PATH-wal.damaged-<n>`` (a log of which SQLite
+did not take all). Nothing that is found damaged is changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import contextlib
 import fcntl
 import itertools
 import os
+import shutil
 import sqlite3
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import quote
+
+import structlog
 
 from cpumond.errors import describe
 from cpumond.scheduler.store import Change, StoreError
+
+log = structlog.get_logger("cpumond.scheduler")
 
 APPLICATION_ID: Final = 0x43504D44
 """Bytes 68 to 71 of the file: "CPMD"."""
@@ -28,6 +35,14 @@ HEADER_BYTES: Final = 100
 BUSY_TIMEOUT_S: Final = 1.0
 """How long a write waits for a foreign program (a backup, an operator's shell) that holds the database."""
 
+WAL_HEADER: Final = struct.Struct(">8I")
+"""Magic number, version, size of a page, number of the checkpoint, two salts, two checksums."""
+WAL_FRAME: Final = struct.Struct(">6I")
+"""Page, size of the database in pages after a commit or 0, two salts, two checksums; the page follows."""
+WAL_INDEX: Final = struct.Struct("=3I2BHI")
+"""The beginning of ``PATH-shm``: its last number is that of the last frame."""
+MAX_LOGS: Final = 2**24
+"""More are not written before the file is removed, which the end of a scheduler does."""
 WAL_KEPT_BYTES: Final = 64 * 2**20
 """To this size the log is cut when it was copied into the database."""
 
@@ -67,10 +82,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
         with _explained(path, "open"):
             connection = _connect(path)
             undo.callback(connection.close)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA cell_size_check = ON")
-            connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+            _prepare(connection)
             _migrate(connection, path, migrations)
             _check_table(connection, path)
         undo.pop_all()
@@ -109,6 +121,8 @@ class SqliteStore:
         self.path = path
         self._connection = connection
         self._lock: int | None = lock
+        self.lost_total = 0
+        self._files = self._identify_files()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records, in order, each checked against its checksum. Raises StoreError."""
@@ -124,8 +138,12 @@ class SqliteStore:
                 yield kind, key, value
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none, on disk when this returns. Raises StoreError."""
+        """Make all changes or none, on disk when this returns. Raises StoreError.
+
+        Files that somebody removed meanwhile are written anew first, with all that is in them.
+        """
         self._check_open()
+        self._stay_in_place()
         if not changes:
             return
         last = {(change.kind, change.key): change.value for change in changes}
@@ -150,6 +168,47 @@ class SqliteStore:
             except BaseException:
                 self._roll_back()
                 raise
+        # Removed while it was written? What cannot be mended now is tried again by the next write, or the look before.
+        with contextlib.suppress(StoreError):
+            self._stay_in_place()
+
+    def _identify_files(self) -> list[tuple[int, int] | None]:
+        return identify_files(self.path)
+
+    def _stay_in_place(self) -> None:
+        """What is written must be where the next process looks for it, and no other process may have it.
+
+        The files that are open live on when their names are removed, so they are copied to where they belong. Raises
+        StoreError when that cannot be done, or when another database is there.
+        """
+        assert self._lock is not None
+        held = os.fstat(self._lock)
+        if _identify(f"{self.path}.lock") != (held.st_dev, held.st_ino):
+            lock = _lock(self.path)
+            os.close(self._lock)
+            self._lock = lock
+            log.error("store_lost", path=f"{self.path}.lock", advice="find out who removed it; it was made anew")
+        found = self._identify_files()
+        if found == self._files:
+            return
+        if found[0] is not None and found[0] != self._files[0]:
+            raise StoreError(
+                f"{self.path}: was replaced by another file while it was in use: nothing is written any more; put a "
+                "backup back while no scheduler runs: move that file away, and this one is written anew"
+            )
+        with _explained(self.path, "write anew"):
+            self._write_anew()
+        self.lost_total += 1
+        log.error("store_lost", path=self.path, advice="find out who removed it; it was written anew, nothing is lost")
+
+    def _write_anew(self) -> None:
+        put_back(self._connection, self.path)
+        # Its end removes a log of that name: before there is a new one.
+        self._connection.close()
+        self._connection = _connect(self.path)
+        _prepare(self._connection)
+        _check_table(self._connection, self.path)
+        self._files = self._identify_files()
 
     def _check_open(self) -> None:
         if self._lock is None:
@@ -179,6 +238,32 @@ def _checksum(kind: str, key: str, value: bytes) -> int:
 
 
 # ---- files
+
+
+def identify_files(path: str) -> list[tuple[int, int] | None]:
+    """Device and inode of a database and of its log; None for one that is not there."""
+    return [_identify(f"{path}{suffix}") for suffix in ("", "-wal")]
+
+
+def put_back(connection: sqlite3.Connection, path: str) -> None:
+    """Write what ``connection`` has open, whose file was removed from ``path``, there anew; the connection stays with
+    the file that has no name. Raises OSError or sqlite3.Error."""
+    new = f"{path}.new"
+    _unlink_all(new)
+    try:
+        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(_connect(new)) as target:
+            connection.backup(target)
+            target.execute("PRAGMA journal_mode = WAL")
+        _sync_file(new)
+        # A log that is left of the database is not the new one's. What is open does not need its name.
+        for suffix in COMPANIONS:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
+        os.rename(new, path)
+        _sync_directory(path)
+    finally:
+        _unlink_all(new)
 
 
 def _lock(path: str) -> int:
@@ -243,6 +328,7 @@ def _inspect(path: str, newest: int) -> None:
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:
             raise _damaged(path, f"it says that it is of schema {version}")
+        _tell_of_dropped_writes(path)
 
 
 def _pick_mode(path: str) -> str:
@@ -293,6 +379,75 @@ def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Mig
     _apply(connection, version, migrations)
 
 
+def _tell_of_dropped_writes(path: str) -> None:
+    """Say in the log, and keep a copy, where SQLite will not take all of its log: it drops without a word what comes
+    after the first frame with a wrong checksum.
+
+    A connection that has read something must be open: SQLite has noted in the log's index which is the last frame that
+    it takes. It must be closed before the one that writes is opened: with the file that is closed here go all locks of
+    this process on the index, and a foreign program would take the index for one that nobody uses.
+    """
+    wal = f"{path}-wal"
+    if not os.path.lexists(wal) or not os.path.getsize(wal):
+        return
+    with open(f"{path}-shm", "rb") as file:
+        index = file.read(WAL_INDEX.size)
+    taken = WAL_INDEX.unpack(index)[-1] if len(index) == WAL_INDEX.size else 0
+    with open(wal, "rb") as file:
+        dropped, is_tail = _count_dropped(file, taken)
+    if not dropped:
+        return
+    aside = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{wal}.damaged-{number}"))
+    try:
+        shutil.copyfile(wal, aside)
+        os.chmod(aside, 0o600)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        aside = f"none: {describe(error)}"
+    if is_tail:
+        advice = (
+            "nothing to do after a kill, a loss of power or a full disk: the last write was cut off, unacknowledged"
+        )
+        log.warning("store_log_cut", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
+    else:
+        advice = "the log is damaged in the middle: the newest changes are gone; look at the disk"
+        log.error("store_log_damaged", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
+
+
+def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
+    """Frames of a log that come after the ``taken`` ones and are neither of an older log nor of a write that was not
+    done, and whether that is only the very last one, as after a loss of power.
+
+    See "Database File Format" of SQLite, 4.
+    """
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(WAL_HEADER.size)
+    if len(head) < WAL_HEADER.size:
+        return (1 if head else 0), False
+    _, _, page_bytes, _, *salts, _, _ = WAL_HEADER.unpack(head)
+    if not 512 <= page_bytes <= 65536:
+        return 1, False
+    frame_bytes = WAL_FRAME.size + page_bytes
+    frames, rest = divmod(size - WAL_HEADER.size, frame_bytes)
+    dropped = [frames] if rest else []
+    for number in range(taken, frames):
+        file.seek(WAL_HEADER.size + number * frame_bytes)
+        _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
+        # Each log begins where the one before it did, with the first salt one higher; the end of older ones is left.
+        is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
+        if pages if found[:2] == salts else not is_older:
+            dropped.append(number)
+    return len(dropped), len(dropped) == 1 and dropped[0] >= frames - 1 and taken > 0
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+
+
 def _check_table(connection: sqlite3.Connection, path: str) -> None:
     columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('records') ORDER BY cid")]
     if columns != ["kind", "key", "value", "crc"]:
@@ -340,6 +495,14 @@ def _unlink_all(path: str) -> None:
     for suffix in ("", *COMPANIONS):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _sync_file(path: str) -> None:

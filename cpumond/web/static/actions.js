@@ -142,6 +142,13 @@ async function during(dialog, form, work) {
   }
 }
 
+// What was done has warnings: they stand in the dialog instead of the form.
+function tell(dialog, sentence, warnings, button) {
+  dialog.querySelector(".dialog-body").replaceChildren(h("div", { role: "alert" }, h("p", sentence), warnings.map((each) => h("p.note", each))));
+  dialog.querySelector("footer").replaceChildren(button);
+  button.focus();
+}
+
 // --- pools -----------------------------------------------------------------------------------------------------------
 
 export function poolsActions(tree, app) {
@@ -235,15 +242,32 @@ function openPoolForm(tree, pool, parent, app) {
 }
 
 
+// What it changes is shown at once; the button is on when that is of what is asked for now.
 function openRemoval(tree, pool, app) {
-  const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => {});
-  const go = h("button.danger", { type: "button", onclick: async () => {
+  const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
+  const planPlace = h("div");
+  const go = h("button.danger", { type: "button", disabled: true, onclick: async () => {
     const done = await during(dialog, form, () => send("DELETE", path`/trees/${tree}/pools/${pool.name}` + query({ recursive: String(form.value("recursive")) }), undefined));
     if (done === null) return;
     dialog.close();
     location.hash = to("pools", tree);
   } }, "Remove");
-  const dialog = openDialog(`Remove pool ${pool.name}`, h("div", h("p", "Its guarantees and limits end at once."), form.element, form.general), [go]);
+  const dialog = openDialog(`Remove pool ${pool.name}`, h("div", h("p", "Its guarantees and limits end at once."), form.element, form.general, planPlace), [go]);
+  let asked = 0;
+  plan();
+
+  async function plan() {
+    const number = asked += 1;
+    go.disabled = true;
+    form.clear();
+    morph(planPlace, h("div"));
+    const command = { type: "RemovePool", tree, pool: pool.name, recursive: form.value("recursive") };
+    const answer = await during(dialog, form, () => send("POST", "/plan", command));
+    if (number !== asked) return;
+    if (answer?.accepted) morph(planPlace, h("div", drawPlan(answer)));
+    else if (answer) form.refuse(answer.refusal, null);
+    go.disabled = false;
+  }
 }
 
 // What a change does, for whom (an answer of /plan).
@@ -261,7 +285,7 @@ export function drawPlan(plan) {
         { title: "who", cell: (effect) => h("span", effect.kind === "operation" ? `operation ${effect.title || effect.name}` : effect.name) },
         { title: "cores before", align: "right", cell: (effect) => share(effect.before) },
         { title: "cores after", align: "right", cell: (effect) => share(effect.after) },
-        { title: "what changes", cell: (effect) => effect.changed.join(", ").replaceAll("_", " ") },
+        { title: "what changes", cell: (effect) => (effect.changed.includes("exists") ? (effect.before ? "gone" : "new") : effect.changed.join(", ").replaceAll("_", " ")) },
       ],
     }) : h("p.muted", "Nobody's share changes now."),
     moved.length > 100 ? h("p.muted", `and ${moved.length - 100} more`) : null,
@@ -305,8 +329,12 @@ function openStart(app, pool) {
       return send("POST", "/operations", { spec });
     });
     if (done === null) return;
-    dialog.close();
-    location.hash = to("operations", done.id);
+    const go = () => {
+      dialog.close();
+      location.hash = to("operations", done.id);
+    };
+    if (!done.warnings.length) go();
+    else tell(dialog, "The operation is started. Is this what you meant?", done.warnings, h("button.primary", { type: "button", onclick: go }, "Show it"));
   }
 }
 

@@ -3,8 +3,8 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { badge, facts, table } from "./table.js";
-import { describeNext, describeReason, describeWhy, listFacts, measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
+import { badge, bar, facts, table } from "./table.js";
+import { describeBudget, describeNext, describeReason, describeWhy, listFacts, measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;
@@ -14,7 +14,7 @@ export function jobView(e, key, app) {
   return [
     h("p.why-limit", { key: "why" }, describeWhy(e)),
     jobGraphs(e, key),
-    votesCard(e),
+    e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),
     h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
       facts(listFacts(e))),
@@ -35,18 +35,31 @@ function jobGraphs(e, key) {
       title: "CPU in cores", times, format: showCores, height: 260, empty: "No points yet: the first comes within a moment.",
       series: [
         line("used", samples.usage, "--c1", { fill: true }),
-        line("smoothed", samples.smoothed, "--c3"),
+        ...(e.peak ? [] : [line("smoothed", samples.smoothed, "--c3")]),
         line(e.mode === "shadow" ? "limit it would have" : "limit", samples.limit, "--c2", { step: true, width: 2.25 }),
         line("ordered", times.map(() => e.cpu_limit), "--c7", { dash: true }),
         line("floor", samples.floor, "--c5", { dash: true }),
-        line("lower bound", samples.lower_bound, "--c6", { dash: true }),
-        line("upper bound", samples.upper_bound, "--c4", { dash: true }),
+        ...(e.peak ? peakLines(e, samples, line) : [
+          line("lower bound", samples.lower_bound, "--c6", { dash: true }),
+          line("upper bound", samples.upper_bound, "--c4", { dash: true })]),
         line("changes written", changes, "--text", { points: true, width: 0, size: 4 }),
         ...(restores.some((value) => value !== null) ? [line("all given back at once", restores, "--bad", { points: true, width: 0, size: 8 })] : []),
       ],
     })),
-    h("div.grid2", { key: "votes" }, h("section.card", chart(`votes-${key}`, votesChart(times, samples.votes_sum, e.window.threshold))),
+    h("div.grid2", { key: "votes" },
+      e.peak ? null : h("section.card", chart(`votes-${key}`, votesChart(times, samples.votes_sum, e.window.threshold))),
       h("section.card", chart(`throttled-${key}`, throttledChart(times, samples.throttled_ratio)))));
+}
+
+// The peak that the rule remembers, and with the reserve the limit that it asks for.
+function peakLines(e, samples, line) {
+  const reserve = e.job_cpu_monitor.reserve_ratio ?? 0;
+  const peaks = samples.peak ?? samples.at.map(() => null);
+  return [
+    line("peak", peaks, "--c3"),
+    line(`peak and reserve of ${plain(100 * reserve)} %`, peaks.map((peak) => (isKnown(peak) ? peak * (1 + reserve) : null)), "--c4",
+      { dash: true }),
+  ];
 }
 
 export function votesChart(times, votes, threshold) {
@@ -98,6 +111,16 @@ function votesCard(e) {
       return h("li.vote", { class: vote < 0 ? "down" : vote > 0 ? "up" : "" }, h("strong", showVotes(vote)),
         about ? h("span.vote-value", about) : null);
     })) : h("p.muted.plain-text", "None yet."),
+    h("p.plain-text", h("strong", "Next check: "), describeNext(e), "."));
+}
+
+// ---- what rule peak knows
+
+function peakCard(e) {
+  const p = e.peak;
+  const used = p.throttle_budget > 0 ? p.held_ratio / p.throttle_budget : p.held_ratio > 0 ? 1 : 0;
+  return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Held back, against the budget"),
+    h("p.plain-text.budget", bar(used, `${showRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", describeBudget(p), "."),
     h("p.plain-text", h("strong", "Next check: "), describeNext(e), "."));
 }
 

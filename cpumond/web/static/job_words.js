@@ -1,6 +1,6 @@
 // Why a job's limit is what it is, in the words of `cpumond explain`: from an explain answer `e` to text. Pure.
 
-const DURATIONS = new Set(["check_period", "start_delay", "restore_hold", "startup_boost"]);
+const DURATIONS = new Set(["check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll"]);
 
 const KIND_REASONS = {
   "foreign-raise": "somebody else raised it",
@@ -107,7 +107,7 @@ export function describeWhy(e) {
       + `agent writes no more. End the other program's writes, then \`cpumond unpin ${name}\`.`;
   }
   if (e.override_left_s !== null && e.override_left_s !== undefined) {
-    const who = e.override_by ? `${e.override_by} ordered it` : "somebody else raised it";
+    const who = e.override_by ? `${e.override_by} ordered it` : "somebody else set it";
     return `${stands}: ${who}, which is respected for ${showLeft(e.override_left_s)} more. `
       + `\`cpumond unpin ${name}\` gives it back to the monitor now.`;
   }
@@ -119,14 +119,19 @@ export function describeWhy(e) {
   if (e.mode === "off") return `${stands}: its mode is off, it is neither measured nor changed.`;
   if (e.mode === "shadow") {
     return `${stands}: its mode is shadow, so nothing is written. In mode reclaim it would be `
-      + `${showCores(e.monitor_cpu_limit)} now${because(e)}.`;
+      + `${showCores(e.monitor_cpu_limit)} now${e.peak ? `: ${e.peak.because}` : `${because(e)}.`}`;
   }
   const paused = e.paused ? " Writes are paused, so it stays there." : "";
+  const held = e.bounds.cap < e.cpu_limit ? ` ${capReason(e)} allows no more.` : "";
+  if (e.peak && e.bounds.floor < e.bounds.cap) {
+    if (e.start_left_s > 0) return `${stands}: it is not measured before start_delay is over, in ${showLeft(e.start_left_s)}.${paused}`;
+    const isWhole = e.current_cpu_limit >= e.bounds.cap;
+    return `${stands}${isWhole ? ", all it may have" : ""}: ${e.peak.because}${isWhole ? held : ""}${paused}`;
+  }
   if (e.current_cpu_limit < e.bounds.cap) {
     const floor = e.current_cpu_limit <= e.bounds.floor ? ` This is its floor (${floorReason(e)}).` : "";
     return `${stands}${because(e)}.${lastStep(e)}${floor}${paused}`;
   }
-  const held = e.bounds.cap < e.cpu_limit ? ` ${capReason(e)} allows no more.` : "";
   if (e.bounds.floor >= e.bounds.cap) {
     const floor = `its floor is as high (${floorReason(e)})`;
     return `${stands}, all it may have, and never goes below: ${floor}.${held}${paused}`;
@@ -178,14 +183,18 @@ export function floorReason(e) {
 
 // Why a limit moved.
 export function describeReason(decision) {
+  if ((decision.kind === "grow" || decision.kind === "shrink") && !isSet(decision.votes_sum)) {
+    return `its highest use of late ${decision.kind === "grow" ? "asks for more" : "fades"}, use ${measured(decision.usage_cores)}`;
+  }
   if (decision.kind === "grow" || decision.kind === "shrink") {
     return `votes ${showVotes(decision.votes_sum)}, use ${measured(decision.usage_cores)}, smoothed ${measured(decision.smoothed_cores)}`;
   }
   if (decision.kind === "restore") {
     const signs = [];
-    if (decision.throttled_ratio || !decision.pressure_ratio) signs.push(`${showRatio(decision.throttled_ratio)} of the periods throttled`);
+    if (decision.throttled_ratio) signs.push(`${showRatio(decision.throttled_ratio)} of the periods throttled`);
     if (decision.pressure_ratio) signs.push(`some task waited for CPU ${showRatio(decision.pressure_ratio)} of the time`);
-    return `${signs.join(", ")}, so all was given back at once`;
+    if (!signs.length) signs.push(`use ${measured(decision.usage_cores)} above the limit`);
+    return `${signs.join(", ")}${decision.by_look ? " at a look between two checks" : ""}, so all was given back at once`;
   }
   return KIND_REASONS[decision.kind] ?? decision.kind;
 }
@@ -195,6 +204,7 @@ export function describeNext(e) {
   const { bounds: b, window: w, job_cpu_monitor: c } = e;
   if (e.mode === "off") return "none in mode off";
   if (e.start_left_s > 0) return `measured after start_delay, in ${showLeft(e.start_left_s)}`;
+  if (e.peak) return e.peak.next;
   const limit = e.monitor_cpu_limit;
   const total = w.votes.reduce((sum, vote) => sum + vote, 0);
   const size = w.votes.length;
@@ -265,6 +275,7 @@ export function listFacts(e) {
     ["In force", `${describeQuota(e.in_force)}; found: ${describeQuota(e.found)}`],
     ["Throttled", `${showRatio(e.throttled_ratio)} of the periods of the last check`],
     ["Pressure", describePressure(e)],
+    ...(e.peak ? [["Rule", describePeak(e.peak)], ["Held back", describeBudget(e.peak)]] : []),
     ["Last write", describeWrite(e)],
   ];
   if (e.job_cpu_monitor.actuator === "weight") facts.push(["Actuator", "weight: the limit is a share for when CPU is short, it never throttles"]);
@@ -278,6 +289,17 @@ export function listFacts(e) {
         + "its limit was lowered" : "")]);
   }
   return facts;
+}
+
+function describePeak(p) {
+  const peak = isSet(p.peak_cores) ? `${measured(p.peak_cores)} cores` : "none yet";
+  return `peak: ${peak} remembered, half-life ${showSpan(p.half_life_s)}, caution ${fixed(p.caution)} of 0 to 7`;
+}
+
+// How often a lowered limit held the job back, against the budget for it.
+export function describeBudget(p) {
+  return `${p.held_count} ${p.held_count === 1 ? "time" : "times"}, ${showSpan(p.held_s)} of ${showSpan(p.watched_s)} watched = `
+    + `${showRatio(p.held_ratio, 2)}, budget ${showRatio(p.throttle_budget, 2)}`;
 }
 
 function describeSource(e) {

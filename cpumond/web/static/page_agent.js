@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { h } from "./dom.js";
 import { duration, number } from "./format.js";
 import { jobView } from "./job_view.js";
-import { fixed, showCores, showLeft, showRatio, showVotes } from "./job_words.js";
+import { fixed, showCores, showLeft, showRatio, showSpan, showVotes } from "./job_words.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
 
@@ -79,6 +79,8 @@ function tellScheduler(a) {
   return `${text}; its jobs here: ${states.join(", ") || "none now"}.`;
 }
 
+const tellPeak = (p) => (p ? `${fixed(p.peak_cores)}, ${showSpan(p.half_life_s)}` : "");
+
 function columns(jobs) {
   const right = (key, title, value, cell, help) => ({ key, title, value, cell, help, align: "right" });
   return [
@@ -98,7 +100,9 @@ function columns(jobs) {
     right("usage", "Usage", (j) => j.usage, (j) => (j.usage === null ? "–" : bar(j.usage / j.cpu_limit, fixed(j.usage))),
       "Cores in the last check; the bar: of what it ordered"),
     right("smoothed", "Smoothed", (j) => j.smoothed_cpu_usage, (j) => fixed(j.smoothed_cpu_usage), "Cores"),
-    right("votes", "Votes", (j) => j.votes_sum, (j) => showVotes(j.votes_sum)),
+    jobs.some((job) => job.peak) ? right("peak", "Peak", (j) => j.peak?.peak_cores ?? null, (j) => tellPeak(j.peak),
+      "Rule peak: the highest use of late in cores, and in what time it fades to its half") : null,
+    jobs.length && jobs.every((job) => job.peak) ? null : right("votes", "Votes", (j) => j.votes_sum, (j) => showVotes(j.votes_sum)),
     right("throttled", "Throttled", (j) => j.throttled_ratio, (j) => showRatio(j.throttled_ratio), "Of the periods of the last check"),
     { key: "result", title: "Last result", value: (j) => j.last_result, cell: (j) => j.last_result || "–" },
   ].filter(Boolean);

@@ -26,7 +26,7 @@ export const node = {
       h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n))),
       h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
         ["Address", n.address],
-        ["Tree", n.tree === null ? "none: no tree's nodes_filter fits its tags, it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
+        ["Tree", n.matched_trees.length ? `its tags fit ${n.matched_trees.join(" and ")}: its jobs run on, none is started` : n.tree === null ? "none: no tree's nodes_filter fits its tags, it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
         ["Tags", n.tags.join(", ") || "none"],
         ["Last heard of", `${showSpan(n.silent_s)} ago`],
         ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],

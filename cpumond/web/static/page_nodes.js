@@ -57,7 +57,7 @@ const COLUMNS = [
   { key: "id", title: "Node", value: (n) => n.id, cell: (n) => h("a", { href: to("nodes", n.id) }, n.id) },
   { key: "state", title: "State", value: (n) => (n.is_online ? (n.overcommitted_s ?? -1) : 1e9 + n.silent_s), cell: (n) => badge(...nodeState(n)) },
   { key: "tree", title: "Tree", value: (n) => n.tree ?? "",
-    cell: (n) => (n.tree === null ? badge("none", "warn") : h("a", { href: to("pools", n.tree) }, n.tree)) },
+    cell: (n) => (n.matched_trees.length ? badge(`${n.matched_trees.length} fit`, "bad") : n.tree === null ? badge("none", "warn") : h("a", { href: to("pools", n.tree) }, n.tree)) },
   { key: "capacity", title: "Cores", help: "What it has", align: "right", value: capacity, cell: (n) => cores(capacity(n)) },
   { key: "ordered", title: "Ordered", help: "Cores that its jobs ordered; the bar: of what the node has", align: "right", value: ordered,
     cell: (n) => coresBar(ordered(n), n, "--c7") },

@@ -19,7 +19,7 @@ const PATIENCE_MS = 500;
 const WHY_MS = 4000;
 // What most of all keeps an operation from what it wants, in the answer of /why; the first that fits is told.
 const HINDRANCES = [/^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
-  /^no node has room/, / and starves/];
+  /are protected by their number/, /^no node has room/, / and starves/];
 
 export const operation = {
   title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
@@ -51,6 +51,7 @@ export const operation = {
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono", o.id)),
       h("div.heading", h("h1.title", { title: o.title || null }, o.title || `Operation ${o.id}`), stateBadge(o), h("div.actions", operationActions(o, app))),
       o.error ? h("p.error.told", o.error) : null,
+      o.alerts.map((sentence) => h("p.note", sentence)),
       tabs("Parts of this page", TABS, app),
       now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : h("p.loading", { key: "loading" }, "Loading …"),
     ];

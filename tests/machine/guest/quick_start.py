@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import runpy
@@ -56,6 +57,8 @@ def become(
 ) -> NoReturn:
     """In the child: the program that ``start`` names, as if it had been started by itself."""
     code = 70
+    # What the tests before have left to the collector holds numbers of descriptors, which are this program's soon.
+    gc.freeze()
     try:
         put_streams(streams)
         reset_signals()

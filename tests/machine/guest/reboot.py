@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guest_tools import install_files, journal_after, run, systemctl, wait, write_file
-from units import AGENT, CPU_ROOT, PATIENCE_S, RULES, SLICE, UNIT, VERSION, look, set_load, settle
+from units import AGENT, CPU_ROOT, PATIENCE_S, PROGRAM, RULES, SLICE, UNIT, VERSION, install, look, set_load, settle
 
 FACTS = Path("/out/reboot/facts.json")
 AGAIN = Path("/machine/again")
@@ -62,6 +62,8 @@ def go_down(how: str) -> None:
 
 def before() -> dict[str, Any]:
     """The agent and the unit come with every boot from now on."""
+    if not PROGRAM.exists():
+        install()
     install_files({"systemd/cpumond.rules": str(RULES)})
     WITNESSED.mkdir()
     write_file("/etc/systemd/system/witness.service", WITNESS_UNIT)

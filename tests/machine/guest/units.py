@@ -34,6 +34,7 @@ from guest_tools import (
 AGENT = "cpumond.service"
 UNIT = "work.service"
 SLICE = "batch.slice"
+PROGRAM = Path("/usr/bin/cpumond")
 RULES = Path("/usr/share/polkit-1/rules.d/cpumond.rules")
 QUOTA_US = 200_000
 """Of the unit: CPUQuota=200%."""
@@ -266,7 +267,7 @@ def install() -> dict[str, Any]:
         "systemd/cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
         "systemd/cpumond.rules": str(RULES),
     })  # fmt: skip
-    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    write_file(PROGRAM, WRAPPER, 0o755)
     write_file("/usr/lib/work.py", f"PAUSE_S = {0.05 * SLOW}\n{WORK}")
     write_file("/usr/lib/delegated.py", f"ROOTS = {ROOTS}\n{DELEGATED}")
     write_file(f"/etc/systemd/system/{UNIT}", WORK_UNIT)

@@ -178,7 +178,10 @@ class FakeNode:
     def remove(self, job: str) -> None:
         """A job's cgroup goes away. Its directory is kept elsewhere, so that its inode is not given out again."""
         place = self.root / self.folder / job
-        os.rename(place, self.directory / f"removed-{len(os.listdir(self.directory))}")
+        removed = self.directory / f"removed-{len(os.listdir(self.directory))}"
+        os.rename(place, removed)
+        for file in removed.iterdir():
+            file.unlink()
         # The kernel says that a directory went, not that it was moved.
         place.mkdir()
         place.rmdir()

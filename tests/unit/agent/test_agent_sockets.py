@@ -38,7 +38,7 @@ def make_config(directory: Path, listen: str = "", group: str = "", web: str = "
 
 def connect(address: tuple[object, ...], family: int = socket.AF_INET) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as client:
-        client.settimeout(10.0)
+        client.settimeout(60.0)
         client.connect(address)
 
 

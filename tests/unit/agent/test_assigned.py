@@ -7,6 +7,7 @@ import math
 import os
 import pwd
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,9 @@ from cpumond.errors import ConfigError, UnavailableError
 from cpumond.executor import Ended, Event, ExecutorError, Launch, NotStarted, Started
 from cpumond.testing import FakeClock
 from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
+
+DAMAGED = [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b'{"\xff": {}}', b"[" * 5000, b"\0" * 100]
+"""What a disk may make of a file."""
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -703,7 +707,7 @@ def test_the_newer_of_two_files_counts(world: World) -> None:
     assert told_sums(world) == {"j1": 4.0}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b"\xff"])
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_file_of_sums_is_said_and_written_anew(
     world: World, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -717,6 +721,55 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
     world.wait_for_workers()
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 3.0}
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_job_whose_file_is_damaged_is_followed_by_the_one_of_the_step_before(
+    world: World, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.run("j1")
+    world.run("j2")
+    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    world.jobs.close()
+    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    capsys.readouterr()
+    world.begin()
+    world.executor.living = {name: Started(name, f"cpumond-jobs/{name}", 150.0) for name in ("j1", "j2")}
+    world.load()
+    world.advance()
+    assert "job_file_damaged" in capsys.readouterr().out
+    assert {job_id: world.state(job_id) for job_id in ("j1", "j2")} == {"j1": "running", "j2": "running"}
+    world.obey(make_order("j1"), make_order("j3"))
+    assert set(world.executor.launches) == {"j3"}, "it is not started a second time, and new ones are taken"
+    world.happen(Ended("j1", 200.0, exit_code=0))
+    assert world.finished("j1")["state"] == "completed"
+
+
+def test_a_jobs_dir_that_is_removed_is_written_anew(world: World) -> None:
+    world.run("j1")
+    jobs_dir = world.config.executor.jobs_dir
+    assert world.jobs.look_after_files() == []
+    shutil.rmtree(jobs_dir)
+    assert world.jobs.look_after_files() == [jobs_dir]
+    assert world.jobs.look_after_files() == []
+    other = World(world.directory)
+    other.load()
+    assert "is used by another agent" in other.jobs.problem
+    kill_agent(world, "j1")
+    assert world.state("j1") == "running"
+    world.obey(make_order("j1"))
+    assert world.executor.launches == {}
+
+
+def test_without_a_sound_file_the_others_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.run("j1")
+    world.run("j2")
+    for suffix in ("", job_files.BEFORE):
+        Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE + suffix).write_bytes(b'{"order": "\xff"}')
+    kill_agent(world, "j2")
+    world.advance()
+    assert capsys.readouterr().out.count("job_file_damaged") == 2
+    assert (list(world.jobs.jobs), world.jobs.offers_slots) == (["j2"], True)
 
 
 def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) -> None:

@@ -24,6 +24,8 @@ from cpumond.agent.exporter import (
     JOB_COUNTERS,
     JOB_GAUGES,
     OTHERS,
+    PEAK_COUNTERS,
+    PEAK_GAUGES,
     SUMS,
     MetricsText,
     choose_jobs,
@@ -38,7 +40,7 @@ from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import Metrics
 from cpumond.discovery import FoundJob
-from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings
+from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
 from cpumond.reporters import ReporterStats
 from cpumond.scheduler import exporter as scheduler_exporter
 from cpumond.scheduler.commands import Rules
@@ -76,7 +78,7 @@ def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnaps
         tick, 1.7e9, 1000.0, 0.01, "node", "v2", 1.0, jobs,
         {kind: number for number, kind in enumerate(totals.decisions, 1)}, {"raise": 7, "lower": 8},
         {"late_ticks": 11, "rebaselines": 12, "restores": 13, "write_errors": 14, "writes": 15, "errors": 16,
-         "jobs_gone": 17, "shed_checks": 18, "failed_restores": 19},
+         "jobs_gone": 17, "shed_checks": 18, "failed_restores": 19, "lost_files": 20},
         tuple(totals.tick_buckets), 0.0, (), False, 1, 0,
         service_ends={result: 30 + number for number, result in enumerate(SERVICE_RESULTS)}, capacity_cores=16.0,
         throttled_cpu_s=2.5, late_cpu_s=1.25,
@@ -176,11 +178,48 @@ def test_a_job_has_its_values(name, expected):
 
 def test_every_job_metric_has_a_test():
     assert len({**JOB_GAUGES, **JOB_COUNTERS}) == 12
+    assert len({**PEAK_GAUGES, **PEAK_COUNTERS}) == 6
+
+
+PEAK = make_job(
+    "p",
+    settings=MonitorSettings(limit_rule="peak"),
+    state=msgspec.structs.replace(
+        STATE, peak_cores=1.25, caution=3.0, watched_s=600.0, held=HeldBack(9, 1.9, 4.0, 2.4, 0.2)
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "cpumond_job_peak_cores": 1.25,
+        "cpumond_job_peak_half_life_seconds": 40.0,
+        "cpumond_job_throttle_budget_ratio": 0.004,
+        "cpumond_job_held_back_total": 9.0,
+        "cpumond_job_held_back_seconds_total": 1.9,
+        "cpumond_job_watched_seconds_total": 600.0,
+    }.items(),
+)
+def test_a_job_under_rule_peak_has_that_too_and_others_do_not(name, expected):
+    text = encode(make_snapshot(make_job("d"), PEAK))
+    assert value(text, name, job_id="p") == expected
+    assert labels_of(text, name, "job_id") == ["p"]
+    assert name not in encode(make_snapshot(make_job("d")))
+    assert name not in encode(make_snapshot(PEAK), Metrics(job_series="off"))
+
+
+def test_what_is_not_known_yet_of_a_peak_is_left_out():
+    new = msgspec.structs.replace(PEAK, state=STATE)
+    text = encode(make_snapshot(new))
+    assert labels_of(text, "cpumond_job_peak_cores", "job_id") == []
+    assert value(text, "cpumond_job_held_back_seconds_total", job_id="p") == 0.0
 
 
 def test_what_a_job_is_stands_on_its_info_series_alone():
     text = encode(make_snapshot(make_job("j1", "op1", mode="up-only")))
-    said = {"job_id": "j1", "operation_id": "op1", "cgroup": "jobs/j1", "mode": "up-only", "status": "up-only"}
+    said = {"job_id": "j1", "operation_id": "op1", "cgroup": "jobs/j1", "mode": "up-only", "status": "up-only",
+            "limit_rule": "document"}  # fmt: skip
     assert value(text, "cpumond_job_info", **said) == 1.0
     for family in read_families(text).values():
         if family.name.startswith("cpumond_job_") and family.name != "cpumond_job_info":
@@ -206,6 +245,7 @@ def test_what_a_job_is_stands_on_its_info_series_alone():
         ("cpumond_errors_total", {}, 16),
         ("cpumond_jobs_gone_total", {}, 17),
         ("cpumond_shed_checks_total", {}, 18),
+        ("cpumond_lost_files_total", {}, 20),
         ("cpumond_decisions_total", {"kind": "grow"}, 1),
         ("cpumond_decisions_total", {"kind": "restore"}, 3),
         ("cpumond_foreign_writes_total", {"kind": "raise"}, 7),
@@ -322,7 +362,8 @@ ODD_NAMES = [
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_an_odd_name_reads_back_as_it_was(name):
     text = encode(make_snapshot(make_job(name, name)))
-    said = {"job_id": name, "operation_id": name, "cgroup": f"jobs/{name}", "mode": "reclaim", "status": "reclaim"}
+    said = {"job_id": name, "operation_id": name, "cgroup": f"jobs/{name}", "mode": "reclaim", "status": "reclaim",
+            "limit_rule": "document"}  # fmt: skip
     assert value(text, "cpumond_job_info", **said) == 1.0
     assert value(text, "cpumond_job_cpu_limit_cores", job_id=name) == 4.0
     assert value(text, "cpumond_operation_jobs", operation_id=name) == 1.0
@@ -508,7 +549,7 @@ def test_scrapes_at_the_same_moment_share_one_encoding():
     start = threading.Barrier(8)
 
     def scrape() -> bytes:
-        start.wait(10.0)
+        start.wait(60.0)
         return counted.metrics.encode()
 
     with ThreadPoolExecutor(8) as pool:
@@ -522,7 +563,7 @@ def test_scrapes_at_the_same_moment_share_one_encoding():
 
 @pytest.fixture
 def node(make_node: Callable[..., FakeNode]) -> Iterator[FakeNode]:
-    config = QUICK + source(more='operation = "night"')
+    config = QUICK + "throttle_restore_ratio = 0.25\n" + source(more='operation = "night"')
     node = make_node({"a": {}, "b": {}}, config=config)
     node.make("a", quota="400000 100000")
     node.make("b", quota="400000 100000")

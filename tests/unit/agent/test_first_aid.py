@@ -62,6 +62,33 @@ def test_on_v1_as_well(tmp_path: Path) -> None:
     assert (tmp_path / "cpu" / "b" / "cpu.cfs_quota_us").read_text() == "-1\n"
 
 
+def test_renamed_cgroups_come_last_and_each_directory_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"j{number}" for number in range(6)]
+    files = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
+    make_tree(tmp_path / "cpu" / "jobs", dict.fromkeys(names, files))
+    mountinfo = write_mountinfo(tmp_path / "mountinfo", {str(tmp_path / "cpu"): "cpu"})
+    jobs = tmp_path / "cpu" / "jobs"
+    cgroups = {f"jobs/{name}": Original(os.stat(jobs / name).st_ino, FULL) for name in names}
+    cgroups |= {f"jobs/gone{number}": Original(10**15 + number, FULL) for number in range(50)}
+    save(str(tmp_path / "originals.state"), Originals(read_boot_id(), cgroups))
+    (jobs / "j0").rename(jobs / "other")
+    listed: list[str] = []
+    scan = os.scandir
+
+    def count(path: str) -> object:
+        # Those that are where they were have their quota by now.
+        assert (jobs / "j5" / "cpu.cfs_quota_us").read_text().strip() == "200000"
+        listed.append(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    assert raise_quotas({"SERVICE_RESULT": "signal", "RUNTIME_DIRECTORY": str(tmp_path)}, mountinfo) == 6
+    assert (jobs / "other" / "cpu.cfs_quota_us").read_text().strip() == "200000"
+    assert listed == [str(jobs)]
+
+
 @pytest.mark.parametrize("quota", ["200000 100000", "300000 100000", "max 100000", "1000 500000"])
 def test_what_is_as_high_or_not_one_write_away_is_left_alone(tmp_path: Path, quota: str) -> None:
     host = Host(tmp_path, a=quota)

@@ -15,13 +15,16 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, jobs
+from cpumond.agent import control, jobs, writer
+from cpumond.agent.jobs import Tracked
 from cpumond.agent.loop import Agent
+from cpumond.agent.state_file import Originals, load
+from cpumond.agent.written import WRITTEN_FILE
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import finish_config, parse_config_text
-from cpumond.errors import CgroupWriteError, ConfigError, RefusedError, UnavailableError
+from cpumond.errors import CgroupWriteError, ConfigError, CreateError, RefusedError, UnavailableError
 from cpumond.reporters.log import SilentReporter
 from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
 from cpumond.wire import Heartbeat
@@ -522,15 +525,21 @@ def test_the_quota_actuator_leaves_foreign_weights_alone(make_node):
     assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "700")
 
 
-def test_a_foreign_weight_is_noticed_where_the_weight_is_what_the_agent_moves(make_node):
-    config = QUICK + 'actuator = "weight"\n' + source() + '[writes]\ndrift_backoff = "1s"\n'
+def test_a_foreign_weight_is_the_new_original_where_the_weight_is_what_the_agent_moves(make_node):
+    config = QUICK + 'actuator = "weight"\n' + source() + '[writes]\noverride_ttl = "5s"\n'
     node = make_node({"a": FOUR}, config=config).start()
     node.ticks(8)
+    node.write("a", "cpu.weight", "50\n")
+    node.tick()
+    assert node.snapshot().foreign_writes == {"raise": 1, "lower": 0}
+    node.ticks(3)
+    assert (node.read("a", "cpu.weight"), node.job("a").current_cores) == ("50", 4.0)
+    node.ticks(12)
+    assert node.read("a", "cpu.weight") == "6"
     node.write("a", "cpu.weight", "5\n")
     node.tick()
-    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 1}
-    node.ticks(2)
-    assert node.read("a", "cpu.weight") == "12"
+    node.agent.close()
+    assert node.read("a", "cpu.weight") == "5"
 
 
 def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_node):
@@ -550,19 +559,20 @@ def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_nod
     node.ticks(3, 0.5)
     assert (node.cores("a") > 0.5, node.read("a", "cpu.max.burst")) == (True, "20000")
     node.agent.close()
-    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("400000 100000", "20000")
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("300000 100000", "20000")
 
 
-def test_a_burst_that_had_to_go_down_with_the_quota_is_put_back_all_the_same(make_node):
+def test_a_burst_that_had_to_go_down_with_an_order_is_put_back_as_far_as_that_allows(make_node):
     job = v2_cgroup(quota="400000 100000", cpu_max_burst="80000\n")
-    node = make_node({"a": job}, config=QUICK + source() + "[writes]\ndrift_max = 100\n").start()
+    node = make_node({"a": job}).start()
     node.ticks(8)
     node.write("a", "cpu.max.burst", "10000\n")
     node.write("a", "cpu.max", "10000 100000\n")
-    node.ticks(20)
-    assert node.read("a", "cpu.max.burst") == "50000"
+    node.ticks(3)
+    node.write("a", "cpu.max", "90000 100000\n")
+    node.ticks(3)
     node.agent.close()
-    assert node.read("a", "cpu.max.burst") == "80000"
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("90000 100000", "80000")
 
 
 def test_a_limit_that_needs_a_longer_period_is_put_back_to_the_last_byte(make_node):
@@ -592,7 +602,7 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(make_node):
 
 
 def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
-    writes = '[writes]\noverride_ttl = "60s"\ndrift_max = 1\n'
+    writes = '[writes]\noverride_ttl = "60s"\n'
     node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
     node.ticks(8)
     node.write("a", "cpu.max", "300000 100000\n")
@@ -602,27 +612,106 @@ def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
     assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (1.5, "overridden", 1.5)
 
 
-@pytest.mark.parametrize("ttl", ["0s", "600s"])
-def test_a_foreign_lowering_is_undone_with_growing_back_off_then_given_up(make_node, logs, ttl):
-    writes = f'[writes]\ndrift_backoff = "2s"\ndrift_max = 3\noverride_ttl = "{ttl}"\n'
-    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
+@pytest.mark.parametrize("quota_us", [10_000, 49_900, 50_100, 399_000])
+def test_a_limit_below_the_original_that_somebody_else_sets_is_the_new_original(make_node, logs, quota_us):
+    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "5s"\n').start()
     node.ticks(8)
-    waits = []
-    for _ in range(2):
-        node.write("a", "cpu.max", "10000 100000\n")
-        node.tick()
-        waited = 0
-        while node.cores("a") != 0.5:
-            node.tick()
-            waited += 1
-        waits.append(waited)
-    assert waits == [2, 4]
-    node.write("a", "cpu.max", "10000 100000\n")
-    node.ticks(60)
-    assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (0.1, "contested", 0.1)
-    assert [record["losses"] for record in logs if record["event"] == "limit_contested"] == [3]
+    node.write("a", "cpu.max", f"{quota_us} 100000\n")
+    node.tick()
+    ordered = quota_us / 1e5
+    job = node.job("a")
+    assert (job.status, job.ordered_cores, job.current_cores) == ("overridden", ordered, ordered)
+    assert (node.reports.heartbeats[-1].jobs[0].cpu_limit, job.state.hard_cores) == (ordered, ordered)
+    content = load(node.agent.writer.path, Originals)
+    assert content is not None
+    assert content.cgroups["jobs/a"].settings.quota_us == quota_us
+    node.ticks(3)
+    assert node.cores("a") == ordered
+    node.ticks(12)
+    assert node.cores("a") == min(ordered, 0.5)
+    node.tick(0.5, {"a": 1.0})
+    assert node.cores("a") == ordered
     node.agent.close()
-    assert node.cores("a") == 0.1
+    assert node.read("a") == f"{quota_us} 100000"
+
+
+def test_orders_follow_each_other_down_and_up_in_any_period(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
+    node.ticks(8)
+    for order in ("100000 50000", "30000 100000", "600000 100000", "max 100000", "75000 50000"):
+        node.write("a", "cpu.max", f"{order}\n")
+        node.ticks(2)
+        assert node.read("a") == order
+    assert node.job("a").ordered_cores == 1.5
+    node.agent.close()
+    assert node.read("a") == "75000 50000"
+
+
+def test_without_a_time_for_overrides_an_order_is_taken_over_at_once(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\noverride_ttl = 0\n").start()
+    node.ticks(8)
+    node.write("a", "cpu.max", "200000 100000\n")
+    node.ticks(10)
+    assert (node.cores("a"), node.job("a").status, node.job("a").ordered_cores) == (0.5, "reclaim", 2.0)
+    node.agent.close()
+    assert node.cores("a") == 2.0
+
+
+@pytest.mark.parametrize("usage", [0.0, 4.0])
+def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, monkeypatch, usage):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(1 if usage == 0.0 else 8)
+    secure = node.agent.writer.secure
+
+    def order_meanwhile(jobs: list[Tracked]) -> None:
+        secure(jobs)
+        node.write("a", "cpu.max", "120000 100000\n")
+
+    monkeypatch.setattr(node.agent.writer, "secure", order_meanwhile)
+    while node.job("a").result != "overridden":
+        node.tick(usage, {"a": 1.0} if usage else None)
+    assert (node.cores("a"), node.job("a").ordered_cores) == (1.2, 1.2)
+    node.agent.close()
+    assert node.cores("a") == 1.2
+
+
+@pytest.mark.parametrize("quota_us", [10_000, 120_000])
+def test_an_order_between_a_kill_and_the_next_look_is_kept(make_node, quota_us):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    node.write("a", "cpu.max", f"{quota_us} 100000\n")
+    node.kill_and_restart()
+    node.ticks(8)
+    job = node.job("a")
+    assert (node.cores("a"), job.status, job.ordered_cores) == (quota_us / 1e5, "overridden", quota_us / 1e5)
+    node.agent.close()
+    assert node.read("a") == f"{quota_us} 100000"
+
+
+def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
+    node.write("a", "cpu.max", "45000 100000\n")
+    node.kill_and_restart()
+    node.agent.close()
+    assert node.cores("a") == 4.0
+
+
+def test_an_order_that_is_not_on_disk_yet_is_not_lowered(make_node, monkeypatch):
+    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\noverride_ttl = 0\n").start()
+    node.ticks(8)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CreateError("no space left")
+
+    monkeypatch.setattr(writer, "save", refuse)
+    node.write("a", "cpu.max", "200000 100000\n")
+    node.ticks(8)
+    assert (node.cores("a"), node.job("a").result) == (2.0, "failed")
+    monkeypatch.undo()
+    node.ticks(8)
+    assert node.cores("a") == 0.5
 
 
 @pytest.fixture
@@ -635,26 +724,17 @@ def refuse_writes(monkeypatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr("cpumond.cgroup.v2.V2Cgroup.write_settings", refuse)
 
 
-def test_what_is_reported_is_in_force_while_the_agents_own_limit_waits(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\ndrift_backoff = "3s"\n').start()
-    node.ticks(8)
-    node.write("a", "cpu.max", "10000 100000\n")
-    node.tick()
-    assert (node.cores("a"), node.job("a").current_cores) == (0.1, 0.1)
-    node.ticks(3)
-    assert (node.cores("a"), node.job("a").current_cores) == (0.5, 0.5)
-
-
 def test_a_limit_that_could_not_be_written_again_is_tried_again(make_node, monkeypatch, refuse_writes):
-    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\ndrift_backoff = "2s"\n').start()
+    node = make_node({"a": FOUR}).start()
     node.ticks(8)
-    node.write("a", "cpu.max", "10000 100000\n")
     refuse_writes()
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
     node.ticks(4)
     assert ring(node, "a")[-1] == ("reapply", "failed")
+    assert (node.cores("a"), node.job("a").current_cores) == (0.5, 0.5)
     monkeypatch.undo()
-    node.ticks(3)
-    assert (node.cores("a"), ring(node, "a")[-1]) == (0.5, ("reapply", "applied"))
+    node.ticks(6)
+    assert (node.cores("a"), ring(node, "a")[-1]) == (1.0, ("reapply", "applied"))
 
 
 def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
@@ -670,33 +750,6 @@ def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
     assert node.cores("a") == 0.5
     node.agent.close()
     assert node.read("a") == "400000 100000"
-
-
-def test_a_contested_job_that_is_unpinned_is_the_monitors_again_with_what_it_ordered(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\ndrift_max = 0\n").start()
-    node.ticks(8)
-    node.write("a", "cpu.max", "10000 100000\n")
-    node.tick()
-    assert node.job("a").status == "contested"
-    control.unpin_job(node.agent, "a")
-    node.tick()
-    assert (node.job("a").status, node.cores("a"), node.job("a").state.hard_cores) == ("reclaim", 0.5, 4.0)
-    node.ticks(10, 4.0)
-    assert node.cores("a") == 4.0
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
-
-
-def test_losses_far_apart_do_not_add_up(make_node):
-    writes = '[writes]\ndrift_backoff = "1s"\ndrift_max = 2\n'
-    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
-    node.ticks(8)
-    for _ in range(4):
-        node.write("a", "cpu.max", "10000 100000\n")
-        node.ticks(3)
-        assert node.cores("a") == 0.5
-        node.tick(seconds=3600.0)
-    assert node.job("a").status == "reclaim"
 
 
 def test_a_raise_above_what_was_found_stays_when_the_agent_goes(make_node):
@@ -741,10 +794,10 @@ def test_a_limit_changed_before_the_agents_first_write_is_the_original(make_node
     assert node.read("a") == "300000 100000"
 
 
-def test_a_difference_within_systemds_rounding_is_no_foreign_write(make_node):
+def test_the_same_cores_in_another_period_are_no_order(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(8)
-    node.write("a", "cpu.max", "500009 1000000\n")
+    node.write("a", "cpu.max", "500000 1000000\n")
     node.ticks(3)
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
 
@@ -850,16 +903,22 @@ def test_a_directory_made_again_is_watched_again_and_looked_at_once_more(make_no
 # ---- state on disk
 
 
+def take_away(state_dir: Path) -> None:
+    """Remove it, and put something there that keeps it from being made anew."""
+    shutil.rmtree(state_dir)
+    state_dir.touch()
+
+
 def test_without_its_state_on_disk_nothing_is_changed_and_it_is_said(make_node, logs):
     node = make_node({"a": FOUR}).start()
-    shutil.rmtree(node.directory / "state")
+    take_away(node.directory / "state")
     node.ticks(8)
     assert node.read("a") == "400000 100000"
     assert node.job("a").current_cores == 4.0
     errors = [record["error"] for record in logs if record["event"] == "agent_error"]
     assert len(errors) == 1
     assert "state_dir" in errors[0]
-    (node.directory / "state").mkdir()
+    (node.directory / "state").unlink()
     node.ticks(8)
     assert node.cores("a") == 0.5
 
@@ -867,7 +926,7 @@ def test_without_its_state_on_disk_nothing_is_changed_and_it_is_said(make_node, 
 def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
     node = make_node({"a": FOUR, "b": FOUR}).start()
     node.ticks(8)
-    shutil.rmtree(node.directory / "state")
+    take_away(node.directory / "state")
     node.tick({"a": 0.5}, {"a": 1.0})
     assert node.read("a") == "400000 100000"
     node.agent.close()
@@ -1044,6 +1103,15 @@ def test_a_job_that_cannot_be_managed_is_refused_and_not_kept(make_node, cgroup,
     assert control.list_registered(node.agent) == {"jobs": []}
 
 
+def test_options_of_a_registered_job_without_effect_are_told(make_node, logs):
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK).start()
+    options = {"limit_rule": "peak", "vote_mode": "ytsaurus", "reserve_ratio": 0.2}
+    told = ['job_cpu_monitor.vote_mode has no effect under limit_rule = "peak"']
+    assert add(node, "jobs/a", job_cpu_monitor=options)["warnings"] == told
+    assert [record["error"] for record in logs if record["event"] == "option_without_effect"] == told
+    assert add(node, "jobs/b", job_cpu_monitor={"vote_mode": "ytsaurus"})["warnings"] == []
+
+
 def test_a_cgroup_is_one_registered_job(make_node):
     node = make_node({"a": FOUR}, config=QUICK).start()
     add(node, "jobs/a", job_id="one", cpu_limit=3.0)
@@ -1197,17 +1265,15 @@ def test_a_cgroup_without_any_quota_is_put_back_to_none(make_node):
     assert node.files("a") == original
 
 
-def test_a_contested_job_keeps_the_other_writers_quota_and_gets_its_burst_back(make_node):
-    config = QUICK + source() + "[writes]\ndrift_max = 1\noverride_ttl = 0\n"
+def test_an_order_below_the_burst_gets_as_much_of_it_back_as_fits(make_node):
     job = v2_cgroup(quota="400000 100000", cpu_max_burst="300000\n")
-    node = make_node({"a": job}, config=config).start()
+    node = make_node({"a": job}).start()
     node.ticks(8)
     assert int(node.read("a", "cpu.max.burst")) < 100_000
-    node.write("a", "cpu.max", "45000 100000\n")
+    node.write("a", "cpu.max", "145000 100000\n")
     node.tick()
-    assert node.job("a").status == "contested"
     node.agent.close()
-    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("45000 100000", "45000")
+    assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("145000 100000", "145000")
 
 
 def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_path):

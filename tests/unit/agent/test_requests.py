@@ -223,7 +223,7 @@ def test_a_change_whose_reply_comes_too_late_is_made_once(node: Asked) -> None:
 
     def pin_slowly(job_id: str, pinned: object) -> None:
         begun.set()
-        assert go_on.wait(10.0)
+        assert go_on.wait(60.0)
         pin(job_id, pinned)  # type: ignore[arg-type]
 
     node.agent.registered.pin = pin_slowly  # type: ignore[method-assign]

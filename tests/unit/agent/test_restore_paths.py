@@ -15,7 +15,7 @@ from cpumond.agent.state_file import STATE_FILE, Original, Originals, read_boot_
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import DEFAULT_CONFIG_PATH as OF_THE_CONFIGURATION
 from cpumond.config import AgentConfig
-from cpumond.errors import CgroupWriteError, CpumondError
+from cpumond.errors import CgroupWriteError, CpumondError, UnavailableError
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup, write_mountinfo
 
 UNDER_SYSTEMD = {"STATE_DIRECTORY": "/sys/state", "RUNTIME_DIRECTORY": "/sys/run"}
@@ -47,7 +47,7 @@ def test_drop_ins_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert find_paths(path, {})["state_dir"] == "/c"
 
 
-@pytest.mark.parametrize("damage", ["[[[", "no_such = 1 2", "state_dir = 3"])
+@pytest.mark.parametrize("damage", ["[[[", "no_such = 1 2", "state_dir = 3", "x = " + "[" * 3000])
 def test_a_damaged_file_still_says_its_directories(tmp_path: Path, damage: str) -> None:
     path = write(tmp_path, f'state_dir = "/a"\n{damage}\n')
     assert find_paths(path, UNDER_SYSTEMD)["state_dir"] == "/a"
@@ -120,6 +120,14 @@ def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(CpumondError, match="open the lock"), restore.hold_lock(str(tmp_path / "run"), ""):
         pass
     assert (tmp_path / "target").read_text() == "precious"
+
+
+@pytest.mark.parametrize("content", [b'{"pid": 1, "since": 1.0, "config": "\xff"}', b"[" * 5000, b""])
+def test_who_holds_the_lock_need_not_be_readable(tmp_path: Path, content: bytes) -> None:
+    with restore.hold_lock(str(tmp_path), ""):
+        (tmp_path / restore.LOCK_FILE).write_bytes(content)
+        with pytest.raises(UnavailableError, match="another agent is running"), restore.hold_lock(str(tmp_path), ""):
+            pass
 
 
 def test_the_file_of_the_environment_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ RECORDS = st.builds(
     votes_sum=st.none() | st.integers(-10_000, 10_000),
     result=st.sampled_from(RESULTS),
     pressure_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
+    by_look=st.booleans(),
 )
 ONE = DecisionRecord(1.0, "grow", 1.0, math.inf, 2.0, 0.5, 0.6, 0.25, 4, "applied")
 
@@ -77,6 +78,7 @@ SAMPLES = st.builds(
     floor_cores=SHORT,
     votes_sum=st.none() | st.integers(-10_000, 10_000),
     throttled_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
+    peak_cores=st.none() | SHORT,
 )
 
 
@@ -113,6 +115,27 @@ def test_a_sample_is_28_bytes_and_no_room_is_left_over():
         ring.append(float(number), 0.5, 0.4, 1.0, 0.1, 2, 0.25)
     assert len(ring._data) == 180 * 28
     assert sys.getsizeof(ring._data) <= 180 * 28 + 64
+
+
+def test_a_peak_takes_four_bytes_more_once_there_is_one():
+    ring = SampleRing(180)
+    for number in range(100):
+        ring.append(float(number), 0.5, 0.4, 1.0, 0.1, 2, 0.25, None)
+    assert len(ring._data) == 100 * 28
+    for number in range(100, 400):
+        ring.append(float(number), 0.5, None, 1.0, 0.1, None, 0.25, 0.75)
+    assert len(ring._data) == 180 * 32
+    assert sys.getsizeof(ring._data) <= 180 * 32 + 64
+    assert {(sample.peak_cores, sample.votes_sum) for sample in ring.records()} == {(0.75, None)}
+
+
+def test_a_full_ring_whose_first_peak_comes_keeps_its_order():
+    ring = SampleRing(3)
+    for number in range(4):
+        ring.append(float(number), 0.5, 0.5, 1.0, 0.5, 2, 0.25)
+    ring.append(4.0, 0.5, 0.5, 1.0, 0.5, None, 0.25, 1e300)
+    assert [(sample.at, sample.peak_cores) for sample in ring.records()][:2] == [(2.0, None), (3.0, None)]
+    assert ring.records()[-1].peak_cores == pytest.approx(3.4e38, rel=0.01)
 
 
 def test_more_cores_than_a_short_number_holds_do_not_stop_the_agent():

@@ -12,16 +12,19 @@ from pathlib import Path
 import pytest
 
 from cpumond.agent.state_file import (
+    KEY_FILE,
     Original,
     Originals,
     Pin,
     RegisteredJob,
     Registry,
     is_of_this_boot,
+    keep_node_key,
     load,
     make_directory,
     put_aside,
     read_boot_id,
+    read_node_key,
     save,
 )
 from cpumond.cgroup.settings import CpuSettings
@@ -191,3 +194,19 @@ def test_directories(tmp_path):
 def test_a_boot_has_one_identity():
     assert read_boot_id() == read_boot_id()
     assert len(read_boot_id()) == 36
+
+
+def test_the_key_of_a_node_outlives_what_becomes_of_its_file(tmp_path: Path) -> None:
+    folder, path = str(tmp_path / "state"), tmp_path / "state" / KEY_FILE
+    assert len({read_node_key(folder), read_node_key(folder)}) == 2, "nowhere to keep it"
+    path.parent.mkdir()
+    key = read_node_key(folder)
+    assert read_node_key(folder) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keep_node_key(folder, key) == []
+    shutil.rmtree(folder)
+    assert keep_node_key(folder, key) == [str(path)]
+    assert read_node_key(folder) == key
+    for content in (b"", b"\xff\n\xff", path.read_bytes()[:-3]):
+        path.write_bytes(content)
+        assert read_node_key(folder) not in ("", key)

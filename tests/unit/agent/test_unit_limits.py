@@ -406,8 +406,10 @@ def test_a_give_back_that_was_denied_is_sent_again_each_minute_and_to_a_new_bus(
 
 def test_an_original_of_an_older_version_is_noted_as_a_units_before_systemd_is_told(node: UnitNode) -> None:
     node.lower()
-    path, content = str(node.directory / "state" / "originals.state"), node.originals()
-    save(path, Originals(content.boot_id, {PATH: msgspec.structs.replace(content.cgroups[PATH], unit="")}))
+    content = node.originals()
+    older = Originals(content.boot_id, {PATH: msgspec.structs.replace(content.cgroups[PATH], unit="")})
+    for name in ("state", "run"):
+        save(str(node.directory / name / "originals.state"), older)
     node.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
     seen: list[str] = []
     tell = node.bus.set
@@ -478,6 +480,18 @@ def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNo
     node.bus.reachable = False
     assert node.agent.close() == 1
     assert list(node.originals().cgroups) == [PATH]
+
+
+def test_losses_far_apart_do_not_add_up_to_a_contest(node: UnitNode) -> None:
+    node.lower()
+    for _ in range(6):
+        node.file.write_text("10000 100000\n")
+        node.tick()
+        node.bus.answer()
+        node.ticks(7)
+        assert node.limit() == 0.5
+        node.tick(seconds=3600.0)
+    assert node.status()["status"] == "reclaim"
 
 
 def test_a_lower_limit_by_file_while_nobody_can_be_asked_is_drift(node: UnitNode) -> None:

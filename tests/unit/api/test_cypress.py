@@ -340,6 +340,19 @@ async def test_a_missing_attribute_is_told_with_what_may_be_meant(yt):
 
 
 @in_loop
+async def test_2_3_without_a_default_tree_an_operation_must_name_its_trees(yt):
+    await yt.remove("//sys/pool_trees/@default_tree")
+    assert not await yt.exists("//sys/pool_trees/@default_tree")
+    await error_of(yt.remove("//sys/pool_trees/@default_tree"), 500)
+    await yt.remove("//sys/pool_trees/@default_tree", force=True)
+    error = await error_of(yt.start(1), 214)
+    assert "Pool trees are unspecified" in str(error)
+    assert await yt.start(1, pool_trees=["default"])
+    await yt.set("//sys/pool_trees/@default_tree", "default")
+    assert await yt.start(1, user="bob")
+
+
+@in_loop
 async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
     await yt.remove("//sys/pool_trees/default")
     error = await error_of(yt.get("//sys/pools"), 500)
@@ -443,7 +456,7 @@ async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
     await error_of(yt.set("//sys/pool_trees/default/@nodes_filter", "a &"))
     await error_of(yt.set("//sys/pool_trees/default/@name", "other"))
     await error_of(yt.set("//sys/pool_trees/@other", "x"))
-    await error_of(yt.remove("//sys/pool_trees/@default_tree"))
+    await error_of(yt.set("//sys/pool_trees/@default_tree", 5))
 
 
 @pytest.mark.parametrize(
@@ -843,6 +856,7 @@ async def test_jobs_are_listed_in_pages(yt):
     await yt.update()
     await yt.heartbeat()
     ids = [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+    assert ids == [*yt.scheduler.state.jobs]  # as they were started, all at one time
     assert len(ids) == 5
     page = await yt("list_jobs", operation_id=operation, limit=2, offset=1)
     assert [job["id"] for job in page["jobs"]] == ids[1:3]
@@ -952,6 +966,8 @@ REQUESTS = st.tuples(
 
 class Memory:
     """A store for one run."""
+
+    lost_total = 0
 
     def load(self):
         return iter(())

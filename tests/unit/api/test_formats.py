@@ -16,9 +16,12 @@ from yt.yson.convert import to_yson_type
 from yt.yson.yson_types import YsonType, YsonUint64
 
 from cpumond.api.formats import (
+    _JSON_ITEM,
     BINARY,
     JSON,
+    MAX_VALUES,
     PRETTY,
+    WRITTEN_BYTES,
     Attributed,
     Format,
     FormatError,
@@ -27,6 +30,7 @@ from cpumond.api.formats import (
     YtError,
     format_of,
     from_json_tree,
+    has_too_many_values,
     parse_format,
     read_json,
     read_value,
@@ -496,3 +500,75 @@ def test_ten_thousand_pools_are_written_in_seconds():
         assert len(write_value(pools, form)) > 5_000_000
         assert time.perf_counter() - started < 20.0
     assert strip_attributes(pools["pool-0"]) == {}
+
+
+# --- how many values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("piece", "values"),
+    [(b"1;", 1), (b"{a=1};", 2), (b"<a=1>1;", 3), (b"[];", 1), (b'"s;,[";', 1), (b"\x01\x06abc;", 1), (b"#;", 1)],
+)
+def test_yson_holds_so_many_values_and_no_more(piece, values):
+    count = (MAX_VALUES - 1) // values
+    assert len(read_yson(b"[" + piece * count + b"]")) == count
+    with pytest.raises(ParseError, match="more values than the limit of 20000"):
+        read_yson(b"[" + piece * (count + 2) + b"]")
+
+
+@pytest.mark.parametrize(("piece", "values"), [(b"1", 1), (b'{"a":1}', 2), (b"[[1]]", 3), (b"{}", 1), (b"[ ]", 1)])
+def test_json_holds_so_many_values_and_no_more(piece, values):
+    count = (MAX_VALUES - 1) // values
+    assert len(read_json(b"[" + b",".join([piece] * count) + b"]")) == count
+    with pytest.raises(ParseError, match="more values than the limit of 20000"):
+        read_json(b"[" + b",".join([piece] * (count + 2)) + b"]")
+
+
+@pytest.mark.parametrize("text", [",[{" * 20_000, '",\\"' * 20_000, "\\" * 20_000 + "," * 20_000])
+def test_what_is_in_strings_does_not_count(text):
+    assert read_json(json.dumps({"a": text}).encode()) == {"a": text}
+    assert read_yson(write_yson({"a": text})) == {"a": text}
+
+
+def test_a_string_without_its_end_is_seen_at_once():
+    """Not looked for anew from each of its characters."""
+    with pytest.raises(ParseError):
+        read_json(b'"' + b'\\",' * 300_000)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        list(range(100)),
+        {"value": []},
+        {"value": {}},
+        {"value": {f"${n}é": {"a": [n] * 70, "b": Attributed([1] * 70, {"x": "é"})} for n in range(70)}},
+        {"value": Attributed([f"k{n}" for n in range(64)], {"incomplete": True})},
+        [Attributed(n, {"a": 1}) for n in range(65)],
+    ],
+)
+def test_large_values_are_written_as_json_in_parts_that_make_the_same_whole(value):
+    for encode_utf8 in (True, False):
+        assert json.loads(write_json(value, encode_utf8)) == to_json_tree(value, encode_utf8)
+
+
+@pytest.mark.parametrize(
+    "form", [Format("json"), Format("json", "pretty"), Format("yson"), Format("yson", "text"), Format("yson", "pretty")]
+)
+def test_who_writes_a_long_text_gives_way_again_and_again(form: Format):
+    value = {f"pool-{number}": {"share": 0.5, "names": ["x" * 40] * 10} for number in range(300)}
+    turns: list[None] = []
+    data = write_value(value, form, lambda: turns.append(None))
+    assert data == write_value(value, form)
+    assert len(data) / WRITTEN_BYTES / 2 < len(turns) <= len(data) / WRITTEN_BYTES
+
+
+@pytest.mark.parametrize("padding", [b'""', b'"":', b"[]", b"{ }", b'"\\""'])
+def test_texts_are_passed_over_in_one_go_where_values_are_counted(padding: bytes):
+    """A step for each of a million empty strings would hold up the event loop."""
+    few = b'["' + b"," * MAX_VALUES + b'"' + padding * 1000
+    assert not has_too_many_values(few)
+    assert sum(1 for _ in _JSON_ITEM.finditer(few)) < 5
+    assert has_too_many_values(few + b",1" * MAX_VALUES)

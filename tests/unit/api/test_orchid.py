@@ -11,8 +11,10 @@ from cpumond.api.orchid import (
     OPERATION_ATTRIBUTES,
     POOL_ATTRIBUTES,
     Lazy,
+    TreeView,
     finished_job_info,
     job_info,
+    look_once,
     materialise,
     operation_info,
     scheduler_orchid,
@@ -791,6 +793,15 @@ def test_what_is_not_there_is_explained(busy):
     assert busy.orchid["operations"].explain("x") == "No such operation x"
 
 
+def test_what_operations_have_in_common_is_made_once_in_a_request(busy, monkeypatch):
+    made = []
+    monkeypatch.setattr(TreeView, "_service_key", lambda *_: made.append(1) or ())
+    operations = busy.orchid["operations"]
+    shown = [materialise(operations[name])["progress"]["scheduling_info_per_pool_tree"] for name in operations]
+    assert len(shown) > 1
+    assert len(made) == len(busy.state.operations)
+
+
 def test_a_lazy_map_counts_what_it_has(busy):
     attributes = busy.orchid["pool_trees"]["default"]["pools"]["b"]
     assert isinstance(attributes, Lazy)
@@ -813,7 +824,7 @@ def test_nodes_are_shown_by_address(busy):
 
 
 def test_an_operation_is_described(busy):
-    info = operation_info(busy.state, busy.state.find_record(busy.second), {"default": busy.result})
+    info = operation_info(busy.state, busy.state.find_record(busy.second), look_once({"default": busy.result}))
     found = materialise(info)
     assert found["id"] == busy.second
     assert found["state"] == "running"
@@ -838,7 +849,7 @@ def test_an_operation_that_waits_has_an_alert():
     cluster.pool("p", max_running_operation_count=1)
     cluster.start("p")
     waiting = cluster.start("p", weight=3, unheard_of=1)
-    info = operation_info(cluster.state, cluster.state.find_record(waiting), {})
+    info = operation_info(cluster.state, cluster.state.find_record(waiting), look_once({}))
     assert info["state"] == "pending"
     assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
     assert info["unrecognized_spec"] == {"unheard_of": 1}
@@ -873,7 +884,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "is_stale": False,
     }
     cluster.heartbeat(finished=[(failed, "failed")])
-    info = materialise(operation_info(cluster.state, cluster.state.find_record(operation), {}))
+    info = materialise(operation_info(cluster.state, cluster.state.find_record(operation), look_once({})))
     assert info["state"] == "failed"
     assert info["finish_time"] == "1970-01-12T13:46:46.000000Z"
     assert info["result"]["error"]["code"] == 1

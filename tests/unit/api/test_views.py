@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
-from cpumond.api import views
+from cpumond.api import orchid, views
 from cpumond.fairshare import fair_share_update
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
@@ -244,6 +245,75 @@ def test_jobs_that_ended_before_a_restart_are_shown(living):
     living.apply(Transaction(jobs=(job,)))
     shown = views.show_jobs(living.state, living.state.find_record(operation_id), limit=9).jobs
     assert [(each.id, each.exit_code, each.reason) for each in shown] == [("j", 3, "killed")]
+
+
+def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
+    living.node(cpu=8.0)
+    first, second = living.start("a", 6), living.start("b", 100, user="you")
+    living.update()
+    living.beat()
+    living.update()
+    elements = [living.tree.operations[each] for each in (first, second)]
+    assert {each.starvation_status for each in elements} == {"non_starving"}
+    for element in elements:
+        shown = views.show_jobs(living.state, element.operation.record, limit=100).jobs
+        found = Counter(job.preemptibility for job in shown)
+        attributes = orchid.operation_attributes(orchid.TreeView(living.tree, None), element)
+        assert found["preemptible"] == attributes["preemptible_job_count"]
+        assert found["aggressively_preemptible"] == attributes["aggressively_preemptible_job_count"]
+        # Half of the fair share of 4 cores is protected, the other half against all but aggressive starvation.
+        assert found == {"non_preemptible": 2, "aggressively_preemptible": 2}
+        assert views.find_job(living.state, element.operation.record, shown[0].id).preemptibility == (
+            "aggressively_preemptible"
+        )
+    details = views.show_node_details(living.state.nodes["n1"], NOW)
+    assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
+
+
+def test_5_2_views_say_what_the_orchid_says(living):
+    living.node(cpu=8.0)
+    living.pool("top", strong_guarantee_resources={"cpu": 6}, weight=2)
+    living.pool("a", parent="top", strong_guarantee_resources={"cpu": 5}, max_share_ratio=0.9)
+    living.start("a", 7, weight=3.0)
+    living.start("a", 2)
+    living.start("b", 100)
+    living.update()
+    living.beat()
+    living.update()
+    living.beat()  # limits of jobs are lowered
+    view = orchid.TreeView(living.tree, None)
+    for pool in views.walk_pools(living.tree.root):
+        shown, attributes = views.show_pool(pool, NOW), orchid.pool_attributes(view, pool)
+        for name in ("fair_share_ratio", "usage_ratio", "starvation_status", "scheduling_status", "operation_count"):
+            assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
+        assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
+    for element in living.tree.operations.values():
+        shown = views.show_operation(living.state, element.operation.record, NOW).trees[TREE]
+        attributes = orchid.operation_attributes(view, element)
+        names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
+        for name in (*names, "starvation_status", "scheduling_status"):
+            assert getattr(shown, name) == pytest.approx(attributes[name]), (element.name, name)
+        assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
+
+
+def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
+    ids = iter("hbfdgaec")
+    living.new_id = lambda: next(ids)
+    living.node(cpu=6.0)
+    record = living.state.find_record(living.start("a", 6))  # its id is h
+    living.update()
+    living.beat()
+    started = [*living.state.nodes["n1"].jobs]
+    assert started != sorted(started)
+    assert len({job.start_time for job in living.state.jobs.values()}) == 1
+
+    def listed(**filters: Any) -> list[str]:
+        return [job.id for job in views.show_jobs(living.state, record, **{"limit": 9, **filters}).jobs]
+
+    assert listed() == started[::-1]
+    assert listed(limit=2, offset=1) == started[3:5][::-1]
+    living.beat(ended=(started[0], started[3]))  # and the ones that have ended
+    assert listed() == started[::-1]
 
 
 # --- nodes

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.api.formats import Attributed
-from cpumond.api.ypath import YPath, YPathError, escape_literal, parse_ypath
+from cpumond.api.ypath import MAX_CHARS, YPath, YPathError, escape_literal, parse_ypath
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,10 @@ def test_a_random_text_is_a_path_or_refused(text):
 
 def test_an_escaped_name_has_no_line_breaks():
     assert escape_literal("a\nb/c") == r"a\x0ab\/c"
+
+
+def test_a_path_of_a_megabyte_is_refused():
+    assert parse_ypath("//" + "a" * (MAX_CHARS - 2)).steps == ("a" * (MAX_CHARS - 2),)
+    with pytest.raises(YPathError, match="longer than 32768 characters") as refused:
+        parse_ypath("//" + "a" * 10**6)
+    assert len(str(refused.value)) < 1000

@@ -114,6 +114,13 @@ class TestVersion1:
         assert read(tmp_path / "memory/jobs/cpumond-job-a") == {"memory.limit_in_bytes": "1048576"}
         assert tree.join_files("a") == files
 
+    def test_a_limit_on_tasks_is_written_where_the_controller_is(self, tmp_path):
+        tree = open_v1(tmp_path, names=("cpu", "cpuacct", "pids"))
+        tree.create("a", 0.5, 0, 20)
+        assert read(tmp_path / "pids/jobs/cpumond-job-a") == {"pids.max": "20"}
+        tree.create("b", 0.5, 0)
+        assert read(tmp_path / "pids/jobs/cpumond-job-b") == {}
+
     def test_no_memory_controller_is_no_memory_limit(self, tmp_path):
         tree = open_v1(tmp_path, names=("cpu", "cpuacct"))
         assert len(tree.create("a", 0.5, 1 << 20)) == 2

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cpumond.cgroup.mounts import (
     Hierarchies,
     Mount,
     find_hierarchies,
+    hold,
     open_hierarchies,
     parse_mountinfo,
     relative_path,
 )
-from cpumond.errors import UnavailableError
+from cpumond.errors import CgroupReadError, CgroupWriteError, UnavailableError, from_os_error
 from cpumond.testing import make_tree, make_v2_host, write_mountinfo
 
 # Debian 9, CentOS 7: cpu and cpuacct together under a name that is a symbolic link's target, systemd's own hierarchy.
@@ -126,7 +129,7 @@ def test_no_cpu_time_is_an_error():
 
 def test_controllers_are_whole_words():
     mounts = parse_mountinfo("34 33 0:29 / /c rw - cgroup cgroup rw,cpuset,name=cpu\n")
-    assert mounts == [Mount(1, "/c", frozenset({"rw", "cpuset", "name=cpu"}))]
+    assert mounts == [Mount(1, "/c", frozenset({"rw", "cpuset", "name=cpu"}), os.makedev(0, 29))]
     with pytest.raises(UnavailableError):
         find_hierarchies(mounts, "mountinfo")
 
@@ -165,7 +168,7 @@ def test_a_mount_point_of_bytes_that_are_no_text(tmp_path):
 )
 def test_lines_that_are_cut_off_are_left_out(line):
     assert parse_mountinfo(f"{line}\n34 33 0:29 / /c rw a:1 b:2 c - cgroup x rw,cpu\n") == [
-        Mount(1, "/c", frozenset({"rw", "cpu"}))
+        Mount(1, "/c", frozenset({"rw", "cpu"}), os.makedev(0, 29))
     ]
 
 
@@ -209,3 +212,15 @@ def test_a_tree_is_written_as_it_is_given(tmp_path):
     assert (tmp_path / "tree" / "jobs" / "a" / "cpu.max").read_text() == "max 100000\n"
     assert (tmp_path / "tree" / "jobs" / "empty").is_dir()
     assert root == str(tmp_path / "tree")
+
+
+def test_sentences_name_held_directories_as_people_know_them(tmp_path):
+    with hold(Hierarchies(1, str(tmp_path), str(tmp_path))) as held:
+        place = f"{held.cpu_root}/job"
+        assert place.startswith("/proc/self/fd/")
+        for error in (
+            CgroupReadError(place, "why"),
+            CgroupWriteError(place, "1", OSError(5, "")),
+            from_os_error(OSError(13, ""), f"make the cgroup {place}", "run as root"),
+        ):
+            assert f"{tmp_path}/job" in str(error)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_cpu_max, parse_flat_keyed, parse_pressure
+from cpumond.cgroup.parse import (
+    Pressure,
+    parse_cpu_list,
+    parse_cpu_max,
+    parse_flat_keyed,
+    parse_pressure,
+    parse_pressure_total,
+)
 
 V1_STAT = """\
 nr_periods 7
@@ -79,3 +86,24 @@ def test_pressure():
 @pytest.mark.parametrize("text", ["", "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"])
 def test_no_pressure(text):
     assert parse_pressure(text) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "some ",
+        "some avg10",
+        "some avg10=1.00",
+        "some avg10=x avg60=3.00 avg300=0.10 total=1",
+        "some avg10=1.00 avg60=3.00 avg300=0.10 total=x",
+        "some avg10=1.00 avg60=3.00 avg300=0.10 total=" + "9" * 5000,
+        "some avg10=nan avg60=inf avg300=0.10 total=1",
+        "some avg10=1.00 avg60=3.00 avg300=0.10 total=\u00b2",
+        "some avg60=3.00 total=1",
+    ],
+)
+def test_a_damaged_pressure_is_one_exception(line):
+    with pytest.raises(ValueError, match="no pressure"):
+        parse_pressure(f"{line}\n")
+    with pytest.raises(ValueError):  # noqa: PT011 - the words are Python's
+        parse_pressure_total(line.encode())

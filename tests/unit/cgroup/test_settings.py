@@ -12,6 +12,7 @@ from cpumond.cgroup.settings import (
     AncestorCap,
     CpuSettings,
     Step,
+    Written,
     choose_restore,
     classify_change,
     compute_quota_target,
@@ -19,8 +20,8 @@ from cpumond.cgroup.settings import (
     is_raised_above,
     least_cap,
     plan_steps,
-    raise_original,
     same_quota,
+    take_order,
 )
 
 FREE = AncestorCap(math.inf)
@@ -29,6 +30,16 @@ TWO = CpuSettings(200_000, 100_000, 0, 1024)
 
 
 # ---- limits
+
+
+def test_the_same_cores_in_another_period_are_no_order():
+    original, written = (
+        CpuSettings(400_000, 100_000),
+        Written(CpuSettings(400_000, 100_000), CpuSettings(50_000, 100_000)),
+    )
+    assert choose_restore(CpuSettings(25_000, 50_000), original, ("quota",), written) == original
+    ordered = CpuSettings(30_000, 50_000)
+    assert choose_restore(ordered, original, ("quota",), written) == ordered
 
 
 def test_a_limit_is_a_quota_of_the_period_that_was_found():
@@ -220,5 +231,5 @@ def test_what_is_put_back_after_somebody_raised_it_is_theirs_with_the_burst_that
     assert is_raised_above(found, original, "weight")
     assert not is_raised_above(original, original, "quota")
     assert not is_raised_above(original, original, "weight")
-    assert raise_original(original, found, "quota") == CpuSettings(400_000, 50_000, 50_000, 1024)
-    assert raise_original(original, found, "weight") == CpuSettings(200_000, 100_000, 50_000, 2048)
+    assert take_order(original, found, "quota") == CpuSettings(400_000, 50_000, 50_000, 1024)
+    assert take_order(original, found, "weight") == CpuSettings(200_000, 100_000, 50_000, 2048)

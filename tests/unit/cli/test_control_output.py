@@ -104,6 +104,12 @@ SHRINK: dict[str, object] = {
 RESTORE = {**SHRINK, "kind": "restore", "old_cores": 3.2, "new_cores": 10.0, "applied_cores": 10.0, "votes_sum": None}
 
 
+PEAK: dict[str, object] = {
+    "peak_cores": 3.05, "target_cores": 3.2, "caution": 3.0, "half_life_s": 40.0, "watched_s": 600.0, "held_count": 9,
+    "held_s": 1.9, "held_ratio": 0.0031, "throttle_budget": 0.004,
+}  # fmt: skip
+
+
 def make_job(**changes: object) -> JobAnswer:
     """A job of the status as it comes over the socket."""
     return msgspec.json.decode(msgspec.json.encode({**JOB, **changes}), type=JobAnswer)
@@ -184,6 +190,31 @@ def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
     assert lines[3].startswith("x ")
     assert lines[4] == "total: 10 cores ordered, limit 3.2, 6.8 reclaimed"
     assert len(lines) == 5
+
+
+def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
+    def heading(*jobs: dict[str, object]) -> str:
+        return words(tables.draw_status(make_status(*jobs), None, False).split("\n")[1])
+
+    peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK, "votes_sum": None}
+    assert heading({"operation_id": ""}) == "job status ordered limit usage smoothed votes throttled last result"
+    assert (
+        heading({**peak, "operation_id": ""}) == "job status ordered limit usage peak half-life throttled last result"
+    )
+    both = tables.draw_status(make_status(peak, {"job_id": "d"}), None, False).split("\n")
+    assert words(both[1]).endswith("usage smoothed peak half-life votes throttled last result")
+    assert words(both[2]).endswith("1.75 1.80 3.05 40 s - 0% applied")
+    assert words(both[3]) == "d sort-17 reclaim 10.00 3.20 1.75 1.80 -4 0% applied"
+    new = tables.draw_status(make_status({**peak, "peak": {**PEAK, "peak_cores": None}}), None, False).split("\n")
+    assert words(new[2]).endswith("1.75 - 40 s 0% applied")
+    assert "peak" in tables.draw_top(make_status(peak), "job", 100, False, 24)
+
+
+def test_a_rule_s_columns_are_the_first_to_go_on_a_narrow_terminal():
+    peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK}
+    text = tables.draw_status(make_status(peak), 60, False)
+    assert all(len(line) <= 60 for line in text.split("\n"))
+    assert "half-life" in text.split("no room for: ")[1]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
@@ -354,7 +385,7 @@ def test_why_a_limit_is_lowered():
         (
             {"status": "overridden", "override_left_s": 570.2},
             (
-                ": somebody else raised it, which is respected for 9m30s more. "
+                ": somebody else set it, which is respected for 9m30s more. "
                 "`cpumond unpin steady-low` gives it back to the monitor now."
             ),
         ),
@@ -610,7 +641,7 @@ def test_the_samples_of_a_job_are_understood_and_may_be_left_out():
     told = {
         "period_s": 5.0, "at": [1.0, 6.0], "usage": [0.5, 0.25], "smoothed": [None, 0.5], "limit": [1.0, 1.0],
         "floor": [0.5, 0.5], "lower_bound": [0.6, 0.6], "upper_bound": [0.9, 0.9], "votes_sum": [None, -4],
-        "throttled_ratio": [0.0, 1.0],
+        "throttled_ratio": [0.0, 1.0], "peak": [None, 0.5],
     }  # fmt: skip
     answer = make_explain(samples=told)
     assert msgspec.to_builtins(answer.samples) == told
@@ -911,3 +942,37 @@ def test_a_status_reads_the_same_from_a_file(tmp_path: Path):
     path = tmp_path / "status.json"
     path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(make_status({})), "added_later": {"x": 1}}))
     assert msgspec.json.decode(path.read_bytes(), type=StatusAnswer) == make_status({})
+
+
+# rule peak
+
+
+def test_what_is_told_of_rule_peak_comes_from_the_agent():
+    told = {**PEAK, "because": "3.2 = 3.05 (highest use) + 5 %. The half-life is 40 s.", "next": "hold: that"}
+    answer = make_explain(peak=told, limit_rule="peak")
+    assert explain.describe_why(answer) == (
+        "The limit of steady-low is 3.2 of 10 ordered cores: 3.2 = 3.05 (highest use) + 5 %. The half-life is 40 s."
+    )
+    assert explain.describe_next(answer) == "hold: that"
+    facts = dict(explain.list_facts(answer))
+    assert facts["held back"] == "9 times, 1.9 s of 10 min watched = 0.31 %, budget 0.40 %"
+    assert facts["rule"] == "peak: 3.05 cores remembered, half-life 40 s, caution 3.00 of 0 to 7"
+    assert "votes against" not in explain.draw_explain(answer, None, None, False)
+    assert "votes against" in explain.draw_explain(make_explain(), None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kind": "shrink", "votes_sum": None}, "its highest use of late fades, use 1.75"),
+        ({"kind": "grow", "votes_sum": None}, "its highest use of late asks for more, use 1.75"),
+        ({"kind": "restore", "throttled_ratio": 0.0}, "use 1.75 above the limit, so all was given back at once"),
+        (
+            {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
+            "50% of the periods throttled at a look between two checks, so all was given back at once",
+        ),
+    ],
+)
+def test_reasons_of_rule_peak_and_of_looks(changes, text):
+    decision = msgspec.convert({**SHRINK, **changes}, DecisionAnswer)
+    assert explain.describe_reason(decision) == text

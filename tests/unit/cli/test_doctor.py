@@ -114,7 +114,31 @@ def test_limit_files_and_burst(tmp_path):
     assert found[0].text == "cpu.max in all of 2 cgroups"
     os.unlink(f"{root}/a/cpu.max.burst")
     os.unlink(f"{root}/b/cpu.max.burst")
-    assert doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])[1].level == "warn"
+    plain = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])[1]
+    assert (plain.level, plain.text) == ("warn", "the kernel has no cpu.max.burst")
+    wanted = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [], wants_burst=True)[1]
+    assert wanted.level == "warn"
+    assert wanted.text.startswith('the kernel has no cpu.max.burst, which limit_rule = "peak" counts on: ')
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("", False),
+        ('[monitor]\nlimit_rule = "peak"\n', True),
+        ('[monitor]\nlimit_rule = "peak"\nburst_ratio = 0.0\n', False),
+        ('[monitor]\nlimit_rule = "peak"\nactuator = "weight"\n', False),
+    ],
+)
+def test_a_missing_burst_matters_more_under_rule_peak(config, tmp_path, capsys, more, named):
+    with open(config, "a") as file:
+        file.write(more)
+    for place in (tmp_path / "cgroup").rglob("cpu.max.burst"):
+        place.unlink()
+    assert run(["doctor", "--config", str(config), "--json"]) == 0
+    findings = {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["burst"]["level"] == "warn"
+    assert ('limit_rule = "peak"' in findings["burst"]["text"]) is named
 
 
 def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
@@ -293,14 +317,15 @@ def test_a_source_outside_managed_roots(host):
 @pytest.mark.parametrize(
     ("hard", "jobs", "max_jobs", "level"),
     [
-        (20000, 10, 9000, "ok"),
+        (30000, 10, 9000, "ok"),
+        (20000, 10, 9000, "warn"),
         (4096, 10, 9000, "warn"),
         (1024, 500, 400, "fail"),
         (resource.RLIM_INFINITY, 10**6, 10**6, "ok"),
     ],
 )
-def test_descriptors_are_two_for_each_job(hard, jobs, max_jobs, level):
-    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs)
+def test_descriptors_are_three_for_each_job(hard, jobs, max_jobs, level):
+    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, 3)
     assert finding.level == level
     assert bool(finding.advice) == (level != "ok")
 
@@ -314,11 +339,11 @@ def test_inotify_limits(watches, instances, needed, level):
     assert doctor_checks.check_inotify(limits, needed)[0].level == level
 
 
-def test_a_third_descriptor_for_the_pressure():
-    (finding,) = doctor_checks.check_descriptors(1024, 664, "this shell", 250, 200, 3)
+def test_one_more_descriptor_for_the_pressure():
+    (finding,) = doctor_checks.check_descriptors(1024, 1056, "this shell", 250, 200, 4)
     assert finding.level == "fail"
     assert "enough for 200 jobs" in finding.text
-    assert "LimitNOFILE=664" in finding.advice
+    assert "LimitNOFILE=1056" in finding.advice
 
 
 def test_inotify_limits_that_are_not_shown():
@@ -392,9 +417,10 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
     (tmp_path / "job").mkdir()
     inode = (tmp_path / "job").stat().st_ino
     content = Originals("boot", {"job": Original(inode, SETTINGS), "gone": Original(1, SETTINGS)})
+    hierarchies = Hierarchies(1, str(tmp_path), str(tmp_path))
 
     def check(content: Originals | None, running: bool = False, is_current: bool = True) -> Finding:
-        return doctor_cgroups.check_leftovers("/s", content, running, is_current, str(tmp_path))
+        return doctor_cgroups.check_leftovers("/s", content, running, is_current, hierarchies)
 
     finding = check(content)
     assert finding.level == "fail"
@@ -403,6 +429,10 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
     assert check(content, running=True).text == "/s holds the original limits of 1 cgroup"
     assert "earlier boot" in check(content, is_current=False).text
     assert check(None).text == "/s names no cgroup to put back"
+    (tmp_path / "job").rename(tmp_path / "other")
+    assert check(content).text == "a dead agent left the limits of 1 cgroup, such as 'job'"
+    unseen = check(msgspec.structs.replace(content, root=(1, 1)))
+    assert (unseen.level, "cannot see cgroup job" in unseen.text) == ("fail", True)
     assert check(Originals("boot", {"gone": Original(1, SETTINGS)})).text == "the cgroups of /s are gone"
 
 
@@ -770,6 +800,21 @@ def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
     assert (finding.level, "h 9757 refused" in finding.text) == ("fail", True)
     assert doctor_checks.check_scheduler("https://h/x", lambda _, port: "" if port == 443 else "wrong").level == "ok"
     assert doctor_checks.check_scheduler("http://h:99999999", lambda *_: "").level == "fail"
+
+
+def test_a_scheduler_that_lets_everybody_in_is_a_warning() -> None:
+    asked: list[str] = []
+
+    def read(url: str) -> str:
+        asked.append(url)
+        return '{"user":"root","is_open":true}'
+
+    [finding] = doctor_checks.check_scheduler_access("http://127.0.0.1:1/", read)
+    assert asked == ["http://127.0.0.1:1/api/v1/me"]
+    assert (finding.level, "every user of its host may run operations" in finding.text) == ("warn", True)
+    assert "tokens_file" in finding.advice
+    for answer in ('{"is_open":false}', '{"error":"Authentication failed","code":900}', "", "<html>", '{"is_open":3}'):
+        assert doctor_checks.check_scheduler_access("http://h", lambda _, text=answer: text) == []
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,21 @@ def test_output_that_is_only_flushed_at_the_end_is_no_error_either(tmp_path):
     assert run_into_closed_pipe(program, "replay", str(trace), "--cpu-limit", "2") == (0, "")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_check_config_warns_of_options_without_effect_and_is_content(tmp_path, as_json):
+    path = tmp_path / "cpumond.toml"
+    path.write_text('[monitor]\nlimit_rule = "peak"\nvote_window_size = 7\n')
+    program = "from cpumond.cli import main; main()"
+    done = run_python(program, "check-config", str(path), *(["--json"] if as_json else []))
+    sentence = f'{path}: monitor.vote_window_size has no effect under limit_rule = "peak"'
+    assert done.returncode == 0
+    assert done.stderr == ("" if as_json else f"warning: {sentence}\n")
+    if as_json:
+        assert json.loads(done.stdout)["warnings"] == [sentence]
+    path.write_text('[monitor]\nlimit_rule = "peak"\n')
+    assert run_python(program, "check-config", str(path)).stderr == ""
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["schema", "heartbeat"]])
 def test_a_closed_standard_output_is_no_error(arguments):
     program = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'cpumond', *sys.argv[1:]])"
@@ -265,3 +280,18 @@ def test_the_module_is_the_program(tmp_path: Path):
     assert done.returncode == 0
     with contextlib.suppress(FileNotFoundError):
         assert not os.listdir(tmp_path)
+
+
+def test_the_agent_holds_no_library_that_it_never_uses_and_nobody_else_is_kept_from_it(tmp_path):
+    (tmp_path / "wrong.toml").write_text("no = 'such key'\n")
+    program = f"""
+import sys
+from cpumond.cli import run
+code = run(["agent", "--config", {str(tmp_path / "wrong.toml")!r}])
+assert "cpumond.agent.loop" in sys.modules
+assert not [name for name in sys.modules if name.partition(".")[0] in ("rich", "pygments", "greenlet")]
+import rich.table
+sys.exit(code)
+"""
+    done = run_python(program)
+    assert (done.returncode, "no" in done.stderr) == (78, True), done.stderr

@@ -83,6 +83,16 @@ def test_a_throttled_row_restores_the_limit(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "20.0,1.0,10.0,,restore,10.0"
 
 
+def test_rule_peak_has_two_columns_more(trace, capsys):
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", "limit_rule=peak"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header == "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores,peak_cores,caution"
+    assert rows[-1].split(",")[3:5] == ["", "shrink"]
+    assert float(rows[-1].split(",")[-1]) == pytest.approx(2.0 - 11 * 0.004)
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", "limit_rule=peak", "--format", "json"]) == 0
+    assert ",".join(json.loads(capsys.readouterr().out.splitlines()[0])) == header
+
+
 def test_help_shows_an_example(capsys):
     assert run(["replay", "--help"]) == 0
     assert "cpumond replay trace.csv --cpu-limit 10\n" in capsys.readouterr().out

@@ -87,6 +87,12 @@ def test_limits_of_the_unit():
     assert made["Slice"] == "cpumond-jobs.slice"
 
 
+def test_a_job_gains_no_rights_and_no_end_of_processes():
+    assert properties()["NoNewPrivileges"] is True
+    assert "TasksMax" not in properties()
+    assert properties(max_tasks=20)["TasksMax"] == 20
+
+
 def test_no_memory_limit_is_no_setting_and_a_quota_is_never_none():
     made = properties(cpu_limit=0.0)
     assert "MemoryMax" not in made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import replace
 
@@ -11,12 +12,14 @@ from cpumond.errors import EXIT_CONFIG, ConfigError, FairShareInputError
 from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, Vector
 from cpumond.fairshare.resources import UNLIMITED
 from cpumond.fairshare.validate import (
+    MAX_COMPARED,
     MAX_NAME,
     check_max_share_ratio,
     check_times,
     check_total_resources,
     check_volume,
     did_you_mean,
+    nearest,
     number,
     one_of,
     order_pools,
@@ -406,6 +409,21 @@ def test_words():
     assert [number(x) for x in (1.0, 0.1, 1e300, 2)] == ["1", "0.1", "1e+300", "2"]
     assert did_you_mean("weigth", ["mode", "weight"]) == '; did you mean "weight"?'
     assert did_you_mean("zzz", ["mode", "weight"]) == ""
+
+
+@pytest.mark.parametrize("typed", ["team-4711", "tem-4711-x", "steam-4711-x", "team-4711-xy", "taem-4711-x"])
+def test_the_nearest_of_very_many_names_is_found_without_comparing_all(typed, monkeypatch):
+    names = [f"team-{number}-x" for number in range(3000)] + ["team-4711-x", "other"]
+    compared = []
+    closely = difflib.get_close_matches
+
+    def compare(name, known, **more):
+        compared.append(len(known))
+        return closely(name, known, **more)
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    assert nearest(typed, names) == "team-4711-x"
+    assert compared == [MAX_COMPARED]
     assert printable("a" * MAX_NAME) == "a" * MAX_NAME
     assert len(printable("a" * 1000)) == MAX_NAME
     assert printable("tab\t") == "tab\\t"

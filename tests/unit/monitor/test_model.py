@@ -34,7 +34,7 @@ from cpumond.monitor.model import (
         ("min_cpu_limit", 1.0),
         ("vote_mode", "document"),
         ("smoothing_seed", "limit"),
-        ("throttle_restore_ratio", 0.25),
+        ("throttle_restore_ratio", 0.09),
         ("pressure_restore_ratio", 0.0),
         ("actuator", "quota"),
     ],

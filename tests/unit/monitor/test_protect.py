@@ -32,8 +32,23 @@ def test_share_of_throttled_periods_between_two_readings_is_in_0_to_1(before, no
 
 def test_more_than_throttle_restore_ratio_of_the_periods_is_needed():
     state = start_state(10.0, 0.0, limit_cores=5.0)
-    assert not needs_restore(state, 0.25, MonitorSettings())
-    assert needs_restore(state, 0.2500001, MonitorSettings())
+    settings = MonitorSettings(throttle_restore_ratio=0.25)
+    assert not needs_restore(state, 0.25, settings)
+    assert needs_restore(state, 0.2500001, settings)
+
+
+@pytest.mark.parametrize("periods", [9, 10, 11])
+def test_by_default_one_throttled_period_in_a_check_of_1_s_is_enough(periods):
+    state = start_state(10.0, 0.0, limit_cores=5.0)
+    assert needs_restore(state, compute_throttled_ratio(reading(0, 0), reading(periods, 1)), MonitorSettings())
+
+
+def test_a_job_that_is_throttled_in_one_of_ten_periods_is_not_held_back_for_ever():
+    state = start_state(10.0, 0.0, limit_cores=5.0)
+    for second in range(3):
+        now = CpuReading(4.0 * second, float(second), nr_periods=10 * second, nr_throttled=second)
+        state, _ = check(state, now, now.at_s, MonitorSettings())
+    assert state.limit_cores == 10.0
 
 
 def test_throttle_restore_ratio_0_turns_it_off():

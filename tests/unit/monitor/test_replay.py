@@ -9,9 +9,20 @@ import pytest
 
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MonitorSettings
-from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
+from cpumond.monitor.replay import (
+    PeakReplayRow,
+    ReplayRow,
+    TraceRow,
+    count_throttled,
+    find_columns,
+    parse_trace,
+    replay_rows,
+)
 
-HEADER_HINT = "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio"
+HEADER_HINT = (
+    "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio, "
+    "throttled_periods"
+)
 
 
 def parse(text: str) -> list[TraceRow]:
@@ -265,3 +276,65 @@ def test_the_first_row_is_only_the_base_so_its_usage_may_be_empty() -> None:
     assert [(row.time_s, row.usage_cores) for row in rows] == [(0.0, 0.0), (1.0, 2.5)]
     with pytest.raises(ConfigError, match="line 3: column usage_cores"):
         list(parse_trace(["time_s,usage_cores", "0,", "1,"], "trace"))
+
+
+# by rule peak
+
+PEAK = MonitorSettings(limit_rule="peak")
+
+
+def replay_idle(*last: TraceRow, settings: MonitorSettings = PEAK) -> list[ReplayRow]:
+    """Half a minute with hardly any use, and then ``last``; of a job of 10 cores."""
+    return list(replay_rows([*(TraceRow(float(number), 0.1) for number in range(30)), *last], 10.0, settings))
+
+
+def test_rule_peak_is_obeyed_and_shows_what_it_remembers():
+    rows = replay_idle()
+    assert all(isinstance(row, PeakReplayRow) for row in rows)
+    assert [row.cpu_limit_cores for row in rows[:10]] == [10.0] * 10
+    assert rows[-1].cpu_limit_cores < 6.0
+    assert rows[-1].peak_cores == pytest.approx(10.0 / 1.0 * 2 ** -(29 / 19.5), rel=0.02)
+    assert rows[-1].caution == pytest.approx(2.0 - 29 * 0.004)
+    assert all(row.votes_sum is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "held_s"),
+    [
+        (TraceRow(30.0, 1.0, throttled_ratio=0.5), 0.5),
+        (TraceRow(30.0, 1.0, throttled_ratio=0.001), 0.1),
+        (TraceRow(30.0, 1.0, throttled_ratio=0.5, throttled_periods=3.0), 0.3),
+        (TraceRow(30.0, 1.0, throttled_periods=2.0), 0.2),
+    ],
+)
+def test_a_throttled_row_gives_all_back_and_costs_caution(row, held_s):
+    *_, before, after = replay_idle(row)
+    assert (after.decision, after.cpu_limit_cores) == ("restore", 10.0)
+    assert after.caution == pytest.approx(before.caution - 0.004 + held_s)
+
+
+def test_a_row_that_was_not_throttled_gives_nothing_back():
+    assert replay_idle(TraceRow(30.0, 1.0, throttled_ratio=0.5, throttled_periods=0.0))[-1].decision != "restore"
+    assert replay_idle(TraceRow(30.0, 1.0))[-1].decision != "restore"
+
+
+def test_throttling_is_counted_once():
+    rows = replay_idle(*(TraceRow(30.0 + number, 1.0, throttled_ratio=0.5 * (number == 0)) for number in range(3)))
+    assert [row.decision for row in rows[-3:]] == ["restore", "shrink", "hold"]
+
+
+def test_a_time_without_end_is_one_number_of_periods():
+    assert count_throttled(TraceRow(1e308, 0.0, throttled_ratio=1.0), 1e308, 0.1) == 2**53
+
+
+def test_the_columns_of_the_documents_rule_are_as_they_were():
+    assert ",".join(find_columns(MonitorSettings())) == (
+        "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores"
+    )
+    assert find_columns(PEAK) == (*find_columns(MonitorSettings()), "peak_cores", "caution")
+
+
+def test_throttled_periods_are_read_and_checked():
+    assert parse("time_s,usage_cores,throttled_periods\n0,0,\n1,2,3\n")[1] == TraceRow(1.0, 2.0, throttled_periods=3.0)
+    text = "time_s,usage_cores,throttled_periods\n0,0,0\n1,2,-1\n"
+    assert refused(text) == "t.csv: line 3: column throttled_periods: expected a number of periods >= 0, got '-1'"

@@ -190,6 +190,25 @@ def test_describe_status_says_what_to_do():
 def test_read_token_cuts_space_around_it(tmp_path):
     path = tmp_path / "token"
     path.write_text("  s3cret \n")
+    path.chmod(0o600)
+    assert read_token(str(path)) == "s3cret"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_read_token_refuses_a_file_that_others_have_rights_to(tmp_path, mode: int):
+    path = tmp_path / "token"
+    path.write_text("s3cret\n")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"others than its owner have rights to it.*chmod 600 {path}") as caught:
+        read_token(str(path))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_read_token_takes_the_copy_of_systemd_with_an_access_list(tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    path.write_text("s3cret\n")
+    path.chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read_token(str(path)) == "s3cret"
 
 

@@ -78,11 +78,35 @@ def test_2_8_it_is_checked_only_for_a_pool_that_exists(world):
     refused(world, "x")
 
 
-@pytest.mark.parametrize("forbid", [True, False])
-def test_2_8_no_operation_can_be_in_the_root(forbid):
-    world = World(forbid_immediate_operations_in_root=forbid)
-    message = str(refused(world, ROOT_POOL))
-    assert ("is forbidden" if forbid else "reserved") in message
+def test_2_8_by_default_no_operation_starts_in_the_root(world):
+    assert 'Starting operations immediately in pool "<Root>" is forbidden' in str(refused(world, ROOT_POOL))
+    operation = world.start("p")
+    assert "is forbidden" in move_refused(world, operation, ROOT_POOL)
+
+
+def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_restart():
+    world = World(forbid_immediate_operations_in_root=False, max_running_operation_count=2)
+    node = world.node("n1", cpu=10)
+    world.create_pool("p")
+    first, inside, third = world.start(ROOT_POOL, jobs=4), world.start("p", jobs=9), world.start(ROOT_POOL, jobs=9)
+    assert world.states([first, inside, third]) == "rrp"
+    world.settle_down()
+    assert len(world.jobs_of(first)) == 4
+    world.restart()
+    world.beat(node)
+    world.step()
+    assert world.element(first).parent is world.pool(ROOT_POOL)
+    assert len(world.jobs_of(first)) == 4
+    assert set(world.tree().pools) == {"p"}
+    world.set_operation(inside, pool=ROOT_POOL)
+    world.abort(first)
+    assert world.states([first, inside, third]) == "arr"
+    assert world.pool("p").operation_count == 0
+    world.set_tree(forbid_immediate_operations_in_root=True)
+    assert "is forbidden" in str(refused(world, ROOT_POOL))
+    world.set_operation(third, pool="p", weight=2.0)
+    assert world.counts(ROOT_POOL) == (2, 2)
+    assert_consistent(world.state)
 
 
 # --- 2.9, ephemeral pools
@@ -315,15 +339,107 @@ def test_2_9_creating_an_erased_pool_again_takes_its_operations_over(world):
     assert world.element(operation).parent is pool
 
 
-def test_2_9_an_erased_pool_with_subpools_leaves_them_to_the_default_parent(world):
+def restart_and_compare(world):
+    """What is stored makes the same pools again."""
+    before = describe(world.state, with_jobs=False)
+    world.restart()
+    assert describe(world.state, with_jobs=False) == before
+
+
+def test_2_9_an_erased_pool_stays_around_its_ephemeral_subpools_until_the_last_leaves(world):
+    world.create_pool("above")
+    world.create_pool("p", "above", create_ephemeral_subpools=True, weight=3)
+    first, second = world.start("p", user="ann", cpu=2), world.start("p", user="bob")
+    world.node("n")
+    world.settle_down()
+    world.do(RemovePool("default", "above", recursive=True))
+    pool = world.pool("p")
+    assert (pool.is_ephemeral, pool.parent, pool.settings.weight) == (True, world.tree().root, None)
+    assert {child.name for child in pool.children.values()} == {"p$ann", "p$bob"}
+    assert all(child.is_ephemeral for child in pool.children.values())
+    assert (world.cores("p"), world.counts("p")) == (3, (2, 2))
+    assert [*world.tree().pools] == ["p", "p$ann", "p$bob"]
+    restart_and_compare(world)
+    assert_consistent(world.state)
+    world.abort(first)
+    assert [*world.tree().pools] == ["p", "p$bob"]
+    restart_and_compare(world)
+    world.abort(second)
+    assert world.tree().pools == {}
+
+
+@pytest.mark.parametrize("mode", [None, "fifo"])
+def test_2_9_an_erased_default_parent_stays_around_the_ephemeral_pools_in_it(mode):
+    world = World(default_parent_pool="top")
+    world.create_pool("top", ephemeral_subpool_config={"mode": mode} if mode else {})
+    world.create_pool("next", ephemeral_subpool_config={"mode": mode} if mode else {})
+    first = world.start(user="ann")
+    waiting = world.start("direct", user="bob")
+    world.do(RemovePool("default", "top"))
+    second = world.start(user="ann")  # it goes where her pool is
+    restart_and_compare(world)
+    world.set_tree(default_parent_pool="next")  # what comes now goes there
+    third = world.start(user="eve")
+    assert world.pool("eve").parent is world.pool("next")
+    for name in ("ann", "direct"):
+        assert world.pool(name).parent is world.pool("top")
+    assert (world.pool("top").is_ephemeral, world.pool("top").mode) == (True, "fair_share")
+    assert world.pool("top").parent is world.pool("next")
+    restart_and_compare(world)
+    for operation in (first, waiting):
+        world.abort(operation)
+    assert "direct" not in world.tree().pools
+    restart_and_compare(world)
+    world.set_operation(second, pool="eve")
+    assert [*world.tree().pools] == ["next", "eve"]
+    assert world.record(second).parents == {}
+    restart_and_compare(world)
+    world.abort(third)
+    assert_consistent(world.state)
+
+
+def test_2_9_what_is_left_of_an_erased_pool_is_in_no_other_such(world):
+    world.set_tree(default_parent_pool="top")
+    world.create_pool("top")
+    world.create_pool("p", create_ephemeral_subpools=True)
+    started = [world.start("p", user="ann"), world.start("mine", user="bob")]
+    world.do(RemovePool("default", "p"))
+    assert world.pool("p").parent is world.pool("top")
+    world.do(RemovePool("default", "top"))
+    assert world.pool("p").parent is world.tree().root
+    assert world.pool("mine").parent is world.pool("top")
+    restart_and_compare(world)
+    started.append(world.start("p", user="eve"))  # now it has an operation of its own, too
+    restart_and_compare(world)
+    world.create_pool("other")
+    restart_and_compare(world)
+    for operation in started:
+        world.abort(operation)
+    assert [*world.tree().pools] == ["other"]
+
+
+def test_2_9_an_erased_pool_that_is_made_again_has_its_subpools_again(world):
     world.create_pool("p", create_ephemeral_subpools=True)
     operation = world.start("p", user="ann")
     world.do(RemovePool("default", "p"))
-    pool = world.element(operation).parent
-    assert pool.name == "p$ann"
-    assert pool.is_ephemeral
-    assert pool.parent is world.tree().root
-    assert list(world.tree().pools) == ["p$ann"]
+    world.create_pool("p", create_ephemeral_subpools=True, weight=2)
+    assert world.element(operation).parent.parent is world.pool("p")
+    assert (world.pool("p").is_ephemeral, world.pool("p").settings.weight) == (False, 2)
+    restart_and_compare(world)
+
+
+def test_2_9_an_erased_pool_that_is_made_again_elsewhere_leaves_the_pools_of_users_to_the_default_parent():
+    world = World(default_parent_pool="top")
+    world.create_pool("top")
+    operation = world.start(user="ann")
+    world.do(RemovePool("default", "top"))
+    world.create_pool("other")
+    world.set_tree(default_parent_pool="other")
+    world.create_pool("top")
+    assert world.element(operation).parent.parent is world.pool("other")
+    world.do(RemovePool("default", "top"))
+    assert [*world.tree().pools] == ["other", "ann"]
+    restart_and_compare(world)
 
 
 def test_2_9_a_changed_default_parent_takes_the_ephemeral_pools_along(world):

@@ -12,6 +12,7 @@ from cpumond.scheduler.attributes import (
     ALIASES,
     MAX_CUSTOM_ATTRIBUTES,
     MAX_DEPTH,
+    MAX_HINTS,
     MAX_NAME_LENGTH,
     MAX_VALUE_BYTES,
     MIN_WEIGHT,
@@ -376,9 +377,35 @@ def test_paths_into_what_options_have_not(path: str, sentence: str, value: Any) 
 def test_edits_inside_of_what_is_only_kept() -> None:
     new, _, _ = edit("pool", {"abc": {"x": {"y": 1}, "z": [2]}}, {}, [put("abc/x/w", {"v": None, "u": 3})])
     assert new == {"abc": {"x": {"y": 1, "w": {"u": 3}}, "z": [2]}}
-    assert edit("pool", {}, {}, [put("abc/x/y", 1)])[0] == {"abc": {"x": {"y": 1}}}
     assert refused("pool", {"abc": 5}, put("abc/x", 1)) == "abc: is 5 and has no keys; set it as a whole"
     assert refused("pool", {"abc": {"x": [1]}}, put("abc/x/y", 1)).startswith("abc/x: is [1] and has no keys")
+
+
+@pytest.mark.parametrize(("path", "missing"), [("abc/x", "abc"), ("abc/x/y", "abc"), ("known/x/y", "known/x")])
+def test_below_what_is_missing_and_no_option_nothing_is_set_unless_recursive(path: str, missing: str) -> None:
+    before = {"known": {"a": 1}}
+    with pytest.raises(CommandError) as caught:
+        edit("pool", before, {}, [put(path, 1)])
+    assert caught.value.code == RESOLVE
+    assert str(caught.value).startswith(f'Attribute "{missing}" is not found and is no option')
+    new = edit("pool", before, {}, [Edit(tuple(path.split("/")), 1, recursive=True)])[0]
+    assert read_attribute("pool", PoolConfig("i", "p", "<Root>", new), path.split("/")) == 1
+    assert edit("pool", before, {}, [put("known/x", 1)])[0] == {"known": {"a": 1, "x": 1}}  # the last key may be new
+    assert edit("pool", before, {}, [put(path)])[0] == before  # and removing what is not there is no error
+    option = edit("pool", {}, {}, [put("integral-guarantees/resource_flow/cpu", 1)])[0]  # options are always made
+    assert option == {"integral_guarantees": {"resource_flow": {"cpu": 1.0}}}
+    with pytest.raises(CommandError, match="is not found and is no option"):
+        edit("tree", {}, {}, [put(f"config/{path}", 1)])
+
+
+@pytest.mark.parametrize("kind", ["pool", "tree"])
+@pytest.mark.parametrize("name", ["acl", "inherit_acl", "inherit-acl"])
+def test_rights_that_nothing_enforces_are_refused_and_can_be_removed(kind: Kind, name: str) -> None:
+    for path in (name, f"{name}/end"):
+        assert "rights are not supported yet" in refused(kind, {}, put(path, [{"action": "deny"}]))
+    if kind == "tree":
+        assert "rights are not supported yet" in refused(kind, {}, put("config", {name: []}))
+    assert edit(kind, {name: [1]}, {}, [put(name)])[0] == {}  # what an earlier version kept
 
 
 def test_a_refused_edit_refuses_all() -> None:
@@ -386,7 +413,7 @@ def test_a_refused_edit_refuses_all() -> None:
 
 
 def test_a_warning_is_given_once() -> None:
-    assert len(edit("pool", {}, {}, [put("x/a", 1), put("x/b", 2)])[2]) == 1
+    assert len(edit("pool", {}, {}, [put("x", {}), put("x/a", 1), put("x/b", 2)])[2]) == 1
 
 
 def test_what_is_shown_of_a_value() -> None:
@@ -548,3 +575,20 @@ def test_reading_what_is_not_there(path: str, message: str) -> None:
         read_attribute("pool", pool, path.split("/"))
     assert str(caught.value) == message
     assert caught.value.code == RESOLVE
+
+
+@pytest.mark.parametrize("kind", ["pool", "tree"])
+def test_many_unknown_attributes_are_refused_before_they_cost_much(kind: Kind):
+    """Each one more would cost as much as there are."""
+    edits = [Edit((f"weigh{number}",), 1) for number in range(9000)]
+    config = {f"weigh{number}": 1 for number in range(9000)}
+    for given in (edits, [Edit(("config",), config)]) if kind == "tree" else (edits,):
+        with pytest.raises(CommandError, match=r"keeps at most 200 attributes .* more than twice as many; remove some"):
+            edit(kind, {}, {}, given)
+
+
+def test_the_first_unknown_attributes_are_told_the_option_that_may_be_meant():
+    edits = [Edit((f"weigh{number}",), 1) for number in range(MAX_HINTS + 5)]
+    _, _, warnings = edit("pool", {}, {}, [*edits, *edits])
+    assert len(warnings) == MAX_HINTS + 5
+    assert ['did you mean "weight"?' in warning for warning in warnings] == [True] * MAX_HINTS + [False] * 5

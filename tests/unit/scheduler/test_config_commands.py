@@ -211,6 +211,9 @@ def test_2_3_the_default_tree() -> None:
     )
     assert tried.do(SetDefaultTree("a")).id == "1-0-0-1"
     assert not tried.do(SetDefaultTree("a")).changed
+    assert tried.do(SetDefaultTree(None)).changed
+    assert (tried.config.default_tree, tried.do(SetDefaultTree(None)).changed) == ("", False)
+    tried.do(SetDefaultTree("a"))
     assert tried.refuse(RemoveTree("a")) == (
         'pool tree "a": is the default tree and cannot be removed while there are others; make another one the default '
         'before: "b"'

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from cpumond.scheduler import loop
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
 from cpumond.scheduler.exporter import MetricsText
@@ -38,6 +41,7 @@ class Watched:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.refusing = False
+        self.lost_total = 0
         self.seen: list[Sequence[Change]] = []
         self.before: Callable[[], None] = lambda: None
 
@@ -48,15 +52,17 @@ class Watched:
         self.before()
         if self.refusing:
             raise StoreError("the disk is full")
-        self.seen.append(changes)
+        if changes:
+            self.seen.append(changes)
         self.store.write(changes)
+        self.lost_total = self.store.lost_total
 
     def close(self) -> None:
         self.store.close()
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, 200))
 
 
 @pytest.fixture
@@ -487,3 +493,27 @@ def test_a_stored_record_of_an_unknown_form_is_a_clear_error(store):
     with pytest.raises(Exception, match=r"store|record|tree") as raised:
         make_scheduler(store)
     assert "\n" not in str(raised.value)
+
+
+def test_most_collections_look_at_what_is_new_only():
+    class Thing:
+        itself: Thing
+
+    def make() -> Thing:
+        made = Thing()
+        made.itself = made
+        return made
+
+    gc.collect()
+    gc.disable()
+    try:
+        old = make()
+        loop._collect(1)
+        known_old, known_new = weakref.ref(old), weakref.ref(make())
+        del old
+        loop._collect(2)
+        assert (known_old() is None, known_new() is None) == (False, True)
+        loop._collect(loop.FULL_COLLECTION)
+        assert known_old() is None
+    finally:
+        gc.enable()

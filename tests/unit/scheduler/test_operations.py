@@ -13,11 +13,14 @@ from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobCounts, 
 from cpumond.scheduler.operations import (
     AbortOperation,
     StartOperation,
+    UpdateOperation,
     count_job,
+    find_unrecognized,
     needed_jobs,
     read_parameters,
     read_spec,
 )
+from cpumond.scheduler.placement import find_stuck_tasks
 
 ONE = {"t": {"job_count": 1}}
 
@@ -49,6 +52,95 @@ def test_a_task_says_what_its_jobs_order():
     assert found.resources == (0.0, 2.0, 1.0, 5.0, 3.0)
     assert found.command == ("a", "b")
     assert found.spec == {"custom": "kept"}
+
+
+@pytest.mark.parametrize("name", ["job_time_limit", "job-time-limit", "exec_time_limit"])
+def test_time_limits_are_milliseconds(name):
+    assert task(**{name: 1500}).job_time_limit == 1500.0
+    assert (task().job_time_limit, wish().time_limit, wish(time_limit=None).time_limit) == (None, None, None)
+    assert wish(**{"time-limit": 2000.5}).time_limit == 2000.5
+    for wrong in (0, -1, 1e16, "10s", True, [1]):
+        with pytest.raises(CommandError, match="spec/tasks/t/job_time_limit: expected a number"):
+            task(**{name: wrong})
+        assert refusal(time_limit=wrong).startswith("spec/time_limit: expected a number")
+
+
+@pytest.mark.parametrize("name", ["acl", "owners", "aco_name"])
+def test_rights_of_an_operation_are_refused(name):
+    error = refusal(**{name: ["ann"]})
+    assert error.startswith(f"spec/{name}: rights of single operations are not supported yet")
+    with pytest.raises(CommandError, match=f"parameters/{name}: rights of single operations"):
+        read_parameters({name: ["ann"]})
+    assert wish(**{name: []}) == wish()  # gives nobody anything
+    assert read_parameters({name: []}) == {"": {}}
+
+
+def test_unknown_keys_in_tasks_are_told_of_and_kept():
+    world = World()
+    tasks = {
+        "t": {"job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
+        "u": {"job_count": 1, "x/y": {"z": 1}},
+    }
+    change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}}))
+    assert change.warnings == (
+        'spec option "secure_vault" is not recognized',
+        'spec option "tasks/t/comand" is not recognized; did you mean "command"?',
+        'spec option "tasks/u/x/y" is not recognized',
+    )
+    assert find_unrecognized(world.record(change.id).spec) == {
+        "secure_vault": {"a": 1}, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
+    }  # fmt: skip
+
+
+def test_a_job_that_no_node_can_hold_is_told_of():
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    world.set_tree(nodes_filter="!x")
+    assert started(world, cpu=1000.0) == ()  # nothing is known of nodes yet
+    world.node("small", cpu=4, memory=100)
+    world.node("large", cpu=16, memory=10)
+    world.node("elsewhere", cpu=99, tags=("x",))
+    assert started(world, cpu=16.0, memory=10) == ()
+    orders = "it orders 17 cpu (the most that a node has: 16 cpu)"
+    assert started(world, cpu=17.0) == (f'task "t": none of its jobs can start, no node can hold one: {orders}',)
+    together = started(world, cpu=16.0, memory=100)
+    assert len(together) == 1
+    assert "no node can hold one: it orders 1 user_slots, 16 cpu, " in together[0]
+    assert together[0].endswith(" together")
+    assert started(world, cpu=17.0, pool_trees=["default", "other"]) == ()
+    stuck = [live for live in world.state.operations.values() if find_stuck_tasks(live)]
+    assert len(stuck) == 3
+    world.node("huge", cpu=1000, memory=1000)
+    assert not any(find_stuck_tasks(live) for live in stuck)
+
+
+def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
+    """The warnings at the start of an operation of a pool."""
+    if "p" not in world.tree().pools:
+        world.create_pool("p")
+        if "other" in world.state.trees:
+            world.create_pool("p", tree="other")
+    task = {"job_count": 1, "cpu_limit": task_and_spec.pop("cpu", 1.0), "memory_limit": task_and_spec.pop("memory", 0)}
+    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
+
+
+def test_a_pool_that_does_not_exist_is_told_of_with_the_name_that_may_be_meant():
+    world = World()
+    world.create_pool("research")
+    world.create_pool("many", create_ephemeral_subpools=True)
+    sentence = (
+        'pool "reserch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you mean '
+        '"research"?'
+    )
+    one = StartOperation({"pool": "reserch", "tasks": ONE})
+    change = world.do(one)
+    assert change.warnings == (sentence,)
+    for known in ("reserch", "research", "many"):
+        assert world.do(StartOperation({"pool": known, "tasks": ONE})).warnings == ()
+    assert world.do(StartOperation({"tasks": ONE}), "somebody").warnings == ()  # a pool of the user's name
+    world.abort(change.id)
+    moved = world.do(UpdateOperation(world.start("research", user="x"), {"pool": "reserhc"}))
+    assert 'did you mean "research"' in moved.warnings[0]
 
 
 def test_a_task_says_where_and_how_its_jobs_run():
@@ -167,7 +259,7 @@ def test_what_a_specification_may_not_say(given, where):
 def test_unknown_keys_at_the_root_are_told_of_and_kept():
     world = World()
     change = world.do(StartOperation({"tasks": ONE, "wieght": 5}))
-    assert 'spec option "wieght" is not recognized' in change.warnings
+    assert change.warnings == ('spec option "wieght" is not recognized; did you mean "weight"?',)
     assert world.record(change.id).spec == {"tasks": ONE, "wieght": 5}
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from scheduler_world import World
 
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.placement import ServiceOrder
 
 
-def make_starving_world(**tree: object) -> tuple[World, object, str, str]:
+def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
     """A node of 10 cores full of ``low``'s jobs of one core; ``high`` has 6 cores guaranteed and wants 6 jobs."""
     world = World(fair_share_starvation_timeout=10_000, max_unpreemptible_running_job_count=0, **tree)
     world.create_pool("low")
@@ -19,7 +22,7 @@ def make_starving_world(**tree: object) -> tuple[World, object, str, str]:
     low = world.start("low", jobs=10)
     world.settle_down()
     assert len(node.jobs) == 10
-    high = world.start("high", jobs=6)
+    high = world.start("high", jobs=wanted)
     return world, node, low, high
 
 
@@ -51,6 +54,71 @@ def test_6_6_one_job_starts_preemptively_per_heartbeat_and_only_after_the_backof
             assert len(world.jobs_of(high)) == before + 1
     assert len(seen) == 6
     assert all(later - earlier >= 5.0 for earlier, later in itertools.pairwise(seen))
+
+
+def make_starving_now(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
+    """The same, at the update that finds ``high`` starving; nobody has asked for work since."""
+    world, node, low, high = make_starving_world(wanted, preemptive_scheduling_backoff=0, **tree)
+    for _ in range(2):
+        world.update()
+        world.now += 11.0
+    world.update()
+    assert world.element(high).starvation_status == "starving"
+    return world, node, low, high
+
+
+def test_6_6_a_start_needs_no_second_update_and_a_share_that_was_got_since_ends_it():
+    world, node, _low, high = make_starving_now(20, fair_share_starvation_tolerance=0.5)
+    for _ in range(8):
+        world.now += 0.1
+        node.beat()
+    # Half of its fair share is enough; the next update only says the same.
+    enough = math.ceil(world.element(high).fair_share[CPU] * 10.0 * 0.5)
+    assert 3 <= enough < 8
+    assert len(world.jobs_of(high)) == len(world.state.preemptions) == enough
+
+
+@pytest.mark.parametrize("change", ["suspend", "abort", "leave"])
+def test_6_6_who_is_gone_or_wants_no_more_since_the_update_takes_nothing(change):
+    world, node, _low, high = make_starving_now()
+    node.beat()
+    assert len(world.state.preemptions) == 1
+    if change == "suspend":
+        world.suspend(high)
+    elif change == "abort":
+        world.abort(high)
+    else:
+        world.set_operation(high, pool="low")  # where nobody starves; what it had been is forgotten with its share
+        world.element(high).starvation_status = "non_starving"
+    for _ in range(3):
+        world.now += 0.1
+        node.beat()
+    assert len(world.state.preemptions) == 1
+
+
+def test_6_3_a_changed_scope_holds_from_the_next_heartbeat_on():
+    world, node, _low, high = make_starving_now(fair_share_starvation_tolerance=1.0)
+    world.element(high).starvation_status = "non_starving"  # only its pool starves
+    node.beat()
+    assert len(world.state.preemptions) == 1
+    world.set_tree(scheduling_preemption_priority_scope="operation_only")
+    world.now += 0.1
+    node.beat()
+    assert len(world.state.preemptions) == 1
+
+
+def test_6_6_who_may_preempt_is_ranked_once_per_update(monkeypatch):
+    world, node, _low, _high = make_starving_now()
+    ranked = []
+    rank = ServiceOrder.rank
+    monkeypatch.setattr(ServiceOrder, "rank", lambda self, elements: ranked.append(1) or rank(self, elements))
+    for _ in range(4):
+        world.now += 0.1
+        node.beat()
+    assert len(ranked) == 1
+    world.update()
+    node.beat()
+    assert len(ranked) == 2
 
 
 def test_6_7_the_order_to_stop_carries_the_time_until_the_kill_and_why():

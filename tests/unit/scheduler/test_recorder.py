@@ -104,7 +104,7 @@ class World:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, 200))
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     )
     where = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     command = [sys.executable, "-W", "error", "-c", program, str(tmp_path), *where]
-    ended = subprocess.run(command, check=False, timeout=50, capture_output=True, text=True)
+    ended = subprocess.run(command, check=False, timeout=150, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
 
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
+from cpumond.api import views
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.state import KEPT_REFUSED, REFUSED_S
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""
@@ -36,6 +38,187 @@ def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
     operation = world.start("p", jobs=jobs, cpu=cpu, **spec)
     world.settle_down()
     return operation
+
+
+def alerts(world: World) -> list[tuple[str, str]]:
+    """Codes and subjects."""
+    return [(alert.code, alert.subject) for alert in views.find_alerts(world.state, world.now).alerts]
+
+
+# --- time limits
+
+
+def with_limits(world: World, job_ms: float | None = None, jobs: int = 2, **spec: object) -> str:
+    world.create_pool("p")
+    task = {"job_count": jobs, "cpu_limit": 1, "memory_limit": 0, "job_time_limit": job_ms}
+    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **spec})).id
+
+
+def test_an_operation_fails_when_its_time_limit_is_over(world):
+    node = world.node("n1")
+    operation = with_limits(world, time_limit=60_000)
+    started = world.now
+    world.settle_down()
+    world.now = started + 59.0
+    world.step(0.5)
+    assert (world.record(operation).state, len(node.jobs)) == ("running", 2)
+    world.restart()
+    world.step(1.0)
+    record = world.record(operation)
+    assert (record.state, record.finish_time) == ("failed", started + 60.5)
+    assert record.error == "Operation is running for too long, aborted: its time_limit of 60000 ms is over"
+    assert counts(world, operation).aborted == 0  # after the restart its node had not told of its jobs yet
+    world.settle_down()
+    assert node.jobs == {}
+
+
+def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
+    world.create_pool("full", max_running_operation_count=0)
+    waiting = world.do(StartOperation({"pool": "full", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    suspended = with_limits(world, time_limit=5000)
+    world.suspend(suspended)
+    ended = world.do(StartOperation({"pool": "p", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    world.complete(ended)
+    for _ in range(5):
+        world.step(1.0)
+    assert world.states([waiting, suspended, ended]) == "ffc"
+
+
+def test_time_limits_of_ended_operations_are_forgotten(world):
+    kept = with_limits(world, time_limit=60_000)
+    for _ in range(300):
+        world.abort(world.start("p", time_limit=1e12))
+    assert len(world.state._deadlines) < 150
+    world.step(61.0)
+    world.settle_down()
+    assert world.record(kept).state == "failed"
+
+
+def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
+    node = world.node("n1")
+    operation = with_limits(world, 10_000, jobs=1, max_failed_job_count=2)
+    world.settle_down()
+    job = next(iter(node.jobs))
+    world.step(8.0)
+    assert node.jobs
+    node.keeps_stopping = True
+    world.step(4.0)
+    assert node.stopping[job].why == "Job time limit exceeded: it ran for longer than its job_time_limit of 10000 ms"
+    for _ in range(3):
+        world.step()
+    assert (list(node.jobs), world.operation(operation).needed) == ([job], {})  # nothing instead while it ends
+    assert counts(world, operation) == JobCounts()
+    node.keeps_stopping = False
+    node.let_go(job, "failed", exit_code=143)
+    world.settle_down()
+    record = world.state.finished_jobs[operation][job]
+    assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
+    assert record.reason.startswith("Job time limit exceeded")
+    assert counts(world, operation) == JobCounts(failed=1)
+    assert len(node.jobs) == 1  # started anew
+    world.step(20.0)
+    world.settle_down()
+    assert world.record(operation).state == "failed"
+    assert (
+        "2 jobs failed, as many as max_failed_job_count; last: Job time limit exceeded" in world.record(operation).error
+    )
+    assert (counts(world, operation), node.jobs) == (JobCounts(failed=2), {})
+
+
+def test_a_node_that_reports_a_job_twice_or_with_another_clock_does_no_harm(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    job = next(iter(node.jobs))
+    node.jobs[job].started_at = world.now - 1e6  # its clock is slow; the order was made just now
+    heartbeat = node.heartbeat()
+    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
+    assert world.state.jobs[job].is_active
+    world.now += 10.0
+    heartbeat = node.heartbeat()
+    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
+    assert world.state.jobs[job].is_failing
+    assert world.operation(operation).active == {"t": 1}
+
+
+def test_a_job_that_ends_well_before_it_is_stopped_has_not_failed(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    node.let_go(next(iter(node.jobs)), "completed")
+    world.settle_down()
+    assert (world.record(operation).state, counts(world, operation)) == ("completed", JobCounts(completed=1))
+
+
+def test_the_time_of_a_job_goes_on_over_a_restart(world):
+    node = world.node("n1")
+    operation = with_limits(world, 30_000, jobs=2)
+    world.settle_down()
+    world.step(20.0)
+    world.restart()
+    world.step(5.0)
+    assert len(node.jobs) == 2
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert len(node.stopping) == 2
+    first, second = node.stopping
+    node.let_go(first)
+    world.settle_down()
+    assert counts(world, operation).failed == 1
+    # The one who told it is gone before it has ended: how long it ran says why.
+    world.restart()
+    node.let_go(second, start_time=node.jobs[second].started_at)
+    world.settle_down()
+    assert counts(world, operation).failed == 2
+
+
+def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_over_a_restart(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert list(node.stopping) == [job]
+    world.restart()
+    for _ in range(3):
+        world.step()
+    assert (list(node.jobs), world.operation(operation).needed) == ([job], {})
+    node.keeps_stopping = False
+    node.let_go(job, "failed")
+    world.settle_down()
+    assert world.state.finished_jobs[operation][job].reason.startswith("Job time limit exceeded")
+    assert (counts(world, operation), len(node.jobs)) == (JobCounts(failed=1), 1)
+
+
+def test_an_operation_that_ends_while_a_job_of_it_fails_counts_it_once(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=2)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert len(node.stopping) == 2
+    world.abort(operation)
+    assert counts(world, operation) == JobCounts(aborted=2)
+    for job in list(node.stopping):
+        node.let_go(job)
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(aborted=2)
+
+
+def test_a_job_that_fails_and_whose_node_is_lost_leaves_its_place(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    for _ in range(10):
+        world.step(SILENCE_S, *())
+        world.nodes.clear()  # silent from now on
+    assert "n1" not in world.state.nodes
+    assert (counts(world, operation).failed, world.operation(operation).needed) == (1, {"t": 1})
 
 
 # --- 2.2, trees of nodes
@@ -72,6 +255,94 @@ def test_2_2_new_tags_that_fit_two_trees_are_refused_and_the_node_stays_where_it
         node.register()
     assert world.state.nodes["n1"].tree == "default"
     assert world.cores("p") == 6
+
+
+def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world, cpu=1.0)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+
+    world.start("p", jobs=2)  # there is room for them
+    world.settle_down(5)
+    assert node.heard is not None
+    assert (node.heard.accepted, node.heard.start, node.heard.stop) == (True, [], [])
+    assert len(node.jobs) == len(world.jobs_of(operation)) == 3
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    assert world.state.nodes["n1"].tree == "default"
+    node.finish(next(iter(node.jobs)))
+    world.settle_down()
+    assert (counts(world, operation).completed, len(node.jobs)) == (1, 2)
+    world.restart()
+    world.settle_down(5)
+    assert (len(node.jobs), alerts(world)) == (2, [("node_in_several_trees", "n1")])
+    node.tags = ()
+    node.register()
+    world.settle_down(5)
+    assert (len(node.jobs), alerts(world)) == (4, [])
+
+
+def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.restart_agent()
+    for _ in range(10):
+        world.step(SILENCE_S)
+    assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
+    assert counts(world, operation) == JobCounts()
+
+
+def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_taken_and_any_other_one_too(world):
+    world.create_tree("other", nodes_filter="x")
+    world.create_tree("third", nodes_filter="y")
+    node = world.node("n1")
+    busy(world)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+    world.set_tree("third", nodes_filter="z")
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    world.set_tree(nodes_filter="!x")
+    assert world.state.nodes["n1"].tree == "other"
+    world.settle_down()
+    assert (node.jobs, alerts(world)) == ({}, [("no_nodes", "default")])
+
+
+def test_2_2_a_job_that_was_not_sent_yet_does_not_start_on_a_node_of_two_trees(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p", jobs=3, cpu=2.0)
+    world.update()
+    world.state.receive(node.heartbeat(), world.now)
+    world.state.schedule("n1", world.now, world.new_id)  # the answer is lost with what it would have carried
+    assert len(world.jobs_of(operation)) == 3
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+    world.settle_down()
+    assert (node.jobs, world.operation(operation).needed) == ({}, {"t": 3})
+
+
+def test_2_2_a_node_that_is_not_known_and_fits_two_trees_is_an_alert_while_it_tries(world):
+    world.create_tree("other", nodes_filter="x")
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        world.node("n1", tags=("x",))
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    world.now += REFUSED_S + 1.0
+    assert alerts(world) == []
+    for number in range(KEPT_REFUSED + 5):
+        with pytest.raises(CommandError, match="more than one pool tree"):
+            world.node(f"n{number}", tags=("x",))
+    assert len(alerts(world)) == KEPT_REFUSED
+    world.set_tree("other", nodes_filter="y")
+    world.node(f"n{KEPT_REFUSED}", tags=("x",))
+    assert ("node_in_several_trees", f"n{KEPT_REFUSED}") not in alerts(world)
 
 
 def test_2_2_a_node_that_fits_no_tree_is_registered_without_work():

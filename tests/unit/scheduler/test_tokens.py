@@ -99,14 +99,41 @@ def test_a_token_is_its_users_only(known: list[str], other: str) -> None:
     assert (users.user_of(other) is None) == (other not in known)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fits", "others", "is_bound"),
+    [
+        ("", ["n1", "", "a/b:c"], [], False),
+        ("n1", ["n1"], ["N1", "n12", "xn1", "n1\n", ""], True),
+        ("rack1-*", ["rack1-", "rack1-a.b/c"], ["Rack1-a", "arack1-a", "rack12"], False),
+        ("n?[0-9]:x", ["na7:x"], ["n7:x", "na7", "nax:x"], False),
+    ],
+)
+def test_a_nodes_token_is_good_for_the_ids_that_its_pattern_matches(
+    pattern: str, fits: list[str], others: list[str], is_bound: bool
+) -> None:
+    line = f"rack1:{HASH_A}:node" + (f":{pattern}" if pattern else "")
+    user = parse_tokens(line, "tokens").user_of("a")
+    assert user == User("rack1", node=True, pattern=pattern)
+    assert [node_id for node_id in [*fits, *others] if user.may_be(node_id)] == fits
+    assert user.is_bound == is_bound
+
+
+def test_a_users_line_may_say_so() -> None:
+    assert parse_tokens(f"alice:{HASH_A}:user", "tokens").user_of("a") == User("alice")
+
+
 # ---- what is refused
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("alice", 'expected "user:sha256-hex" or "user:sha256-hex:admin", got 1 part between colons'),
-        (f"alice:{HASH_A}:admin:x", "got 4 parts between colons"),
+        ("alice", 'expected "user:sha256-hex" or "user:sha256-hex:admin|user|node", got 1 part between colons'),
+        (f"alice:{HASH_A}:admin:x", "only 'node' may be followed by a colon and a pattern of node_ids"),
+        (f"alice:{HASH_A}:user:", "only 'node' may be followed"),
+        (f"alice:{HASH_A}:node:", "expected a pattern of node_ids, 1 to 4096 printable characters, after 'node:'"),
+        (f"alice:{HASH_A}:node:a\0b", "expected a pattern of node_ids"),
+        (f"alice:{HASH_A}:nod", "after the hash, got 'nod'"),
         (f":{HASH_A}", "expected a user of 1 to 256 printable characters"),
         (f"{'u' * 257}:{HASH_A}", "expected a user of 1 to 256 printable characters"),
         (f"a\0b:{HASH_A}", "expected a user of 1 to 256 printable characters"),
@@ -116,7 +143,7 @@ def test_a_token_is_its_users_only(known: list[str], other: str) -> None:
         (f"alice:{HASH_A}0", "got 65 characters"),
         (f"alice:{'g' * 64}", "expected 64 hexadecimal digits"),
         (f"alice:{chr(0x661) * 64}", "expected 64 hexadecimal digits"),
-        (f"alice:{HASH_A}:", "expected nothing or 'admin' after the hash, got something else"),
+        (f"alice:{HASH_A}:", "expected nothing or 'admin' or 'user' or 'node' after the hash, got something else"),
         (f"alice:{HASH_A}:Admin", "after the hash, got 'Admin'"),
         (f"alice:{HASH_A}:admn", "after the hash, got 'admn'"),
         (f"alice:{HASH_A}:root", "after the hash, got something else"),

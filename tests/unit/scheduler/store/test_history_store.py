@@ -314,6 +314,30 @@ def test_a_file_that_is_no_history_is_set_aside(path, damage):
     store.close()
 
 
+@pytest.mark.parametrize("removed", [("", "-wal", "-shm"), ("",), ("-wal",)], ids=["all", "database", "log"])
+def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, removed):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 70)
+    views = read_all(store, tape.at)
+    for suffix in removed:
+        os.unlink(f"{path}{suffix}")
+    with capture_logs() as logs:
+        assert read_all(store, tape.at) == views
+        fill(store, tape, 5, first=70)
+    assert [entry["event"] for entry in logs] == ["history_lost"]
+    assert store.write_errors == 0
+    views = read_all(store, tape.at)
+    assert len(views[0].times) == 75
+    # A copy of what the files hold now, as a killed process leaves it.
+    beside = path.with_name("copy.db")
+    for suffix in ("", "-wal"):
+        beside.with_name(beside.name + suffix).write_bytes(Path(f"{path}{suffix}").read_bytes())
+    store.close()
+    store = open_store(beside, tape.at)
+    assert read_all(store, tape.at) == views
+    store.close()
+
+
 def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_stay(path):
     store, tape = open_store(path), Tape()
     fill(store, tape, 70)

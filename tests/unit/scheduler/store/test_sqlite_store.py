@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -155,6 +156,14 @@ def test_a_second_process_is_told_the_pid_of_the_first(filled: str) -> None:
             set_aside(filled)
         other.stdin.close()
     assert read_all(filled) == RECORDS
+
+
+def test_a_foreign_program_sees_that_the_index_is_in_use(crashed: str) -> None:
+    """Else it cuts it short under us. To close a file is to give up all locks of the process on it."""
+    with contextlib.closing(open_sqlite_store(crashed)):
+        index = f":{os.stat(f'{crashed}-shm').st_ino} "
+        held = [line for line in Path("/proc/locks").read_text().splitlines() if index in line]
+    assert any(f" {os.getpid()} " in line for line in held), held
 
 
 def test_the_lock_outlives_no_process(crashed: str) -> None:
@@ -397,3 +406,171 @@ def _broken(store: SqliteStore, function: Callable[..., int]) -> Iterator[None]:
     store._connection.execute("CREATE TEMP TRIGGER broken AFTER INSERT ON records BEGIN SELECT break_off(); END")
     yield
     store._connection.execute("DROP TRIGGER broken")
+
+
+# ---- what is removed while it is open
+
+
+def remove(path: str, *suffixes: str) -> None:
+    for suffix in suffixes:
+        os.unlink(path + suffix)
+
+
+@pytest.mark.parametrize(
+    "suffixes", [("",), ("-wal",), ("", "-wal", "-shm"), (".lock",), ("", "-wal", "-shm", ".lock")], ids=str
+)
+def test_what_is_acknowledged_survives_the_removal_of_its_files(path: str, suffixes: tuple[str, ...]) -> None:
+    """The process is killed right after the write that came after the removal."""
+    reached, done = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            store = open_sqlite_store(path)
+            store.write(RECORDS)
+            for number in range(3):
+                remove(path, *suffixes)
+                store.write([Change("k", str(number), b"1")])
+            os.write(done, b"%d" % store.lost_total)
+        os.kill(os.getpid(), 9)
+    os.close(done)
+    lost = os.read(reached, 10)
+    os.close(reached)
+    os.waitpid(pid, 0)
+    assert lost == (b"0" if suffixes == (".lock",) else b"3")
+    expected = [Change("k", str(number), b"1") for number in range(3)] + RECORDS
+    assert read_all(path) == expected
+    assert not os.path.exists(f"{path}.new")
+
+
+def test_a_directory_that_is_removed_is_made_anew_for_its_owner_only(path: str) -> None:
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS)
+        shutil.rmtree(os.path.dirname(path))
+        store.write([])
+        assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+            open_sqlite_store(path)
+    assert read_all(path) == RECORDS
+
+
+def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(filled: str) -> None:
+    with contextlib.closing(open_sqlite_store(filled)) as store:
+        os.rename(filled, f"{filled}.mine")
+        Path(filled).write_bytes(b"a backup")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="was replaced by another file"):
+                store.write([Change("k", "a", b"1")])
+        assert Path(filled).read_bytes() == b"a backup"
+        os.unlink(filled)
+        store.write([Change("k", "b", b"1")])
+    assert read_all(filled) == [Change("k", "b", b"1"), *RECORDS]
+
+
+def test_where_it_cannot_be_written_anew_nothing_is_acknowledged(path: str) -> None:
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS)
+        shutil.rmtree(os.path.dirname(path))
+        Path(os.path.dirname(path)).touch()
+        with pytest.raises(StoreError, match="cannot"):
+            store.write([Change("k", "a", b"1")])
+        os.unlink(os.path.dirname(path))
+        store.write([Change("k", "b", b"1")])
+    assert read_all(path) == [Change("k", "b", b"1"), *RECORDS]
+
+
+def test_another_scheduler_that_began_there_meanwhile_keeps_its_files(path: str) -> None:
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS)
+        shutil.rmtree(os.path.dirname(path))
+        with contextlib.closing(open_sqlite_store(path)), pytest.raises(StoreError, match="in use by"):
+            store.write([Change("k", "a", b"1")])
+        with pytest.raises(StoreError, match="was replaced"):
+            store.write([Change("k", "a", b"1")])
+
+
+# ---- a log that SQLite does not take as a whole
+
+
+@pytest.fixture
+def logged(path: str) -> str:
+    """A database whose process was killed after forty writes, which are in its log alone."""
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            store = open_sqlite_store(path)
+            for number in range(40):
+                store.write([Change("k", f"{number:02}", b"v" * 500)])
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    os.unlink(f"{path}-shm")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "event", "left"),
+    [
+        (0.5, b"\xaa" * 30, "store_log_damaged", range(1, 40)),
+        (0.5, b"\0" * 10**6, "store_log_damaged", range(1, 40)),
+        (100, b"\xaa", "store_log_damaged", range(1)),
+        (0, b"\xaa", "store_log_damaged", range(1)),
+        (8, b"\xaa", "store_log_damaged", range(1)),
+        (16, b"\xaa\xbb", "store_log_damaged", range(1)),
+        (-10, b"\xaa", "store_log_cut", range(39, 40)),
+    ],
+    ids=["middle", "zeros", "first frame", "magic", "page size", "salt", "last frame"],
+)
+def test_a_damaged_log_is_said_and_kept(
+    logged: str, place: float, data: bytes, event: str, left: range, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wal = Path(f"{logged}-wal")
+    content = wal.read_bytes()
+    at = int(place * len(content)) if 0 < place < 1 else int(place) % len(content)
+    damaged = (content[:at] + data + content[at + len(data) :])[: len(content)]
+    wal.write_bytes(damaged)
+    capsys.readouterr()
+    found = read_all(logged)
+    assert len(found) in left
+    assert found == [Change("k", f"{number:02}", b"v" * 500) for number in range(len(found))]
+    said = capsys.readouterr().out
+    assert said.count("store_log_") == said.count(event) == 1
+    assert Path(f"{wal}.damaged-1").read_bytes() == damaged
+    assert stat.S_IMODE(os.stat(f"{wal}.damaged-1").st_mode) == 0o600
+
+
+@pytest.mark.parametrize("size", [0.5, -2000])
+def test_a_log_that_is_cut_off_is_said(logged: str, size: float, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = os.path.getsize(f"{logged}-wal")
+    os.truncate(f"{logged}-wal", int(size * whole) if size > 0 else whole + int(size))
+    found = read_all(logged)
+    assert 0 < len(found) < 40
+    assert "store_log_cut" in capsys.readouterr().out
+
+
+def test_a_sound_log_is_no_news(logged: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also not the end of a write that was never done, and what is left of an older log behind a newer one."""
+    with contextlib.closing(sqlite3.connect(logged, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        connection.execute("INSERT INTO records VALUES ('x', 'x', x'00', 0)")
+        connection.execute("DELETE FROM records WHERE kind = 'x'")
+        kept = {suffix: Path(logged + suffix).read_bytes() for suffix in ("", "-wal")}
+    for suffix, content in kept.items():
+        Path(logged + suffix).write_bytes(content)
+    capsys.readouterr()
+    assert len(read_all(logged)) == 40
+    assert "store_log" not in capsys.readouterr().out
+
+
+def test_a_damaged_log_that_cannot_be_copied_keeps_nobody_from_starting(
+    logged: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is what leaves such logs."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    os.truncate(f"{logged}-wal", os.path.getsize(f"{logged}-wal") - 2000)
+    monkeypatch.setattr(shutil, "copyfile", refuse)
+    assert len(read_all(logged)) == 39
+    assert "none: No space left on device" in capsys.readouterr().out
+    assert not os.path.exists(f"{logged}-wal.damaged-1")

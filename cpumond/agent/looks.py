@@ -1,0 +1,117 @@
+"""Which jobs are looked at between two checks, and when (limit_rules.md 2)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+
+from cpumond.agent.jobs import Tracked
+from cpumond.cgroup.parse import STAT_BYTES, THROTTLED_LINE
+
+Watched = tuple[int, bytes, Tracked]
+"""Descriptor of a job's cpu.stat, the line in it while nothing more was throttled than is accounted for, the job.
+
+So a look at a job of which there is nothing to say touches nothing of its record.
+"""
+
+
+class LookRound:
+    """Jobs with the same ``throttle_poll``: ``period_s`` seconds, ``next_s`` on the monotonic clock."""
+
+    __slots__ = ("next_s", "period_s", "turn", "watched")
+
+    def __init__(self, period_s: float, now_s: float) -> None:
+        self.period_s = period_s
+        self.next_s = now_s + period_s
+        self.watched: list[Watched] = []
+        self.turn = 0
+
+
+class LookSchedule:
+    """Looks at a fixed rate; ``next_s`` is when the next one is due on the monotonic clock, infinity for never.
+
+    Who has a lowered limit is found once a tick, not at each look: limits go down in ticks only.
+    """
+
+    def __init__(self) -> None:
+        self.next_s = math.inf
+        self._rounds: list[LookRound] = []
+        self._filled_s = -math.inf
+
+    def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
+        """Look from now on at those of ``jobs`` that a limit of ours can hold back."""
+        known = {each.period_s: each for each in self._rounds}
+        rounds: dict[float, LookRound] = {}
+        for job in jobs:
+            if not can_be_held_back(job):
+                continue
+            period_s = job.settings.poll_s
+            due = rounds.get(period_s)
+            if due is None:
+                due = rounds[period_s] = known.get(period_s) or LookRound(period_s, now_s)
+                due.watched = []
+            seen = job.state.seen
+            # Of a weight, which throttles nobody, the use has to be read each time: a line that is never there.
+            line = b"\0" if seen is None or job.settings.actuator == "weight" else THROTTLED_LINE % seen.nr_throttled
+            due.watched.append((job.cgroup.stat_fd, line, job))
+        self._rounds, self._filled_s = list(rounds.values()), now_s
+        self._find_next()
+
+    def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
+        """The looks that are due; of ``stride`` > 1 only every so many jobs, in turns, and none that a check has just
+        seen. One that comes late does not move the next; those that were missed are not made up for.
+        """
+        due: list[Watched] = []
+        for each in self._rounds:
+            if now_s >= each.next_s:
+                each.next_s += each.period_s
+                if each.next_s <= now_s:
+                    each.next_s = now_s + each.period_s
+                each.turn += 1
+                watched = each.watched if stride == 1 else each.watched[each.turn % stride :: stride]
+                checked_s = now_s - each.period_s / 2
+                if self._filled_s > checked_s:
+                    watched = [item for item in watched if not was_seen(item[2], checked_s)]
+                due += watched
+        self._find_next()
+        return due
+
+    def _find_next(self) -> None:
+        self.next_s = min((each.next_s for each in self._rounds), default=math.inf)
+
+
+def was_seen(job: Tracked, since_s: float) -> bool:
+    """Whether the job's counters were read since then."""
+    return job.state.seen is not None and job.state.seen.at_s > since_s
+
+
+def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
+    """The jobs whose line is not there any more; one pread each. Those that do not answer are left to the next check:
+    most are gone."""
+    changed, pread = [], os.pread
+    for stat_fd, line, job in watched:
+        try:
+            if line not in pread(stat_fd, STAT_BYTES, 0):
+                changed.append(job)
+        except OSError:
+            continue
+    return changed
+
+
+def can_be_held_back(job: Tracked) -> bool:
+    """Whether the job is one to look at: its limit is below what it ordered, it is the agent's doing, and nobody else
+    decides about it.
+
+    How much it used of late does not count: a job far below its limit is just the one whose burst comes unforeseen.
+    """
+    state = job.state
+    return (
+        state.limit_cores < state.hard_cores
+        and job.touched
+        and job.writes
+        and not job.contested
+        and job.override_until_s is None
+        and job.pinned_cores is None
+        and job.settings.poll_s > 0.0
+    )

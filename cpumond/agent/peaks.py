@@ -1,0 +1,280 @@
+"""What rule ``peak`` learned about each job (limit_rules.md 2), kept over the agent's end, whatever that is.
+
+A file of ``state_dir`` that is written at most each STORE_S and at the end, by another thread: a slow or full disk
+holds up no limit. It is not synced to disk: cgroups do not outlive the machine either. Where it is missing or damaged
+jobs begin as new ones do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+import msgspec
+import structlog
+
+from cpumond.agent.clock import Clock
+from cpumond.agent.jobs import Tracked
+from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
+from cpumond.errors import CpumondError
+from cpumond.monitor.model import HeldBack, JobState, MonitorSettings
+from cpumond.monitor.peak import MAX_CAUTION, find_half_life_s
+
+log = structlog.get_logger("cpumond.agent")
+
+PEAKS_FILE: Final = "peaks.state"
+STORE_S: Final = 10.0
+"""So much of what was learned is lost when the agent is killed."""
+SLOW_S: Final = 10.0
+"""A disk that takes so long to write the file is said."""
+LAST_WRITE_S: Final = 2.0
+"""So long the agent's end waits for the disk."""
+
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
+
+
+class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What is kept of one job; ``inode`` tells its cgroup, the rest is as in ``JobState`` and ``HeldBack``.
+
+    ``at_s``: until when ``peak_cores`` has faded. Times are of the monotonic clock, None where there is none.
+    """
+
+    inode: int
+    at_s: float
+    peak_cores: NotNegative | None
+    peak_at_s: float | None
+    caution: Caution
+    watched_s: NotNegative
+    held_count: Annotated[int, msgspec.Meta(ge=0)]
+    held_s: NotNegative
+    held_at_s: float | None
+    held_from_cores: NotNegative
+    held_after_s: NotNegative
+
+
+class Peaks(msgspec.Struct, frozen=True):
+    """Content of ``peaks.state``: cgroup path -> what was learned about its job; valid for one boot of the machine.
+
+    ``root``: (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` makes seconds since 1970 of the times in
+    it, as the clocks were when it was written.
+    """
+
+    boot_id: str
+    root: tuple[int, int]
+    clock_offset_s: float
+    jobs: dict[str, Learned] = {}
+
+
+def learn(inode: int, state: JobState, now_s: float) -> Learned:
+    """What is to be kept of a job, from its ``state`` at ``now_s``."""
+    held, seen = state.held, state.base
+    return Learned(
+        inode,
+        now_s if seen is None else seen.at_s,
+        state.peak_cores,
+        _finite(state.peak_at_s),
+        state.caution,
+        state.watched_s,
+        held.count,
+        held.held_s,
+        _finite(held.at_s),
+        held.from_cores,
+        held.after_s,
+    )
+
+
+def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) -> JobState:
+    """A job's ``state`` with what was ``learned`` about it: its peak has faded until ``now_s`` and is no more than the
+    job's CPU; limit and baseline stay."""
+    state = msgspec.structs.replace(
+        state,
+        peak_at_s=-math.inf if learned.peak_at_s is None else min(learned.peak_at_s, now_s),
+        caution=learned.caution,
+        watched_s=learned.watched_s,
+        held=HeldBack(
+            learned.held_count,
+            learned.held_s,
+            -math.inf if learned.held_at_s is None else min(learned.held_at_s, now_s),
+            learned.held_from_cores,
+            learned.held_after_s,
+        ),
+    )
+    if learned.peak_cores is None:
+        return state
+    passed_s = max(now_s - learned.at_s, 0.0)
+    faded = learned.peak_cores * 2.0 ** (-passed_s / find_half_life_s(state, s))
+    return msgspec.structs.replace(state, peak_cores=min(faded, state.hard_cores))
+
+
+class PeakFile:
+    """The file, and what of it no job has taken yet. ``problem`` says why it cannot be written, "" while it can.
+
+    Everything but the writing is done by the thread of the tick.
+    """
+
+    def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[Clock] = Clock) -> None:
+        self.path = os.path.join(state_dir, PEAKS_FILE)
+        self.problem = ""
+        self.period_s = STORE_S
+        self.due_s = clock.monotonic_s() + self.period_s
+        """When the next copy is due."""
+        self._clock = clock
+        self._root = root
+        self._root_id = root_id
+        self._boot_id = read_boot_id()
+        self._is_loaded = False
+        self._left: dict[int, tuple[str, Learned]] = {}
+        """By inode: cgroups that are there, and have no job that is followed."""
+        self._gone: list[int] = []
+        self._thread: threading.Thread | None = None
+        self._began_s = 0.0
+        self._saved: Identity | None = None
+        self._stored: int | None = None
+        """Stands for what is in the file."""
+
+    def load(self) -> None:
+        """Read what an agent before this one learned. Where that cannot be done it is said, and nothing is known."""
+        self._is_loaded = True
+        try:
+            content = load(self.path, Peaks)
+        except CpumondError as error:
+            log.warning("peaks_begin_anew", error=str(error), advice="nothing to do: the file is written anew")
+            return
+        if content is None:
+            log.debug("peaks_begin_anew", error=f"{self.path}: there is none")
+            return
+        self._saved = identify(self.path)
+        # By agents that are killed one after the other it is written as often as by one.
+        age_s = max(self._clock.wall_s() - _read_mtime_s(self.path), 0.0)
+        self.due_s = min(self.due_s, self._clock.monotonic_s() + self.period_s - age_s)
+        if content.boot_id != self._boot_id or content.root != self._root_id:
+            log.info("peaks_begin_anew", error=f"{self.path}: it is of another boot or another hierarchy")
+            return
+        shift_s = content.clock_offset_s - self._read_clock_offset_s()
+        self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
+
+    def recall(self, job: Tracked, now_s: float) -> bool:
+        """Give a job that is opened what was learned about its cgroup, whatever that was called; whether there was
+        something."""
+        found = self._left.pop(job.cgroup.inode, None)
+        if found is not None:
+            job.state = recall(job.state, found[1], job.settings, now_s)
+        return found is not None
+
+    def keep(self, job: Tracked) -> None:
+        """A job is not followed any more while its cgroup lives: it may come back, or be found by another name."""
+        if job.state.watched_s > 0.0:
+            learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
+            self._left[job.cgroup.inode] = job.found.path, learned
+
+    def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
+        """Have what is known of ``jobs`` written where that is due; never raises, nor waits for the disk."""
+        if now_s < self.due_s:
+            return
+        self.due_s = now_s + self.period_s
+        if not self._is_writing():
+            self._start(jobs, now_s)
+        elif now_s >= self._began_s + SLOW_S:
+            self._say(f"{self.path}: it takes the disk more than {SLOW_S:g} s to write it")
+
+    def close(self, jobs: Iterable[Tracked]) -> None:
+        """Write it a last time; a disk that takes longer than LAST_WRITE_S for it is not waited for."""
+        if not self._is_loaded:
+            return
+        if self._thread is not None:
+            self._thread.join(LAST_WRITE_S)
+        if not self._is_writing():
+            self._start(jobs, self._clock.monotonic_s())
+        if self._thread is not None:
+            self._thread.join(LAST_WRITE_S)
+
+    def look_after_file(self) -> list[str]:
+        """Have the file written anew at once where somebody removed or replaced it; its path then."""
+        if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
+            return []
+        self._saved = self._stored = None
+        self.due_s = -math.inf
+        return [self.path]
+
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self, jobs: Iterable[Tracked], now_s: float) -> None:
+        # References to frozen values only: the thread makes the file of them.
+        known = [(job.found.path, job.cgroup.inode, job.state) for job in jobs if job.state.watched_s > 0.0]
+        for inode in self._gone:
+            self._left.pop(inode, None)
+        self._gone = []
+        if not (known or self._left or self._saved is not None):
+            return
+        arguments = (known, dict(self._left), now_s, self._read_clock_offset_s())
+        try:
+            self._began_s = now_s
+            self._thread = threading.Thread(target=self._write, args=arguments, name="peaks", daemon=True)
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            self._say(f"{self.path}: no thread to write it: {error}")
+
+    def _write(
+        self,
+        known: list[tuple[str, int, JobState]],
+        left: dict[int, tuple[str, Learned]],
+        now_s: float,
+        clock_offset_s: float,
+    ) -> None:
+        """In a thread of its own."""
+        try:
+            self._gone = [inode for inode, (path, _) in left.items() if not self._is_there(path, inode)]
+            jobs = {path: learned for inode, (path, learned) in left.items() if inode not in self._gone}
+            jobs.update({path: learn(inode, state, now_s) for path, inode, state in known})
+            stored = hash(tuple(jobs.items()))
+            if stored != self._stored:
+                content = Peaks(self._boot_id, self._root_id, clock_offset_s, jobs)
+                self._saved = save(self.path, content, sync=False)
+                self._stored = stored
+            self.problem = ""
+        except Exception as error:
+            # Whatever it is: what was learned is lost when the agent is killed, and nothing else.
+            self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
+
+    def _say(self, problem: str) -> None:
+        """Once while it fails."""
+        if not self.problem:
+            with contextlib.suppress(Exception):
+                log.error("peaks_not_written", error=problem, retry_s=self.period_s)
+        self.problem = problem
+
+    def _is_there(self, path: str, inode: int) -> bool:
+        try:
+            return os.stat(os.path.join(self._root, path)).st_ino == inode
+        except OSError:
+            return False
+
+    def _read_clock_offset_s(self) -> float:
+        return self._clock.wall_s() - self._clock.monotonic_s()
+
+
+def _shift(learned: Learned, by_s: float) -> Learned:
+    return msgspec.structs.replace(
+        learned,
+        at_s=learned.at_s + by_s,
+        peak_at_s=None if learned.peak_at_s is None else learned.peak_at_s + by_s,
+        held_at_s=None if learned.held_at_s is None else learned.held_at_s + by_s,
+    )
+
+
+def _read_mtime_s(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return math.inf
+
+
+def _finite(at_s: float) -> float | None:
+    return at_s if math.isfinite(at_s) else None

@@ -1,0 +1,64 @@
+"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when somebody removes them under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from cpumond.errors import CpumondError, UnavailableError
+
+log = structlog.get_logger("cpumond.agent")
+
+TOLD_S = 600.0
+"""So long `status` tells of files that were removed and written anew."""
+PATIENCE = 3
+"""Looks in a row at which the lock belongs to another agent, until this one gives way."""
+
+Look = Callable[[], list[str]]
+"""Writes anew what is not there any more; the paths. May raise CpumondError."""
+
+
+class Places:
+    """``problem`` is for `status`; ``lost_total`` counts files; ``is_ousted``: another agent has the directories."""
+
+    def __init__(self, *looks: Look) -> None:
+        self.lock: Look = list
+        self.looks = [*looks]
+        self.problem = ""
+        self.lost_total = 0
+        self.is_ousted = False
+        self._blocked = 0
+        self._told_until_s = 0.0
+        self._error = ""
+
+    def look(self, now_s: float) -> None:
+        """Write anew what was removed since the last look; never raises."""
+        lost: list[str] = []
+        errors: list[str] = []
+        for look in [self.lock, *self.looks]:
+            try:
+                lost += look()
+                self._blocked = 0 if look is self.lock else self._blocked
+            except CpumondError as error:
+                errors.append(str(error))
+                if look is self.lock and isinstance(error, UnavailableError):
+                    # The files may be the other's by now. A `restore` goes by.
+                    self._blocked += 1
+                    self.is_ousted = self._blocked >= PATIENCE
+                    break
+        if lost:
+            self.lost_total += len(lost)
+            self._told_until_s = now_s + TOLD_S
+            self.problem = (
+                f"{', '.join(lost)}: removed or replaced while the agent ran, written anew; find out who did it"
+            )
+            log.error("files_lost", paths=lost, advice="they were written anew; find out who removed or replaced them")
+        elif now_s >= self._told_until_s:
+            self.problem = ""
+        if errors:
+            self._told_until_s = now_s
+            self.problem = "; ".join(errors)
+        if errors and self.problem != self._error:
+            log.error("files_lost", error=self.problem)
+        self._error = self.problem if errors else ""

@@ -1,0 +1,209 @@
+"""Bodies of requests, from their first byte to the answer: how large, for how long, and how much of them at a time.
+
+Unfinished ones go first where there are too many, the oldest before the others: who sends one does that in a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from cpumond.api.formats import MAX_VALUES
+
+T = TypeVar("T")
+
+MAX_BYTES: Final = 64 * 2**20
+"""Of all bodies that arrive or are worked on; what they become in memory counts, roughly."""
+MAX_USER_BYTES: Final = 16 * 2**20
+"""The same of one user."""
+READ_S: Final = 30.0
+"""From the first piece to the last one."""
+LARGE_BYTES: Final = 256 * 1024
+LARGE_AT_ONCE: Final = 4
+"""Bodies of more than LARGE_BYTES that are worked on at a time; others wait. Those of nodes do not."""
+DROPPED_BYTES: Final = 32 * 2**20
+DROPPED_S: Final = 5.0
+"""What is still read of a body that is too large, and for how long."""
+VALUE_BYTES: Final = 64
+"""What a value takes in memory besides its text, at least."""
+
+
+class BodyError(Exception):
+    """A body that is refused; ``status`` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Bodies:
+    """All bodies that arrive or are worked on. Used by the event loop's thread."""
+
+    def __init__(
+        self, max_bytes: int = MAX_BYTES, max_user_bytes: int = MAX_USER_BYTES, read_s: float = READ_S
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.max_user_bytes = max_user_bytes
+        self.read_s = read_s
+        self.held_bytes = 0
+        self.of_user: Counter[str] = Counter()
+        self.large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._thinking = asyncio.Lock()
+        self.arriving: dict[Body, asyncio.Timeout] = {}
+        """The oldest first."""
+
+    async def think(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Have long work done in a thread, one at a time: the event loop's thread must not be one of many."""
+        async with self._thinking:
+            return await asyncio.to_thread(work, *arguments)
+
+    def hold(self, user: str, of_node: bool = False) -> Body:
+        """A body that is going to be read; it counts until the end of ``with``. ``user``: who pays for it."""
+        return Body(self, user, of_node)
+
+
+class Body:
+    """One body: ``with bodies.hold(user) as body: data = await body.read(...)``,
+    then ``work_on``, then the work."""
+
+    def __init__(self, bodies: Bodies, user: str, of_node: bool) -> None:
+        self._bodies = bodies
+        self._user = user
+        self._of_node = of_node
+        self._bytes = 0
+        self._is_large = False
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._count(-self._bytes)
+        if self._is_large:
+            self._bodies.large.release()
+
+    async def read(self, request: Request, limit: int, unpack: bool = False) -> bytes:
+        """The whole body, of at most ``limit`` bytes, also where it is unpacked (``Content-Encoding: gzip``).
+
+        Raises BodyError, and ClientDisconnect when the rest of it will not come.
+        """
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            await _drop_rest(request)
+            raise _too_large(limit)
+        chunk, is_more = await _receive(request)
+        if is_more:
+            data = await self._read_on(request, limit, chunk)
+        elif len(chunk) > limit:
+            raise _too_large(limit)
+        else:
+            data = chunk
+        if unpack:
+            data = _unpack(data, limit)
+        return data
+
+    async def _read_on(self, request: Request, limit: int, chunk: bytes) -> bytes:
+        data, is_more = bytearray(), True
+        try:
+            async with asyncio.timeout(self._bodies.read_s) as timeout:
+                self._bodies.arriving[self] = timeout
+                while True:
+                    data += chunk
+                    if len(data) > limit:
+                        del data
+                        await _drop_rest(request)
+                        raise _too_large(limit)
+                    self._take(len(chunk))
+                    if not is_more:
+                        return bytes(data)
+                    chunk, is_more = await _receive(request)
+        except TimeoutError:
+            raise BodyError(
+                408,
+                f"the body of the request was not there within {self._bodies.read_s:g} s, or others needed its room; "
+                "send it again in one go",
+            ) from None
+        finally:
+            self._bodies.arriving.pop(self, None)
+
+    async def work_on(self, *texts: bytes) -> None:
+        """The body and other parts of the request are going to be parsed. Raises BodyError."""
+        if self._of_node:
+            self._take(sum(map(len, texts)) - self._bytes)
+            return
+        weight = sum(map(weigh, texts))
+        self._take(weight - self._bytes)
+        if weight > LARGE_BYTES:
+            await self._bodies.large.acquire()
+            self._is_large = True
+
+    def _take(self, count: int) -> None:
+        """Raises BodyError where there is no room, and none can be made."""
+        self._count(count)
+        bodies = self._bodies
+        while not self._of_node and bodies.of_user[self._user] > bodies.max_user_bytes:
+            self._end_oldest(self._user, 429, f"the requests of user {self._user[:100]!r} take {bodies.max_user_bytes}")
+        while bodies.held_bytes > bodies.max_bytes:
+            self._end_oldest(None, 503, f"the requests of all users take {bodies.max_bytes}")
+
+    def _end_oldest(self, user: str | None, status: int, what: str) -> None:
+        arriving = self._bodies.arriving
+        oldest = next((each for each in arriving if each is not self and user in (None, each._user)), None)
+        if oldest is None:
+            raise BodyError(status, f"{what} bytes, which is the limit; wait for their answers and try again")
+        arriving.pop(oldest).reschedule(0.0)
+        oldest._count(-oldest._bytes)
+
+    def _count(self, count: int) -> None:
+        self._bytes += count
+        self._bodies.held_bytes += count
+        if not self._of_node:
+            self._bodies.of_user[self._user] += count
+            if not self._bodies.of_user[self._user]:
+                del self._bodies.of_user[self._user]
+
+
+def weigh(data: bytes) -> int:
+    """Roughly what a text of YSON or JSON becomes in memory, bytes."""
+    return len(data) + VALUE_BYTES * min(sum(map(data.count, (b",", b";", b"[", b"{"))), MAX_VALUES)
+
+
+async def _receive(request: Request) -> tuple[bytes, bool]:
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+async def _drop_rest(request: Request) -> None:
+    """Whoever is cut off while it still sends does not get to read why."""
+    left = DROPPED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROPPED_S):
+            is_more = True
+            while is_more and left > 0:
+                chunk, is_more = await _receive(request)
+                left -= len(chunk)
+
+
+def _too_large(limit: int) -> BodyError:
+    return BodyError(413, f"the body of the request is larger than the limit of {limit} bytes")
+
+
+def _unpack(data: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacker.decompress(data, limit + 1)
+    except zlib.error:
+        raise BodyError(400, "the body of the request is not gzip, though Content-Encoding says so") from None
+    if len(unpacked) > limit:
+        raise _too_large(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        raise BodyError(400, "the body of the request is not one complete gzip stream")
+    return unpacked

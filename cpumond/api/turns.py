@@ -1,0 +1,59 @@
+"""Requests begin some at a time: thousands that arrive together must not keep the nodes' heartbeats waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cpumond.api.openapi import ENDPOINTS
+
+BEGUN_AT_ONCE: Final = 8
+"""Requests that begin in one turn of the event loop, besides those of nodes and of whoever asks for its health."""
+
+AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) | {"/healthz", "/readyz", "/metrics"}
+
+
+class Turns:
+    """Lets every request wait for its turn, but for those of ``AT_ONCE``.
+
+    ``take_turn`` of a scope is called when its request begins; one that waits has ``turn`` there, a future: whether it
+    shall begin, or is over already.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._begun = 0
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if scope["path"] not in AT_ONCE and not await self._take(scope):
+                return
+            if "take_turn" in scope:
+                scope["take_turn"]()
+        await self._app(scope, receive, send)
+
+    async def _take(self, scope: Scope) -> bool:
+        loop = asyncio.get_running_loop()
+        if not self._begun:
+            loop.call_soon(self._next_turn)
+        self._begun += 1
+        if self._begun <= BEGUN_AT_ONCE and not self._waiting:
+            return True
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(turn)
+        scope["turn"] = turn
+        return await turn
+
+    def _next_turn(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < BEGUN_AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(True)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next_turn)

@@ -1,0 +1,50 @@
+"""The end of a command that runs until somebody ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+
+
+class Ending:
+    """As ``threading.Event``, but a handler of signals may set it while the same thread waits for it: an Event's lock
+    is not for that, and a signal at the wrong moment would wait for ever."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._write_fd = write_fd
+        self._is_set = False
+        self._poll = select.poll()
+        self._poll.register(read_fd, select.POLLIN)
+
+    def set(self) -> None:
+        self._is_set = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_fd, b".")
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set, or for ``timeout_s`` seconds at most; whether it is set."""
+        if not self._is_set:
+            self._poll.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3))
+        return self._is_set
+
+
+@contextlib.contextmanager
+def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
+    """What these signals set instead of what they usually do, so that the way out is always the ordinary one."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    ending = Ending(read_fd, write_fd)
+    previous = {number: signal.signal(number, lambda *_: ending.set()) for number in numbers}
+    try:
+        yield ending
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)

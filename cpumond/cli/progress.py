@@ -1,0 +1,29 @@
+"""A line that says how far a command is, on the terminal of whoever waits."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import click
+
+
+class Progress:
+    """A line on the terminal that is written over; nothing where nobody looks."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        if self._is_shown:
+            # A line that is folded cannot be written over.
+            text = text[: shutil.get_terminal_size().columns - 1]
+            click.echo(f"\r{text.ljust(self._width)}", err=True, nl=False)
+            self._width = len(text)
+
+    def end(self) -> None:
+        """The line is gone."""
+        if self._width:
+            click.echo(f"\r{' ' * self._width}\r", err=True, nl=False)
+            self._width = 0

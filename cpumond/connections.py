@@ -1,0 +1,221 @@
+"""Bounds for the connections of one HTTP server: their number, and what unfinished requests and unread answers take.
+
+Whoever can connect can send half a request, many requests at once, or read no answer, before anybody is asked for a
+token. Where a bound is reached, the connection whose last answer is longest ago is ended: honest clients get answers
+all the time, so theirs stay. A connection whose request is whole and being answered is never ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import h11
+import structlog
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = structlog.get_logger()
+
+PIECE_BYTES: Final = 65_536
+LOG_PERIOD_S: Final = 60.0
+
+
+class Door:
+    """The connections of one server, in the order of their last answers.
+
+    ``max_connections`` and ``max_bytes``: of unfinished requests and unread answers together. ``exchange_s``: seconds
+    from the connection, or the answer before, to the end of the next answer.
+    """
+
+    def __init__(self, max_connections: int, max_bytes: int, exchange_s: float) -> None:
+        self.max_connections = max_connections
+        self.max_bytes = max_bytes
+        self.exchange_s = exchange_s
+        self.held_bytes = 0
+        self._connections: OrderedDict[Bounded, None] = OrderedDict()
+        self._ended = 0
+        self._told_at_s = -LOG_PERIOD_S
+
+    def enter(self, connection: Bounded) -> None:
+        """A new connection; an old one may have to go for it."""
+        self._connections[connection] = None
+        if len(self._connections) > self.max_connections:
+            self._end_oldest("connections", lambda each: not each.is_at_work)
+
+    def leave(self, connection: Bounded) -> None:
+        """A connection is over."""
+        self.hold(connection, 0)
+        self._connections.pop(connection, None)
+
+    def renew(self, connection: Bounded) -> bool:
+        """It got an answer; whether it is not over yet."""
+        if connection not in self._connections:
+            return False
+        self._connections.move_to_end(connection)
+        return True
+
+    def hold(self, connection: Bounded, held: int) -> None:
+        """What a connection holds from now on, bytes; nothing once it is over."""
+        if connection not in self._connections:
+            return  # a request that came before the end may still be answered
+        self.held_bytes += held - connection.held
+        connection.held = held
+        while self.held_bytes > self.max_bytes:
+            if not self._end_oldest("bytes", lambda each: each.held > 0 and not each.is_at_work):
+                return
+
+    def _end_oldest(self, bound: str, may_end: Callable[[Bounded], bool]) -> bool:
+        oldest = next((each for each in self._connections if may_end(each)), None)
+        if oldest is None:
+            return False
+        self.leave(oldest)
+        oldest.end()
+        self._ended += 1
+        now_s = time.monotonic()
+        if now_s - self._told_at_s >= LOG_PERIOD_S:
+            self._told_at_s = now_s
+            most = self.max_connections if bound == "connections" else self.max_bytes
+            log.warning(
+                "connections_ended", ended=self._ended, bound=bound, limit=most,
+                advice="clients keep connections, send requests that they do not finish, or read no answers",
+            )  # fmt: skip
+        return True
+
+
+class Deadline:
+    """Ends a connection when a request and its answer take too long together, so that silent peers do not add up.
+
+    ``restart`` at its start and after each answer, ``cancel`` at its end; ``exchange_s`` is longer than a connection
+    may idle between two requests.
+    """
+
+    def __init__(self, exchange_s: float) -> None:
+        self._exchange_s = exchange_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def restart(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        """A new exchange begins."""
+        self.cancel()
+        self._timer = loop.call_later(self._exchange_s, transport.abort)
+
+    def cancel(self) -> None:
+        """The connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Bounded(asyncio.Protocol):
+    """What the protocol classes of both libraries get; before them in the order of bases. ``door`` is the server's.
+
+    While a request waits for its answer not much more is read than the piece that begins the next one: what is sent too
+    early waits in the kernel, and with it who sent it.
+    """
+
+    door: Door
+    held = 0
+    unfinished = 0
+    """Bytes of requests that are not whole, or wait for their turn."""
+
+    # Of the protocol classes.
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    flow: FlowControl
+    cycle: Any
+    scope: Any
+    headers: list[tuple[bytes, bytes]]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection begins."""
+        super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport, self)
+        # A piece that is read is parsed in one go. An event loop without this attribute reads more at once.
+        transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
+        # So that all that is not read yet is known.
+        transport.set_write_buffer_limits(high=0)
+        self._unsent = 0
+        self._deadline = Deadline(self.door.exchange_s)
+        self._deadline.restart(self.loop, transport)
+        self.door.enter(self)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a whole request waits for its answer."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a whole request is being answered, and the answer is taken."""
+        return self.has_waiting and not self._unsent
+
+    def end(self) -> None:
+        """There is no room for it."""
+        self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        """An answer is given."""
+        if self.door.renew(self):
+            self._deadline.restart(self.loop, self.transport)
+        super().on_response_complete()  # type: ignore[misc]
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        self.account()
+
+    def resume_writing(self) -> None:
+        """It has read all."""
+        super().resume_writing()
+        self._unsent = 0
+        self.account()
+
+    def account(self) -> None:
+        """Tell the door what is held now."""
+        self.door.hold(self, self.unfinished + self._unsent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A connection is over."""
+        self._deadline.cancel()
+        self.door.leave(self)
+        super().connection_lost(exc)
+        # Connection, transport and parser refer to each other, and the transport to itself: all of it goes now, not
+        # with the next collection, which may be a hundred thousand connections later.
+        self.cycle = self.scope = None
+        self.headers = []
+        self._flow.forget()
+        self.transport._read_ready_cb = None  # type: ignore[attr-defined]
+
+
+class _Flow(FlowControl):
+    """Reading goes on where something of the present request is missing, not to take in the next one."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Bounded) -> None:
+        super().__init__(transport)
+        self._connection: Bounded | None = connection
+
+    def resume_reading(self) -> None:
+        if self._connection is not None and not self._connection.has_waiting:
+            super().resume_reading()
+
+    def forget(self) -> None:
+        """The connection is over."""
+        self._connection = None
+
+
+class BoundedH11(Bounded, H11Protocol):
+    """h11 takes one request after the other from what was read, at most one piece of PIECE_BYTES."""
+
+    def send_400_response(self, msg: str) -> None:
+        """What was received is no HTTP: the connection ends, whatever its request was about to be answered."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()

@@ -1,0 +1,44 @@
+"""JSON and TOML from a disk or a peer to values: whatever they hold, there is a value or a ContentError.
+
+The decoders raise more than their own errors: UnicodeDecodeError for bytes that are no UTF-8, RecursionError for
+brackets nested by thousands, plain ValueError for numbers of thousands of digits. Who reads a file that may be damaged
+calls these two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+Kind = TypeVar("Kind")
+
+
+class ContentError(ValueError):
+    """The content is not what was expected; the message says in which way, not where it was found."""
+
+
+def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
+    """The value of type ``kind`` that JSON stands for. Raises ContentError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except Exception as error:
+        raise _explain(error) from None
+
+
+def decode_toml(text: str) -> dict[str, Any]:
+    """The table that TOML stands for. Raises ContentError."""
+    import tomllib  # not each program that starts reads TOML
+
+    try:
+        return tomllib.loads(text)
+    except Exception as error:
+        raise _explain(error) from None
+
+
+def _explain(error: Exception) -> ContentError:
+    if isinstance(error, UnicodeDecodeError):
+        return ContentError("a text in it is not UTF-8")
+    if isinstance(error, RecursionError):
+        return ContentError("it is nested too deep")
+    return ContentError(str(error) or type(error).__name__)

@@ -1,0 +1,197 @@
+"""What a simulated job wants: lines of CSV to work for each enforcement period.
+
+Pure: lines are an iterable. Demand is given as steps, or taken from a recorded trace, which is not demand: while a job
+was held back, what it wanted is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.errors import ConfigError
+from cpumond.monitor.replay import parse_trace, split_lines
+from cpumond.units import format_duration
+
+MAX_S: Final = 7 * 86_400.0
+"""The longest simulated time: 48 MB of periods, about ten seconds a rule."""
+MAX_CORES: Final = 1e6
+EXPECTED: Final = (
+    "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "
+    "time_s,usage_cores or time_s,total_cpu_s"
+)
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What a job wants, in core-seconds for each enforcement period.
+
+    ``at_order_cpu_s``: the same with the rows of a recorded trace in which the job was held back raised to what it
+    ordered; None where there are none. ``notes``: what a recorded trace cannot say, in sentences.
+    """
+
+    work_cpu_s: array[float]
+    at_order_cpu_s: array[float] | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Step(NamedTuple):
+    """``cores`` are wanted until ``end_s``, which counts from the beginning of the first step."""
+
+    end_s: float
+    cores: float
+    held_back: bool = False
+
+
+def read_demand(
+    lines: Iterable[str], name: str, order_cores: float, period_s: float, duration_s: float | None = None
+) -> Demand:
+    """The demand in ``lines`` of a job that ordered ``order_cores``; ``name`` stands for them in messages.
+
+    With ``duration_s`` it ends then. Without, the last row of a demand lasts as long as the one before it.
+    Raises ConfigError (name, line, what is expected).
+    """
+    lines = iter(lines)
+    begin = list(_read_to_header(lines))
+    header = begin[-1] if begin else ""
+    whole = itertools.chain(begin, lines)
+    is_recorded = "time_s" in header.lower().replace("-", "_")
+    ends_s, cores, held_back = array("d"), array("d"), bytearray()
+    for step in _read_recorded(whole, name) if is_recorded else _read_steps(whole, name, duration_s):
+        is_last = duration_s is not None and step.end_s >= duration_s
+        ends_s.append(duration_s if duration_s is not None and is_last else step.end_s)
+        cores.append(step.cores)
+        held_back.append(step.held_back)
+        if is_last:
+            break
+    if not ends_s:
+        raise ConfigError(f"{name}: has one row alone, which is only the base of the next; record for longer")
+    if ends_s[-1] > MAX_S:
+        raise ConfigError(
+            f"{name}: lasts {format_duration(round(ends_s[-1]))}; at most {format_duration(MAX_S)} are simulated: "
+            "cut it with --duration"
+        )
+    if duration_s is not None and ends_s[-1] < duration_s:
+        raise ConfigError(
+            f"{name}: {format_duration(round(ends_s[-1], 3))} were recorded, --duration asks for "
+            f"{format_duration(duration_s)}; leave it out"
+        )
+    work = spread(zip(ends_s, cores, strict=True), period_s)
+    if not is_recorded:
+        return Demand(work)
+    raised = (max(each, order_cores) if held else each for each, held in zip(cores, held_back, strict=True))
+    at_order = spread(zip(ends_s, raised, strict=True), period_s) if any(held_back) else None
+    return Demand(work, at_order, _describe_doubts(sum(held_back), len(ends_s), "throttled" in header, ends_s[-1]))
+
+
+def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float]:
+    """The core-seconds wanted in each period of ``period_s`` seconds, of steps in order: (end in seconds, cores)."""
+    work = array("d")
+    begin = part = 0.0  # in periods; what is wanted of the one that is being filled
+    for end_s, cores in steps:
+        end = end_s / period_s
+        # A multiple of a period as decimals give it.
+        end = float(round(end)) if abs(end - round(end)) < 1e-5 else end
+        full = int(begin) + 1
+        if end < full:
+            part += (end - begin) * cores
+            begin = end
+            continue
+        work.append((part + (full - begin) * cores) * period_s)
+        work.extend(itertools.repeat(cores * period_s, int(end) - full))
+        begin, part = end, (end - int(end)) * cores
+    if begin > int(begin) or not work:
+        work.append(part * period_s)
+    return work
+
+
+def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
+    """Up to the first line that says something; a file without any is told by who reads on."""
+    for line in lines:
+        yield line
+        text = line.removeprefix("\ufeff").strip()
+        if text and not text.startswith("#"):
+            return
+
+
+def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> Iterator[Step]:
+    """Rows of ``seconds,cores``, with or without this header; each holds until the next one."""
+    columns = ["seconds", "cores"]
+    begin_s = before_s = spacing_s = cores = 0.0
+    rows = 0
+    for number, cells in split_lines(lines, name):
+        where = f"{name}: line {number}"
+        named = [cell.strip().lower() for cell in cells]
+        if not rows and sorted(named) == ["cores", "seconds"]:
+            columns = named
+            continue
+        if not rows and not _is_number(named[0]):
+            raise ConfigError(f"{where}: unknown header {','.join(named)[:80]!r}; {EXPECTED}")
+        if len(cells) != 2:
+            raise ConfigError(f"{where}: expected 2 columns (seconds,cores), got {len(cells)}")
+        row = dict(zip(columns, cells, strict=True))
+        seconds = _read_cell(row["seconds"], "seconds", where, -1e15, 1e15)
+        if rows:
+            spacing_s = seconds - before_s
+            if spacing_s <= 0.0:
+                raise ConfigError(
+                    f"{where}: column seconds: expected more than {before_s!r} of the row before, got {seconds!r}"
+                )
+            yield Step(seconds - begin_s, cores)
+        else:
+            begin_s = seconds
+        cores = _read_cell(row["cores"], "cores", where, 0.0, MAX_CORES)
+        before_s = seconds
+        rows += 1
+    if not rows:
+        raise ConfigError(f"{name}: is empty; {EXPECTED}")
+    if rows == 1 and duration_s is None:
+        raise ConfigError(f"{name}: has one row alone, so that its length is unknown; give --duration, or another row")
+    yield Step(max(before_s - begin_s + spacing_s, duration_s or 0.0), cores)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_cell(text: str, column: str, where: str, low: float, high: float) -> float:
+    value = float(text) if _is_number(text) else float("nan")
+    if not low <= value <= high:
+        raise ConfigError(f"{where}: column {column}: expected a number in [{low:g}, {high:g}], got {text.strip()!r}")
+    return value
+
+
+def _read_recorded(lines: Iterable[str], name: str) -> Iterator[Step]:
+    begin_s: float | None = None
+    for row in parse_trace(lines, name):
+        if begin_s is None:
+            begin_s = row.time_s
+        elif row.usage_cores > MAX_CORES:
+            raise ConfigError(f"{name}: at {row.time_s:g} s: {row.usage_cores:g} cores are more than {MAX_CORES:g}")
+        else:
+            yield Step(row.time_s - begin_s, row.usage_cores, row.throttled_ratio > 0.0)
+
+
+def _describe_doubts(held: int, rows: int, tells_throttling: bool, end_s: float) -> tuple[str, ...]:
+    if held:
+        first = (
+            f"A recorded trace is not demand: in {held} of {rows} row{'s' * (rows > 1)} the job was throttled, and "
+            "what it wanted then is unknown. The demand lies between the use as recorded and all that was ordered in "
+            "these rows."
+        )
+    elif tells_throttling:
+        first = "A recorded trace is not demand; no row was throttled, so that the use in each row is what was wanted."
+    else:
+        first = (
+            "A recorded trace is not demand: without a column throttled_ratio it does not say when the job was "
+            "throttled and may have wanted more."
+        )
+    spacing = format_duration(float(f"{end_s / rows:.3g}"))
+    return (first, f"Bursts shorter than a row ({spacing} on average) are not in it.")

@@ -1,0 +1,378 @@
+"""What each rule would reclaim of a workload whose CPU use was watched, and how much that would hold it back.
+
+The rules themselves decide (``rules.check``), over the counters as the kernel showed them, so this is what shadow mode
+would say, with one thing more. Nothing was lowered while it was watched: use above the limit that a rule had set shows
+as use. With the limit in force it would have been throttled as soon as the kernel's burst was used up, so this is given
+to the rule as throttled: for the time that the rule's looks need to see it, for all of it where it has no looks.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from cpumond.monitor import policy
+from cpumond.monitor.model import CpuReading, JobState, LimitRule, MonitorSettings, start_state
+from cpumond.monitor.rules import RULES, check
+from cpumond.units import format_duration
+
+Confidence = Literal["low", "medium", "high"]
+CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
+
+CFS_PERIOD_S: Final = 0.1
+MEDIUM_FROM_S: Final = 1800.0
+HIGH_FROM_S: Final = 86_400.0
+"""A workload that was watched for less than a day has hours of which nothing is known."""
+FINE_S: Final = 2.0
+COARSE_S: Final = 30.0
+"""Samples up to the first show what a check each second sees, beyond the second they hide most bursts."""
+MAX_MISSING: Final = 0.1
+"""As a share of the time."""
+WARM_UP_S: Final = 120.0
+"""Limits begin at what was ordered and go down step by step: the first minutes say little about the hours after them.
+
+They are not counted. What was watched for less than twice as long is taken to go on the same.
+"""
+SETTLED_S: Final = 600.0
+"""Then so much time goes by before it counts, and as much counts: what a rule learns about a job takes a while, too."""
+MOST_CHECKS: Final = 1200
+"""Before it counts, where a check is much shorter than a second."""
+
+
+class RuleEstimate(msgspec.Struct, frozen=True):
+    """What a rule would have done. Cores are means over the time watched, ratios are in [0, 1].
+
+    ``reclaimable_cores`` ordered but not within the limit, ``reclaimable_ratio`` of what was ordered.
+    ``held_back_ratio``: of the time, as long as the rule's looks need to see it each time that use exceeded the limit;
+    ``held_back_most_ratio``: of the samples, those in which use exceeded it, the most that this resolution allows.
+    ``limit_cores`` the limit at the end. The time until the limits are down (``WARM_UP_S``) is not counted.
+    """
+
+    reclaimable_cores: float
+    reclaimable_ratio: float
+    held_back_ratio: float
+    held_back_most_ratio: float
+    limit_cores: float
+
+
+NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Of one workload, or of several together: then ``used_most_cores`` is 0, peaks are of different times.
+
+    ``watched_s`` seconds of which use is known, ``missing_s`` those of gaps between; ``used_cpu_s`` CPU seconds by the
+    kernel's counter, ``used_cores`` their mean, ``used_most_cores`` in one sample.
+    """
+
+    watched_s: float
+    missing_s: float
+    ordered_cores: float
+    used_cores: float
+    used_most_cores: float
+    used_cpu_s: float
+    rules: dict[LimitRule, RuleEstimate]
+
+
+class Timeline:
+    """Core-seconds of all workloads over time, in at most ``count`` bins: used, ordered, and the limit of each rule."""
+
+    def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
+        self.begin_s = begin_s
+        self.bin_s = max(length_s / count, 1.0)
+        self.bins: dict[int, list[float]] = {}
+
+    def add(self, at_s: float, seconds: float, values: Iterable[float]) -> None:
+        """``values`` in cores for the ``seconds`` up to ``at_s``."""
+        number = int(max(at_s - seconds / 2.0 - self.begin_s, 0.0) / self.bin_s)
+        row = self.bins.setdefault(number, [0.0] * (2 + len(RULES)))
+        for index, value in enumerate(values):
+            row[index] += value * seconds
+
+    def list_points(self) -> list[tuple[float, list[float]]]:
+        """(Seconds since the begin, mean cores of the bin that begins there), in order."""
+        return [(number * self.bin_s, [each / self.bin_s for each in row]) for number, row in sorted(self.bins.items())]
+
+
+class _Interval(NamedTuple):
+    """What happened between two readings. ``parts``: seconds and CPU seconds of each part of it, in turn, if it has
+    several; so are those of many workloads kept."""
+
+    seconds: float
+    used_cpu_s: float
+    periods: int
+    throttled: int
+    parts: array[float] | None = None
+
+    def list_parts(self) -> Iterable[tuple[float, float]]:
+        """(Seconds, CPU seconds) of each part."""
+        if self.parts is None:
+            return ((self.seconds, self.used_cpu_s),)
+        return zip(self.parts[::2], self.parts[1::2], strict=True)
+
+
+class _Follower:
+    """One rule over one workload."""
+
+    __slots__ = ("bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "settings", "state", "warm")
+
+    def __init__(self, state: JobState, settings: MonitorSettings) -> None:
+        self.state = state
+        self.settings = settings
+        self.held_s = self.held_most_s = 0.0
+        self.extra_periods = self.extra_throttled = 0
+        self.warm = (0.0, 0.0, 0.0)
+        self.bank_cpu_s = 0.0
+        """What the kernel's burst would have kept of the limit, core-seconds."""
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        """Core-seconds reclaimed; seconds held back, and at most."""
+        return self.state.preemptible_cpu_s, self.held_s, self.held_most_s
+
+    def add(self, reading: CpuReading, past: _Interval) -> None:
+        """One check, ``past`` the reading before."""
+        state, s = self.state, self.settings
+        limit, most_cpu_s = state.limit_cores, (s.burst_ratio or 0.0) * state.limit_cores * CFS_PERIOD_S
+        if limit >= state.hard_cores:
+            self.bank_cpu_s = most_cpu_s
+        else:
+            held_s, bank_cpu_s = 0.0, self.bank_cpu_s
+            for seconds, used_cpu_s in past.list_parts():
+                bank_cpu_s = min(bank_cpu_s, most_cpu_s) + limit * seconds - used_cpu_s
+                if bank_cpu_s < -1e-9:
+                    held_s += seconds
+                    if s.poll_s:
+                        # A look gives everything back.
+                        bank_cpu_s = 0.0
+                        break
+            self.bank_cpu_s = bank_cpu_s
+            if held_s > 0.0 or past.throttled > 0:
+                if s.poll_s:
+                    held_s = min(past.seconds, s.poll_s + CFS_PERIOD_S)
+                held_s = max(held_s, min(past.throttled * CFS_PERIOD_S, past.seconds))
+                # Without looks what was held back waits until the check.
+                self.held_s += held_s if s.poll_s else past.seconds
+                self.held_most_s += past.seconds
+                self.extra_periods += max(round(past.seconds / CFS_PERIOD_S) - past.periods, 0)
+                self.extra_throttled += max(math.ceil(held_s / CFS_PERIOD_S - 1e-9) - past.throttled, 0)
+        self.state = check(state, self._complete(reading), reading.at_s, s)[0]
+
+    def rebase(self, reading: CpuReading) -> None:
+        """The next interval begins at ``reading``."""
+        self.state = policy.rebase(self.state, self._complete(reading))
+
+    def _complete(self, reading: CpuReading) -> CpuReading:
+        """The counters as they were if the limit had been in force."""
+        return CpuReading(
+            reading.total_cpu_s,
+            reading.at_s,
+            reading.identity,
+            reading.nr_periods + self.extra_periods,
+            reading.nr_throttled + self.extra_throttled,
+            reading.throttled_s,
+        )
+
+    def conclude(self, seconds: float, ordered_cores: float) -> RuleEstimate:
+        """Means over the last ``seconds``, those since ``warm`` was noted."""
+        reclaimable, held, most = (
+            (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
+        )
+        share = reclaimable / ordered_cores if ordered_cores > 0.0 else 0.0
+        return RuleEstimate(reclaimable, share, held, most, self.state.limit_cores)
+
+
+class Watch:
+    """One workload while it is watched: readings are added one by one, in constant memory.
+
+    ``hard_cores`` what it ordered (>= 0), ``settings`` of each rule, ``longest_s`` the longest interval of which use is
+    taken for known, ``timeline`` where it is drawn, too.
+    """
+
+    def __init__(
+        self,
+        hard_cores: float,
+        settings: Mapping[LimitRule, MonitorSettings],
+        longest_s: float = math.inf,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.hard_cores = hard_cores
+        self._settings = settings
+        self._longest_s = longest_s
+        self._timeline = timeline
+        self._followers: dict[LimitRule, _Follower] = {}
+        self._base: CpuReading | None = None
+        self._glanced: CpuReading | None = None
+        self._parts: list[float] = []
+        self.watched_s = self.missing_s = self._warm_s = 0.0
+        self._first: list[_Interval] = []
+        self._used_cpu_s = self._ordered_cpu_s = self._most_cores = 0.0
+        self.usage_cores = 0.0
+        """In the last sample."""
+
+    def move_hard(self, hard_cores: float) -> None:
+        """The workload orders ``hard_cores`` from now on."""
+        if hard_cores != self.hard_cores:
+            self.hard_cores = hard_cores
+            for follower in self._followers.values():
+                follower.state = policy.move_hard(follower.state, hard_cores)
+
+    def glance(self, reading: CpuReading) -> None:
+        """A reading between two checks: no rule decides at it, but a limit would have held the workload back."""
+        before = self._glanced
+        if before is not None and reading.at_s > before.at_s:
+            self._parts += (reading.at_s - before.at_s, max(reading.total_cpu_s - before.total_cpu_s, 0.0))
+            self._glanced = reading
+
+    def add(self, reading: CpuReading) -> None:
+        """The next reading. After a gap, or with counters that began anew, it is only the base of the next."""
+        if self._parts:
+            self.glance(reading)
+        parts, self._parts, self._glanced = array("f", self._parts), [], reading
+        base, self._base = self._base, reading
+        if base is None:
+            for rule, s in self._settings.items():
+                follower = self._followers[rule] = _Follower(start_state(self.hard_cores, reading.at_s), s)
+                follower.rebase(reading)
+            return
+        interval_s = reading.at_s - base.at_s
+        if interval_s <= 0.0:
+            self._base = base
+            return
+        is_anew = reading.identity != base.identity or reading.total_cpu_s < base.total_cpu_s
+        if is_anew or interval_s > self._longest_s:
+            self.missing_s += interval_s
+            for follower in self._followers.values():
+                follower.rebase(reading)
+            return
+        used_cpu_s = reading.total_cpu_s - base.total_cpu_s
+        usage_cores = self.usage_cores = used_cpu_s / interval_s
+        periods = max(reading.nr_periods - base.nr_periods, 0)
+        throttled = max(reading.nr_throttled - base.nr_throttled, 0)
+        past = _Interval(interval_s, used_cpu_s, periods, throttled, parts or None)
+        for follower in self._followers.values():
+            follower.add(reading, past)
+        self.watched_s += interval_s
+        self._used_cpu_s += used_cpu_s
+        self._ordered_cpu_s += self.hard_cores * interval_s
+        self._most_cores = max(self._most_cores, usage_cores)
+        if self.watched_s < 2.0 * WARM_UP_S:
+            self._first.append(past)
+        if self._warm_s == 0.0 and self.watched_s >= WARM_UP_S:
+            self._warm_s = self.watched_s
+            for follower in self._followers.values():
+                follower.warm = follower.sums
+        if self._timeline is not None:
+            limits = [follower.state.limit_cores for follower in self._followers.values()]
+            self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
+
+    def conclude(self) -> Estimate:
+        """What is known so far."""
+        seconds = self.watched_s
+        ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
+        if 0.0 < seconds < 2.0 * WARM_UP_S:
+            rounds = min(math.ceil(SETTLED_S / seconds), max(MOST_CHECKS // len(self._first), 1))
+            followers = {rule: self._continue(s, rounds) for rule, s in self._settings.items()}
+            rules = {rule: follower.conclude(seconds * rounds, ordered) for rule, follower in followers.items()}
+        else:
+            counted_s = seconds - self._warm_s
+            rules = {rule: follower.conclude(counted_s, ordered) for rule, follower in self._followers.items()}
+        return Estimate(
+            seconds,
+            self.missing_s,
+            ordered,
+            self._used_cpu_s / seconds if seconds > 0.0 else 0.0,
+            self._most_cores,
+            self._used_cpu_s,
+            rules,
+        )
+
+    def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
+        """A rule over what was watched, again and again, until its limit is down; as many rounds after that count."""
+        reading = CpuReading(0.0, 0.0)
+        follower = _Follower(start_state(self.hard_cores, 0.0), settings)
+        follower.rebase(reading)
+        for number in range(2 * rounds):
+            if number == rounds:
+                follower.warm = follower.sums
+            for past in self._first:
+                reading = CpuReading(
+                    reading.total_cpu_s + past.used_cpu_s,
+                    reading.at_s + past.seconds,
+                    0,
+                    reading.nr_periods + past.periods,
+                    reading.nr_throttled + past.throttled,
+                )
+                follower.add(reading, past)
+        return follower
+
+
+def estimate(
+    readings: Iterable[CpuReading],
+    hard_cores: float,
+    settings: Mapping[LimitRule, MonitorSettings],
+    longest_s: float = math.inf,
+    check_each: int = 1,
+) -> Estimate:
+    """The estimate of one workload from all its readings, in order of time; a check at each ``check_each``-th one."""
+    watch = Watch(hard_cores, settings, longest_s)
+    for number, reading in enumerate(readings):
+        (watch.glance if number % check_each else watch.add)(reading)
+    return watch.conclude()
+
+
+def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
+    """Several workloads together, as means over the whole ``length_s`` (> 0); held back: of the time watched of all."""
+    every = list(estimates)
+    watched_s = sum(each.watched_s for each in every)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * each.watched_s for value, each in zip(values, every, strict=True)) / length_s
+
+    ordered = mean(each.ordered_cores for each in every)
+    rules: dict[LimitRule, RuleEstimate] = {}
+    for rule in RULES:
+        own = [each.rules.get(rule, NOTHING) for each in every]
+        reclaimable = mean(each.reclaimable_cores for each in own)
+        share = length_s / watched_s if watched_s > 0.0 else 0.0
+        rules[rule] = RuleEstimate(
+            reclaimable,
+            reclaimable / ordered if ordered > 0.0 else 0.0,
+            mean(each.held_back_ratio for each in own) * share,
+            mean(each.held_back_most_ratio for each in own) * share,
+            mean(each.limit_cores for each in own),
+        )
+    return Estimate(
+        watched_s,
+        sum(each.missing_s for each in every),
+        ordered,
+        mean(each.used_cores for each in every),
+        0.0,
+        sum(each.used_cpu_s for each in every),
+        rules,
+    )
+
+
+def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) -> tuple[Confidence, list[str]]:
+    """How sure an estimate is, and why, each reason a clause: by the time watched, the resolution, and the gaps."""
+    level = 0 if watched_s < MEDIUM_FROM_S else 1 if watched_s < HIGH_FROM_S * 0.98 else 2
+    known = format_duration(float(round(watched_s)))
+    reasons = [
+        f"only {known} watched, less than half an hour: other hours may differ",
+        f"{known} watched, less than a day: other hours may differ",
+        f"{known} watched, a whole day and all its hours",
+    ][level : level + 1]
+    step = format_duration(float(f"{resolution_s:.3g}"))
+    reasons.append(f"one sample each {step}: bursts shorter than that are not seen")
+    if resolution_s > FINE_S:
+        level = min(level, 1 if resolution_s <= COARSE_S else 0)
+    whole_s = watched_s + missing_s
+    if missing_s > 0.0:
+        reasons.append(f"{missing_s / whole_s:.0%} of the time is missing" if missing_s > whole_s * 0.005 else "")
+        if missing_s > MAX_MISSING * whole_s:
+            level = 0
+    return CONFIDENCES[level], [each for each in reasons if each]

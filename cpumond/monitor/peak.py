@@ -1,0 +1,155 @@
+"""Rule ``peak`` (limit_rules.md 2): the highest use of late and a reserve, remembered for as long as a budget of time
+held back asks for.
+
+The limit is the highest use of late plus ``reserve_ratio``; the remembered peak fades. A lowered limit that holds the
+job back at all goes back to everything it ordered at once, and its peak is remembered longer from then on. How long is
+adjusted for each job so that it is held back for no more than ``throttle_budget`` of its time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, Kind, MonitorSettings
+from cpumond.monitor.policy import Stepped, compute_floor, smooth
+from cpumond.monitor.protect import account_throttling, compute_throttled_ratio, is_pressed
+
+MAX_CAUTION: Final = 7.0
+"""The half-life is at most 2 ^ this times ``peak_memory``."""
+GAIN_S: Final = 1.0
+"""So many seconds held back double the half-life."""
+STEP: Final = 0.05
+"""Smaller cuts are not worth a write, as a share of the limit."""
+FIRST_SECONDS: Final = 10.0
+"""Nothing is lowered so long after the start of a job; ``start_delay`` and ``startup_boost`` may be longer."""
+
+
+def step(
+    state: JobState,
+    base: CpuReading,
+    usage_cores: float,
+    interval_s: float,
+    throttled_ratio: float,
+    s: MonitorSettings,
+    pressure_ratio: float = 0.0,
+) -> Stepped:
+    """One check, for a measured ``usage_cores`` over ``interval_s``; as ``policy.step``."""
+    hard, limit = state.hard_cores, state.limit_cores
+    held_s = _held_s(state, base, usage_cores, s)
+    caution = _pay(state.caution, held_s, interval_s, s)
+    faded = find_peak(state, s) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
+    peak, peak_at_s = (usage_cores, base.at_s) if usage_cores >= faded else (faded, state.peak_at_s)
+    held, hold_until_s = state.held, state.hold_until_s
+    kind: Kind = "hold"
+    new_limit = limit
+    if limit < hard and (held_s > 0.0 or is_pressed(pressure_ratio, s)):
+        kind, new_limit = "restore", hard
+        if limit > peak:  # it wanted at least this
+            peak, peak_at_s = limit, base.at_s
+        held = _add(held, held_s, base.at_s, limit)
+        hold_until_s = base.at_s + s.restore_hold_s
+    else:
+        target = find_target(peak, hard, s)
+        if target > limit:
+            if s.direction != "down-only":
+                kind, new_limit = "grow", target
+        elif target <= limit * (1.0 - STEP) and s.direction != "up-only":
+            first_s = max(FIRST_SECONDS, s.startup_boost_s)
+            if base.at_s >= hold_until_s and base.at_s > state.started_at_s + first_s:
+                kind, new_limit = "shrink", target
+    smoothed = smooth(state, usage_cores, s)
+    throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
+    after = JobState(
+        hard,
+        new_limit,
+        state.seed_cores,
+        state.started_at_s,
+        smoothed,
+        (),
+        (),
+        base,
+        hold_until_s,
+        state.smoothed_cpu_s + smoothed * interval_s,
+        state.preemptible_cpu_s + (hard - new_limit) * interval_s,
+        state.max_cpu_s + hard * interval_s,
+        throttled_cpu_s,
+        late_cpu_s,
+        base,
+        peak,
+        peak_at_s,
+        caution,
+        state.watched_s + interval_s,
+        held,
+        state.cfs_period_s,
+    )
+    return after, Decision(kind, limit, new_limit, usage_cores, None, interval_s, throttled_ratio, pressure_ratio)
+
+
+def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
+    """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back;
+    None where it was not. The use goes on being measured from check to check."""
+    seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
+    if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
+        return None
+    if s.actuator == "weight" and reading.at_s <= seen.at_s:
+        return None
+    usage_cores = max(reading.total_cpu_s - seen.total_cpu_s, 0.0) / max(reading.at_s - seen.at_s, 1e-9)
+    held_s = _held_s(state, reading, usage_cores, s)
+    if held_s <= 0.0:
+        return None
+    throttled_cpu_s, late_cpu_s = account_throttling(state, reading, s)
+    peak = find_peak(state, s)
+    after = msgspec.structs.replace(
+        state,
+        limit_cores=hard,
+        seen=reading,
+        throttled_cpu_s=throttled_cpu_s,
+        late_cpu_s=late_cpu_s,
+        peak_cores=max(peak, limit),
+        peak_at_s=reading.at_s if limit > peak else state.peak_at_s,
+        caution=_pay(state.caution, held_s, 0.0, s),
+        held=_add(state.held, held_s, reading.at_s, limit),
+        hold_until_s=reading.at_s + s.restore_hold_s,
+    )
+    ratio = compute_throttled_ratio(seen, reading)
+    return after, Decision("restore", limit, hard, usage_cores, None, 0.0, ratio, by_look=True)
+
+
+def find_peak(state: JobState, s: MonitorSettings) -> float:
+    """The remembered peak in cores; before the first check of the rule the one that the present limit stands for."""
+    if state.peak_cores is not None:
+        return state.peak_cores
+    return state.limit_cores / (1.0 if state.limit_cores >= state.hard_cores else 1.0 + s.reserve_ratio)
+
+
+def find_target(peak_cores: float, hard_cores: float, s: MonitorSettings) -> float:
+    """The limit in cores for a peak: with the reserve, at least the floor, at most what was ordered."""
+    return min(hard_cores, max(compute_floor(hard_cores, (), s), peak_cores * (1.0 + s.reserve_ratio)))
+
+
+def find_half_life_s(state: JobState, s: MonitorSettings) -> float:
+    """In how many seconds the remembered peak fades to its half now."""
+    return float(s.peak_memory_s * 2.0**state.caution)
+
+
+def _held_s(state: JobState, reading: CpuReading, usage_cores: float, s: MonitorSettings) -> float:
+    """How long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
+
+    A weight cuts nothing off: there use above the limit is the sign, for as long as one period.
+    """
+    if state.limit_cores >= state.hard_cores or state.seen is None:
+        return 0.0
+    if s.actuator == "weight":
+        return state.cfs_period_s if usage_cores > state.limit_cores else 0.0
+    return state.cfs_period_s * max(reading.nr_throttled - state.seen.nr_throttled, 0)
+
+
+def _pay(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
+    """The caution after ``interval_s`` of which the job was held back for ``held_s``."""
+    return min(max(caution + (held_s - s.throttle_budget * interval_s) / GAIN_S, 0.0), MAX_CAUTION)
+
+
+def _add(held: HeldBack, held_s: float, at_s: float, from_cores: float) -> HeldBack:
+    return HeldBack(held.count + 1, held.held_s + held_s, at_s, from_cores, held_s)

@@ -1,0 +1,257 @@
+"""A closed loop of a CPU limit and a job at the level of the kernel's enforcement periods (limit_rules.md 1).
+
+The job wants CPU, the kernel gives what the quota allows and counts periods and throttled periods, and the monitor
+reads these counters and moves the limit: with its own checks and looks, so that what is measured is the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings, start_state
+from cpumond.monitor.rules import check, look
+
+CFS_PERIOD_S: Final = 0.1
+"""The kernel's default enforcement period."""
+LEAST_CPU_S: Final = 1e-6
+"""Core-seconds of a period that count as use, or as held back; less is rounding."""
+ROUNDING: Final = 1e-12
+PROGRESS_PERIODS: Final = 4096
+
+
+class SimulationResult(msgspec.Struct, frozen=True):
+    """What a rule frees and what it costs the job.
+
+    ``reclaimed_ratio`` sum(order - limit) / sum(order - demand), 0 where nothing was to be freed, above 1 where work is
+    kept waiting; ``held_back_ratio`` share of the enforcement periods in which a lowered limit gave the job less than
+    its order would have, ``held_back_seconds_ratio`` share of the seconds with such a period; ``late_ratio`` share of
+    the work that was not done in the period it was wanted in. ``delay_s``: how long a core-second of work waited on
+    average because of the limit, of a program how far it fell behind in all. ``p99_stretch_s`` 99th percentile of the
+    lengths of stretches of held-back periods; ``writes_per_hour`` changes of the limit.
+    """
+
+    rule: LimitRule
+    reclaimed_ratio: float
+    held_back_ratio: float
+    held_back_seconds_ratio: float
+    late_ratio: float
+    delay_s: float
+    p99_stretch_s: float
+    writes_per_hour: float
+
+
+class Period(NamedTuple):
+    """One enforcement period: the limit in force in it, CPU used in core-seconds, whether the limit held back."""
+
+    limit_cores: float
+    used_cpu_s: float
+    held_back: bool
+
+
+class Ran(NamedTuple):
+    """What a job did in a period: core-seconds, whether the quota ran out, and whether the order would have given
+    more."""
+
+    used_cpu_s: float
+    throttled: bool
+    held_back: bool
+
+
+class Arrivals:
+    """Work that arrives from outside, whatever became of the earlier: what is not done piles up.
+
+    ``work_cpu_s`` arrives in each period, ``order_cpu_s`` is what the order gives in one, both in core-seconds.
+    Work that would have waited at the order, too, is not held against the limit.
+    """
+
+    def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
+        self.work_cpu_s, self.order_cpu_s = work_cpu_s, order_cpu_s
+        self.wanted_cpu_s = self.late_cpu_s = 0.0
+        self.backlog_cpu_s = self._backlog_at_order = self._excess = self._waited = 0.0
+
+    def run(self, period: int, available_cpu_s: float) -> Ran:
+        """The period with this index (each once, in order), in which the quota gives ``available_cpu_s``."""
+        work, order = self.work_cpu_s[period], self.order_cpu_s
+        wanted = work + self.backlog_cpu_s
+        possible = min(wanted, order)
+        used = min(possible, available_cpu_s)
+        self.backlog_cpu_s = wanted - used
+        self._backlog_at_order = max(work + self._backlog_at_order - order, 0.0)
+        excess = max(self.backlog_cpu_s - self._backlog_at_order, 0.0)
+        self.late_cpu_s += max(excess - self._excess, 0.0)
+        self._excess = excess
+        self._waited += excess
+        self.wanted_cpu_s += work
+        throttled = self.backlog_cpu_s > LEAST_CPU_S and used >= available_cpu_s - 1e-9
+        return Ran(used, throttled, possible > used + LEAST_CPU_S)
+
+    def measure_delay_s(self, period_s: float) -> float:
+        """How long a core-second waited on average because of the limit."""
+        return self._waited * period_s / self.wanted_cpu_s if self.wanted_cpu_s else 0.0
+
+
+class Program:
+    """A program whose later work waits for the earlier: it falls behind.
+
+    Each of ``work_cpu_s`` takes a period at least, as when it has all it wants; one of 0 sleeps to the end of a period.
+    More than ``order_cpu_s`` cannot run at once. Parameters as of ``Arrivals``.
+    """
+
+    def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
+        self.work_cpu_s, self.order_cpu_s = work_cpu_s, order_cpu_s
+        self.wanted_cpu_s = self.late_cpu_s = 0.0
+        self._place, self._rest_cpu_s = 0, self._size(0)
+
+    def run(self, period: int, available_cpu_s: float) -> Ran:
+        """As ``Arrivals.run``; the program is where it got to, whatever the period."""
+        used = wanted = 0.0
+        time_left = 1.0
+        while time_left > ROUNDING and self._place < len(self.work_cpu_s):
+            size = self._size(self._place)
+            if size <= ROUNDING:
+                self._begin(self._place + 1)
+                break
+            needed = min(self._rest_cpu_s, size * time_left)
+            given = min(needed, available_cpu_s - used)
+            wanted += needed
+            used += given
+            if given < needed - ROUNDING:
+                self._rest_cpu_s -= given
+                break
+            time_left -= needed / size
+            if needed >= self._rest_cpu_s - ROUNDING:
+                self._begin(self._place + 1)
+            else:
+                self._rest_cpu_s -= needed
+        self.late_cpu_s += wanted - used
+        self.wanted_cpu_s += used
+        short = wanted > used + LEAST_CPU_S
+        return Ran(used, short, short)
+
+    def measure_delay_s(self, period_s: float) -> float:
+        """How far the program fell behind in all."""
+        return (len(self.work_cpu_s) - self._place) * period_s
+
+    def _begin(self, place: int) -> None:
+        self._place, self._rest_cpu_s = place, self._size(place)
+
+    def _size(self, place: int) -> float:
+        return min(self.work_cpu_s[place], self.order_cpu_s) if place < len(self.work_cpu_s) else 0.0
+
+
+def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = CFS_PERIOD_S) -> Iterator[Period]:
+    """The enforcement periods of ``job`` under a limit that the monitor moves by ``s``, beginning at the order.
+
+    Checks come each ``check_period`` and looks each ``throttle_poll``, at the end of the period they fall into. The
+    kernel counts a throttled period when it ends: a check sees those that are over, a look, which comes some time
+    within a period, notices what was counted before it. A new quota counts from the next period on. Quota that was not
+    used is carried over, up to ``burst_ratio`` of it.
+
+    With ``actuator = "weight"`` on a host with free CPU nothing is cut off: ``held_back`` are periods with use above
+    the limit, in which others could have taken the CPU away.
+    """
+    order_cores = job.order_cpu_s / period_s
+    is_weight = s.actuator == "weight"
+    burst = 0.0 if is_weight else s.burst_ratio or 0.0
+    state = msgspec.structs.replace(start_state(order_cores, 0.0), cfs_period_s=period_s)
+    if s.limit_rule != "document":
+        # As the tables of limit_rules.md were made: the documents' first sample is that of the first check.
+        state, _ = check(state, CpuReading(0.0, 0.0), 0.0, s)
+    limit = order_cores
+    quota = job.order_cpu_s
+    carried = total_cpu_s = 0.0
+    nr_periods = nr_throttled = 0
+    checks, looks = _Schedule(s.check_period_s, period_s), _Schedule(s.poll_s, period_s)
+    next_check, next_look = checks.next(0), looks.next(0)
+    for period in range(len(job.work_cpu_s)):
+        available = job.order_cpu_s if is_weight else min(carried + quota, quota * (1.0 + burst))
+        used, throttled, held_back = job.run(period, available)
+        if is_weight:
+            throttled, held_back = False, used > quota + LEAST_CPU_S
+        carried = min(available - used, quota * burst)
+        total_cpu_s += used
+        nr_periods += used > LEAST_CPU_S
+        counted = nr_throttled
+        nr_throttled += throttled
+        yield Period(limit, used, held_back)
+        over = period + 1
+        if over == next_check:
+            now_s = over * period_s
+            state, _ = check(state, CpuReading(total_cpu_s, now_s, 0, nr_periods, nr_throttled), now_s, s)
+            next_check = checks.next(over)
+        elif over == next_look and (is_weight or (state.seen is not None and counted > state.seen.nr_throttled)):
+            looked = look(state, CpuReading(total_cpu_s, over * period_s, 0, nr_periods, nr_throttled), s)
+            state = looked[0] if looked else state
+        if over == next_look:
+            next_look = looks.next(over)
+        if state.limit_cores != limit:
+            limit = state.limit_cores
+            quota = limit * period_s
+
+
+class _Schedule:
+    """What happens each ``every_s`` (0: never), at the end of the enforcement period it falls into."""
+
+    def __init__(self, every_s: float, period_s: float) -> None:
+        self.every, self.count = every_s / period_s, 0
+
+    def next(self, over: int) -> int:
+        """After how many periods it comes next; ``over`` are gone."""
+        if self.every <= 0.0:
+            return -1
+        self.count = max(self.count + 1, math.floor(over / self.every))
+        return max(over + 1, math.ceil(self.count * self.every - 1e-6))
+
+
+def simulate(
+    work_cpu_s: Sequence[float],
+    order_cores: float,
+    s: MonitorSettings,
+    *,
+    is_program: bool = False,
+    period_s: float = CFS_PERIOD_S,
+    on_progress: Callable[[int], None] | None = None,
+) -> SimulationResult:
+    """What the rule of ``s`` does to a job that ordered ``order_cores`` (> 0) and wants ``work_cpu_s`` (>= 0 each, not
+    empty) in its periods. ``on_progress`` is told now and then how many more periods are over.
+    """
+    order_cpu_s = order_cores * period_s
+    job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
+    periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)
+    reclaimed = 0.0
+    held_back = stretch = writes = 0
+    held_back_seconds: set[int] = set()
+    stretches: list[int] = []
+    limit = order_cores
+    for number, period in enumerate(walk_periods(job, s, period_s)):
+        if period.limit_cores != limit:
+            limit = period.limit_cores
+            writes += 1
+        reclaimed += order_cores - limit
+        if period.held_back:
+            held_back += 1
+            stretch += 1
+            held_back_seconds.add(number // per_second)
+        elif stretch:
+            stretches.append(stretch)
+            stretch = 0
+        if on_progress is not None and number % PROGRESS_PERIODS == PROGRESS_PERIODS - 1:
+            on_progress(PROGRESS_PERIODS)
+    if stretch:
+        stretches.append(stretch)
+    stretches.sort()
+    reclaimable = sum(order_cpu_s - min(work, order_cpu_s) for work in work_cpu_s)
+    return SimulationResult(
+        rule=s.limit_rule,
+        reclaimed_ratio=reclaimed * period_s / reclaimable if reclaimable > ROUNDING else 0.0,
+        held_back_ratio=held_back / periods,
+        held_back_seconds_ratio=len(held_back_seconds) / math.ceil(periods / per_second),
+        late_ratio=job.late_cpu_s / job.wanted_cpu_s if job.wanted_cpu_s else 0.0,
+        delay_s=job.measure_delay_s(period_s),
+        p99_stretch_s=stretches[math.ceil(0.99 * len(stretches)) - 1] * period_s if stretches else 0.0,
+        writes_per_hour=writes / (periods * period_s / 3600.0),
+    )

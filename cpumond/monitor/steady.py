@@ -1,0 +1,86 @@
+"""Where a rule would take a limit if a job went on as it was seen: the rule run forward over the same use, again and
+again, until the limit is where it stays. Pure.
+
+Time goes by in checks, so bursts within one are seen as their mean, and what a lowered limit would have changed in the
+job itself is not known: an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.monitor.model import CpuReading, JobState, MonitorSettings, start_state
+from cpumond.monitor.policy import rebase
+from cpumond.monitor.rules import RULES
+
+ROUND_S: Final = 300.0
+"""The limits of rounds at least this long are compared: cuts come in steps, and a caution wears off slowly."""
+ALIKE: Final = 0.01
+"""Mean limits of two rounds that differ by less, as a share, are the same."""
+MAX_CHECKS: Final = 50_000
+"""No rule of this program needs more; one that never settles ends here."""
+
+
+class Use(NamedTuple):
+    """What was seen of a job between two checks: ``interval_s`` > 0 seconds, ``usage_cores`` >= 0 the mean use."""
+
+    interval_s: float
+    usage_cores: float
+
+
+class SteadyState(msgspec.Struct, frozen=True):
+    """Where a limit stays, in cores: its mean, least and greatest value; ``after_s`` when it first comes there, seconds
+    after the job's start; ``reclaimed_ratio`` in [0, 1] the share of the order that it leaves to others."""
+
+    limit_cores: float
+    least_cores: float
+    most_cores: float
+    after_s: float
+    reclaimed_ratio: float
+
+
+def find_steady_state(uses: Sequence[Use], hard_cores: float, s: MonitorSettings) -> SteadyState | None:
+    """Where the limit of a job that ordered ``hard_cores`` (> 0) stays while ``uses`` repeat, None without any.
+
+    Where the use is above a lowered limit the job is held back until the next look or check, as the kernel would do.
+    """
+    if not uses or hard_cores <= 0.0:
+        return None
+    state = rebase(start_state(hard_cores, -s.start_delay_s), CpuReading(0.0, 0.0))
+    mean_cores, limits, lengths, throttled = math.inf, [hard_cores], [1.0], 0
+    path: list[tuple[float, float]] = [(0.0, hard_cores)]
+    while len(path) < MAX_CHECKS:
+        began_s, before_cores = path[-1][0], mean_cores
+        limits, lengths = [], []
+        while path[-1][0] - began_s < ROUND_S and len(path) < MAX_CHECKS:
+            for interval_s, usage_cores in uses:
+                state, throttled = _check(state, throttled, interval_s, usage_cores, s)
+                limits.append(state.limit_cores)
+                lengths.append(interval_s)
+                path.append((path[-1][0] + interval_s, state.limit_cores))
+        mean_cores = math.fsum(map(math.prod, zip(limits, lengths, strict=True))) / math.fsum(lengths)
+        if abs(mean_cores - before_cores) <= ALIKE * hard_cores:
+            break
+    near_cores = max(mean_cores, min(limits)) + ALIKE * hard_cores
+    after_s = next((at_s for at_s, limit in path if limit <= near_cores), 0.0)
+    return SteadyState(mean_cores, min(limits), max(limits), after_s + s.start_delay_s, 1.0 - mean_cores / hard_cores)
+
+
+def _check(
+    state: JobState, throttled: int, interval_s: float, usage_cores: float, s: MonitorSettings
+) -> tuple[JobState, int]:
+    assert state.base is not None
+    ratio = 0.0
+    if s.actuator == "quota" and usage_cores > state.limit_cores:
+        ratio = 1.0
+        held_s = min(s.poll_s or interval_s, interval_s)
+        throttled += max(round(held_s / state.cfs_period_s), 1)
+        if s.limit_rule == "document":
+            usage_cores = state.limit_cores
+    reading = CpuReading(0.0, state.base.at_s + interval_s, nr_throttled=throttled)
+    state, _ = RULES[s.limit_rule].step(state, reading, usage_cores, interval_s, ratio, s)
+    return state, throttled

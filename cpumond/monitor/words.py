@@ -1,0 +1,198 @@
+"""Why rule ``peak`` holds a limit where it is, in sentences (limit_rules.md 3); pure, from a job's state to text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from cpumond.monitor.model import FIRST_CAUTION, JobState, MonitorSettings
+from cpumond.monitor.peak import (
+    FIRST_SECONDS,
+    MAX_CAUTION,
+    STEP,
+    find_half_life_s,
+    find_peak,
+    find_target,
+)
+from cpumond.monitor.policy import compute_floor
+from cpumond.units import format_cores, format_duration, format_span
+
+ALIKE: Final = 1e-3
+"""Limits this close, as a share, are the same one: the kernel takes whole microseconds."""
+
+
+def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
+    """Until which moment rule ``peak`` cuts nothing, in seconds of the monotonic clock."""
+    return max(state.hold_until_s, state.started_at_s + max(FIRST_SECONDS, s.startup_boost_s))
+
+
+def describe_limit(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str] = ()) -> str:
+    """Where the limit of a job comes from and why it is no lower; begins with a figure or a small letter.
+
+    ``now_s`` on the monotonic clock, ``held_at`` the time of ``state.held`` for people, ``notes`` what held the last
+    write to another limit than was decided.
+    """
+    if state.peak_cores is None or state.base is None:
+        return "its use was not measured yet, so the limit is as it was found."
+    return f"{_describe_position(state, s, now_s, held_at, notes)} {_describe_half_life(state, s, held_at)}"
+
+
+def _describe_position(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str]) -> str:
+    limit, hard, peak = state.limit_cores, state.hard_cores, find_peak(state, s)
+    target, floor, asked = find_target(peak, hard, s), compute_floor(hard, (), s), peak * (1.0 + s.reserve_ratio)
+    reserve = f"{_share(s.reserve_ratio)} %"
+    total = f"{format_cores(asked)} = {format_cores(peak)} ({_describe_peak(state, s, now_s)}) + {reserve}"
+    if _alike(limit, target):
+        if asked > hard and not _alike(asked, hard):
+            return f"{total}, which is more than it may have."
+        if asked < floor and not _alike(asked, floor):
+            return f"this is its floor ({_describe_floor(s, hard)}); {total} would be less."
+        return f"{total}."
+    if target > limit:
+        return f"{total} would be more, but {_why_not_raised(s)}."
+    if asked < floor:
+        total = f"{format_cores(floor)}, its floor ({_describe_floor(s, hard)}), would be enough for {total}"
+    else:
+        total = f"{total} would be enough"
+    text = f"{total}, but {_why_not_lowered(state, s, now_s, notes)}."
+    if not _was_just_given_back(state, s, now_s):
+        return text
+    low = format_cores(state.held.from_cores)
+    return f"all was given back at {held_at}, because a limit of {low} held it back; {text}"
+
+
+def _describe_peak(state: JobState, s: MonitorSettings, now_s: float) -> str:
+    half_life = f"half-life {_span(find_half_life_s(state, s))}"
+    if state.peak_at_s == -math.inf:
+        return f"what it began with, fading, {half_life}"
+    seconds = now_s - state.peak_at_s
+    ago = "just now" if seconds < 1.0 else f"{format_span(seconds)} ago"
+    if state.peak_at_s == state.held.at_s:
+        return f"its use was at least that {ago}, fading, {half_life}"
+    if state.base is not None and state.peak_at_s >= state.base.at_s:
+        return f"use of the last check, {half_life}"
+    return f"highest use, {ago}, fading, {half_life}"
+
+
+def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> str:
+    now, shortest, held = _span(find_half_life_s(state, s)), _span(s.peak_memory_s), state.held
+    watched = format_span(state.watched_s)
+    if not held.count:
+        worn_off = max(FIRST_CAUTION - s.throttle_budget * state.watched_s, 0.0)
+        if abs(state.caution - worn_off) > 0.05:
+            return (
+                f"The half-life is {now}, as it was learned before; no lowered limit held this job back in {watched}."
+            )
+        if now == shortest:
+            return f"The half-life is {now}, the shortest: no lowered limit held this job back in {watched}."
+        return (
+            f"The half-life began at {_span(s.peak_memory_s * 2.0**FIRST_CAUTION)} and goes down to {shortest}, since "
+            f"no lowered limit held this job back so far ({watched})."
+        )
+    what = "its use was above a lowered limit" if s.actuator == "weight" else "a lowered limit held this job back"
+    back = "at once" if held.after_s <= 0.0 else f"after {format_span(held.after_s)}"
+    share, budget = _share(held_ratio(state), 2), _share(s.throttle_budget, 2)
+    story = (
+        f"{what} {_times(held.count)}, {format_span(held.held_s)} in all ({share} % of its time, budget {budget} %), "
+        f"last at {held_at} from {format_cores(held.from_cores)} cores, given back {back}."
+    )
+    if now == shortest:
+        return f"The half-life is {now}, the shortest, although {story}"
+    longest = ", the longest," if state.caution >= MAX_CAUTION else f", not {shortest},"
+    return f"The half-life is {now}{longest} because {story}"
+
+
+def held_ratio(state: JobState) -> float:
+    """Share of the watched time in which a lowered limit held the job back, in [0, 1]."""
+    return min(state.held.held_s / state.watched_s, 1.0) if state.watched_s > 0.0 else 0.0
+
+
+def describe_next(state: JobState, s: MonitorSettings, now_s: float, hindrance: str = "") -> str:
+    """What the next check does if the use is as in the last one, and what else would move the limit.
+
+    ``hindrance`` why no step is written, for example "it is pinned".
+    """
+    if state.base is None:
+        return "the first one only begins to measure"
+    unwritten = f", not written: {hindrance}" if hindrance else ""
+    limit, hard, half_life_s = state.limit_cores, state.hard_cores, find_half_life_s(state, s)
+    floor = compute_floor(hard, (), s)
+    peak = find_peak(state, s) * 2.0 ** (-s.check_period_s / half_life_s)
+    target = find_target(peak, hard, s)
+    if target > limit and not _alike(limit, target):
+        step = (
+            f"would raise it, but {_why_not_raised(s)}"
+            if s.direction == "down-only"
+            else f"raise it to {format_cores(target)}{unwritten}"
+        )
+    elif limit <= floor or _alike(limit, floor):
+        step = f"hold: it is at its floor ({_describe_floor(s, hard)})"
+    elif target > limit * (1.0 - STEP):
+        step = "hold: cuts below 5 % are not written"
+        if s.direction != "up-only" and floor <= limit * (1.0 - STEP) and peak > 0.0:
+            wait_s = half_life_s * math.log2(peak * (1.0 + s.reserve_ratio) / (limit * (1.0 - STEP)))
+            step += f", one is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
+    elif s.direction == "up-only" or now_s + s.check_period_s <= find_not_lowered_until_s(state, s):
+        step = f"hold: {_why_not_lowered(state, s, now_s)}"
+    else:
+        step = f"lower it to {format_cores(target)}{unwritten}"
+    text = step
+    if limit >= hard:
+        return text
+    if s.direction != "down-only":
+        text += f"; a use above {format_cores(limit / (1.0 + s.reserve_ratio))} raises it"
+    sign = "a use above the limit" if s.actuator == "weight" else "one throttled period"
+    looks = f" (looked for each {format_duration(s.poll_s)})" if s.poll_s else ""
+    return f"{text}; {sign}{looks} gives back all {format_cores(hard)}"
+
+
+def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: Sequence[str] = ()) -> str:
+    target = find_target(find_peak(state, s), state.hard_cores, s)
+    if s.direction == "up-only":
+        return "it is up-only"
+    if target > state.limit_cores * (1.0 - STEP):
+        return "cuts below 5 % are not written"
+    left_s = find_not_lowered_until_s(state, s) - now_s
+    if left_s > 0.0:
+        if now_s < state.hold_until_s and state.hold_until_s >= now_s + left_s:
+            why = "restore_hold"
+        else:
+            boosted = s.startup_boost_s > FIRST_SECONDS
+            why = "startup_boost" if boosted else f"nothing is lowered in the first {FIRST_SECONDS:g} s"
+        return f"it is not lowered for {format_span(left_s)} more ({why})"
+    held_to = next((note for note in notes if note.startswith(("held to", "raised to"))), "")
+    return f"it is {held_to}" if held_to else "that is for the next check"
+
+
+def _why_not_raised(s: MonitorSettings) -> str:
+    return "direction is down-only" if s.direction == "down-only" else "that is for the next check"
+
+
+def _was_just_given_back(state: JobState, s: MonitorSettings, now_s: float) -> bool:
+    recent_s = 2.0 * s.check_period_s + s.restore_hold_s
+    return state.limit_cores >= state.hard_cores and state.held.count > 0 and now_s - state.held.at_s <= recent_s
+
+
+def _describe_floor(s: MonitorSettings, hard_cores: float) -> str:
+    if s.min_limit_ratio * hard_cores > s.min_cpu_limit:
+        return f"min_limit_ratio = {s.min_limit_ratio:g} of the cap"
+    return f"min_cpu_limit = {s.min_cpu_limit:g}"
+
+
+def _alike(a: float, b: float) -> bool:
+    return abs(a - b) <= ALIKE * max(a, b)
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _span(seconds: float) -> str:
+    """A half-life; the one that fades is told in whole seconds."""
+    return format_span(round(seconds) if seconds >= 1.5 else seconds)
+
+
+def _share(ratio: float, digits: int | None = None) -> str:
+    """Per cent: with so many digits after the point, or as many as it needs."""
+    return f"{100.0 * ratio:.6g}" if digits is None else f"{100.0 * ratio:.{digits}f}"

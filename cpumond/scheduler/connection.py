@@ -1,0 +1,181 @@
+"""One connection of the scheduler, with bounds to what a peer may leave unfinished."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from cpumond.connections import Bounded, Door
+from cpumond.scheduler.peer import find_local_user
+from cpumond.scheduler.tokens import User
+
+MAX_CONNECTIONS: Final = 10_000
+MAX_HELD_BYTES: Final = 64 * 2**20
+"""Unfinished requests and unread answers of all connections."""
+
+KEEP_ALIVE_S: Final = 75
+EXCHANGE_S: Final = 150.0
+"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
+
+MAX_HEAD_BYTES: Final = 1024 * 1024
+"""Of the request line and the headers, in which the parameters of `yt` travel."""
+MAX_TARGET_BYTES: Final = 64 * 1024
+"""Of the request line's path and query."""
+MAX_HEADERS: Final = 1000
+TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
+MAX_PIPELINED: Final = 16
+"""Requests of one connection that wait while another one is answered."""
+REQUEST_BYTES: Final = 4096
+"""What a request that waits takes besides its bytes."""
+
+_NO_SCOPE: Final = cast(Any, {})
+
+
+def make_door() -> Door:
+    """The bounds of one server's connections."""
+    return Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S)
+
+
+class Connection(Bounded, HttpToolsProtocol):
+    """A connection whose parser takes in at once all that was read: many small requests, or a part of a large one.
+
+    What was read counts until the application begins with it (``take_turn`` in its scope), which then counts for
+    itself: so may the requests of thousands of connections wait.
+    """
+
+    _in_head = False
+    _head_bytes = 0
+    _running: RequestResponseCycle | None = None
+    """The first request that has no whole answer yet; ``cycle`` is the last one."""
+    _has_turn = False
+    """Whether the application has begun with it."""
+    _refusal = ""
+    _local_user: User | str | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of up to PIECE_BYTES."""
+        if self._refusal:
+            return
+        waited = len(self.pipeline)
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
+            elif len(self.headers) > MAX_HEADERS:
+                self.send_400_response(TOO_MANY_HEADERS)
+        self.unfinished += len(data) + REQUEST_BYTES * (len(self.pipeline) - waited)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nothing is unfinished where no request waits and none is begun."""
+        cycle = self.cycle
+        is_open = cycle is not None and not cycle.response_complete
+        is_begun = self._in_head or (is_open and cycle.more_body)
+        waits = bool(self.pipeline) or (is_open and not self._has_turn)
+        if not waits and (not is_begun or self._refusal):
+            self.unfinished = 0
+        if self.unfinished or self.held:
+            self.account()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a whole request waits for its answer."""
+        return bool(self.pipeline) or super().has_waiting
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether all that was sent is a whole request, which is being answered."""
+        return self._has_turn and not self.pipeline and not self._in_head and super().is_at_work
+
+    def take_turn(self) -> None:
+        """The application begins with a request."""
+        self._has_turn = True
+        self._settle()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(f"more than {MAX_PIPELINED} requests were sent before the answer to the first one")
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+        self.scope["find_local_user"] = self._find_local_user
+        self.scope["take_turn"] = self.take_turn
+
+    def _find_local_user(self) -> User | str:
+        """Asked for once, and only where it matters who that is."""
+        if self._local_user is None:
+            self._local_user = find_local_user(self.transport.get_extra_info("socket"))
+        return self._local_user
+
+    def on_headers_complete(self) -> None:
+        """Its body may follow."""
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(TOO_MANY_HEADERS)
+        if self._head_bytes > MAX_TARGET_BYTES and not self.url.startswith(b"/api/v4/"):
+            self._refuse(f"the head of the request is larger than {MAX_TARGET_BYTES} bytes")
+        if len(self.url) > MAX_TARGET_BYTES:
+            self._refuse(f"the path and the query of the request are longer than {MAX_TARGET_BYTES} bytes")
+        self._in_head = False
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+
+    def _refuse(self, reason: str) -> None:
+        """Stops the parser, which then has the reason sent."""
+        self._refusal = reason
+        raise ValueError(reason)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what follows, after the answers to the requests before."""
+        self._refusal = self._refusal or msg
+        if not self.has_waiting and not self.transport.is_closing():
+            super().send_400_response(self._refusal)
+
+    def on_response_complete(self) -> None:
+        """An answer is given; the next request has its turn."""
+        # Until the next request comes, this one would be kept.
+        answered = self._running
+        if answered is not None:
+            answered.body.clear()
+            answered.scope = _NO_SCOPE
+            if answered is self.cycle and not self._in_head:
+                self._forget_head()
+        self._has_turn, self._running = False, self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        self._settle()
+        if self._refusal:
+            self.send_400_response(self._refusal)
+
+    def end(self) -> None:
+        """There is no room for it: what it holds goes at once, as many more may be read before it is over."""
+        super().end()
+        self._let_go()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A connection is over."""
+        self._let_go()
+        super().connection_lost(exc)
+
+    def _let_go(self) -> None:
+        """Of requests that the application has not begun with, which may wait for their turn for long."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        if self._running is not None:
+            # The library tells the last one only.
+            self._running.disconnected = True
+            self._running.message_event.set()
+            waiting += [] if self._has_turn else [self._running]
+        for cycle in waiting:
+            scope: dict[str, Any] = cast(dict[str, Any], cycle.scope)
+            cycle.body.clear()
+            scope.update(headers=[], path="", raw_path=b"", query_string=b"")
+            turn = scope.get("turn")
+            if turn is not None and not turn.done():
+                turn.set_result(False)
+        if self._in_head:
+            self._forget_head()
+
+    def _forget_head(self) -> None:
+        self.url, self.headers, self.scope = b"", [], _NO_SCOPE

@@ -1,0 +1,96 @@
+"""Who is at the other end of a TCP connection on this machine: what SO_PEERCRED says of a unix socket, for loopback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+import struct
+from typing import Final
+
+from cpumond.scheduler.tokens import User
+
+OVERFLOW_UID: Final = 65534
+"""What the kernel calls everybody whom our user namespace does not know, and "nobody", whom many share."""
+
+_ESTABLISHED: Final = 1
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_NETLINK_SOCK_DIAG: Final = 4
+_NLM_F_REQUEST: Final = 1
+_ANY_COOKIE: Final = b"\xff" * 8
+
+
+LOCAL_USERS: Final = "root and the account that it runs as"
+
+
+def find_local_user(connection: socket.socket | None) -> User | str:
+    """Who connected, if it is one of ``LOCAL_USERS``, who may do everything; else who that is, in words."""
+    uid = None if connection is None else find_peer_uid(connection)
+    if uid is None:
+        return "it cannot be told who this is"
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    if uid in (0, os.geteuid()) and uid != OVERFLOW_UID:
+        return User(name, admin=True)
+    return f"this is {name} (uid {uid})"
+
+
+def find_peer_uid(connection: socket.socket) -> int | None:
+    """The uid that made the other end of a TCP connection over IPv4 on this machine; None if there is none.
+
+    The kernel tells. An end that was closed has no owner any more: a uid counts only while the connection stands before
+    and after the look, so that nobody can leave and have a later socket of somebody else taken for it.
+    """
+    try:
+        if connection.family != socket.AF_INET or not _is_established(connection):
+            return None
+        ends = (*connection.getpeername(), *connection.getsockname())
+        try:
+            uid = _ask_kernel(*ends)
+        except OSError:
+            # No netlink, or a kernel without that part of it.
+            uid = _search_table(*ends)
+        return uid if _is_established(connection) else None
+    except OSError:
+        return None
+
+
+def _is_established(connection: socket.socket) -> bool:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
+def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | None:
+    """By sock_diag(7): one question, one socket. Raises OSError."""
+    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    request += struct.pack("!HH", port, our_port)
+    request += socket.inet_aton(host).ljust(16, b"\0") + socket.inet_aton(our_host).ljust(16, b"\0")
+    request += struct.pack("=I", 0) + _ANY_COOKIE
+    header = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(1.0)
+        netlink.sendto(header + request, (0, 0))
+        answer = netlink.recv(65_536)
+    _, kind, *_ = struct.unpack_from("=IHHII", answer)
+    if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < 88:
+        raise OSError(errno.ENOENT, "no such socket")
+    state = answer[17]
+    uid, inode = struct.unpack_from("=II", answer, 80)
+    # Without an inode the socket was closed, and its uid says root.
+    return int(uid) if inode and state == _ESTABLISHED else None
+
+
+def _search_table(host: str, port: int, our_host: str, our_port: int) -> int | None:
+    """In the kernel's table of all connections, which takes milliseconds. Raises OSError."""
+    theirs, ours = (
+        f"{struct.unpack('=I', socket.inet_aton(name))[0]:08X}:{number:04X}"
+        for name, number in ((host, port), (our_host, our_port))
+    )
+    with open("/proc/self/net/tcp", encoding="ascii") as table:
+        for line in table:
+            _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+            if (local, remote) == (theirs, ours):
+                return int(uid) if inode != "0" and state == "01" else None
+    return None

@@ -1,0 +1,72 @@
+"""A node that sends heartbeats all the time, in a process of its own: how long it waits, how large the scheduler gets.
+
+``honest_node.py HOST:PORT PID NAME`` prints a line when it has begun, and its figures when its input ends. What the
+scheduler's first thread and this process spend ready to run, while others have the CPU, is taken off each wait: the
+scheduler has no part in that.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import sys
+import time
+from pathlib import Path
+
+PAUSE_S = 0.02
+
+
+def read_delay_s(pid: int | str, thread: int | str) -> float:
+    """How long a thread was ready to run and did not."""
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+
+
+def read_memory(pid: int) -> int:
+    """Resident, bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
+
+
+def main(address: str, pid: int, name: str) -> None:
+    client = http.client.HTTPConnection(address, timeout=60)
+
+    def post(path: str, body: dict[str, object]) -> tuple[int, str]:
+        client.request("POST", path, json.dumps(body))
+        answer = client.getresponse()
+        return answer.status, answer.read().decode()
+
+    def count_delays() -> float:
+        return read_delay_s(pid, pid) + read_delay_s("self", threads[0])
+
+    threads = [each.name for each in Path("/proc/self/task").iterdir()]
+    incarnation = {"node_id": name, "incarnation": "one"}
+    status, text = post("/api/v1/nodes", {**incarnation, "resources": {"cpu": 1.0, "memory": 1000, "user_slots": 1}})
+    failures = [] if status == 200 else [text]
+    rest = largest = read_memory(pid)
+    waits: list[float] = []
+    print("begun", flush=True)
+    is_over = False
+    while not is_over:
+        is_over = bool(select.select([sys.stdin], [], [], PAUSE_S)[0])
+        delays_s, begun = count_delays(), time.perf_counter()
+        beat = {**incarnation, "sequence": len(waits) + 1, "sent_at": 0.0, "cpu_capacity": 1.0, "jobs": []}
+        status, text = post("/api/v1/heartbeats", beat)
+        waits.append(time.perf_counter() - begun - (count_delays() - delays_s))
+        if status != 200:
+            failures.append(text)
+        largest = max(largest, read_memory(pid))
+    print(
+        json.dumps(
+            {
+                "count": len(waits),
+                "longest_s": max(waits, default=0.0),
+                "failures": failures[:3],
+                "growth": largest - rest,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,358 @@
+"""Who may do what: tokens of users and of nodes, takeovers of nodes, and the address that needs no tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_process import YT, PlayedNode, SchedulerProcess, clean_environment
+from waiting import wait_until
+
+from cpumond.testing import Cluster, remove_cgroups
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and network namespaces")
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path)
+    yield process
+    process.close()
+
+
+def start_with_tokens(scheduler: SchedulerProcess, *roles: str, text: str = "") -> None:
+    """One token for each role, which is its text, of a user of that name."""
+    path = scheduler.directory / "tokens"
+    path.touch(mode=0o600)
+    path.write_text("".join(f"me:{hashlib.sha256(role.encode()).hexdigest()}:{role}\n" for role in roles))
+    scheduler.write_config(text, api=f'tokens_file = "{path}"')
+    scheduler.start()
+
+
+def register(scheduler: SchedulerProcess, node_id: str, incarnation: str, **more: Any) -> tuple[int, str]:
+    body = {"node_id": node_id, "incarnation": incarnation, "resources": {"cpu": 4.0}, **more}
+    answer = scheduler.request("POST", "nodes", body)
+    return answer.status_code, answer.text
+
+
+def beat(scheduler: SchedulerProcess, node_id: str, incarnation: str, sequence: int) -> tuple[int, str]:
+    body = {
+        "node_id": node_id, "incarnation": incarnation, "sequence": sequence, "sent_at": 0.0, "cpu_capacity": 4.0,
+        "jobs": [],
+    }  # fmt: skip
+    answer = scheduler.request("POST", "heartbeats", body)
+    return answer.status_code, answer.text
+
+
+# ---- roles
+
+
+@pytest.mark.parametrize("role", ["user", "admin"])
+def test_a_users_token_is_no_nodes(scheduler: SchedulerProcess, role: str) -> None:
+    start_with_tokens(scheduler, role, "node")
+    scheduler.use_token("node")
+    assert register(scheduler, "n1", "a")[0] == 200
+    scheduler.use_token(role)
+    asked = {"node_id": "n1", "request_id": "1"}
+    for status, text in (
+        register(scheduler, "n1", "a"),
+        register(scheduler, "n2", "b"),
+        beat(scheduler, "n1", "a", 1),
+        *((each.status_code, each.text) for each in (
+            scheduler.request("POST", "logs", asked), scheduler.request("POST", "replies", asked)
+        )),
+    ):  # fmt: skip
+        assert status == 403
+        assert "the token of me is a user's, and nodes have tokens of their own" in text
+    assert [node["id"] for node in scheduler.get("nodes")["nodes"]] == ["n1"]
+
+
+def test_a_nodes_token_is_for_nodes_alone(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node", "admin")
+    scheduler.use_token("node")
+    assert register(scheduler, "n1", "a")[0] == 200
+    for method, path in (
+        ("GET", "nodes"), ("GET", "operations"), ("POST", "operations"), ("GET", "me"),
+        ("GET", "/api/v4/get?path=//sys/pools"), ("POST", "/api/v4/create"), ("GET", "/auth/whoami"),
+    ):  # fmt: skip
+        for headers in ({}, {"X-YT-User-Name": "root"}):
+            answer = scheduler.client.request(
+                method, path if path.startswith("/") else f"/api/v1/{path}", json={} if method == "POST" else None,
+                headers=headers,
+            )  # fmt: skip
+            assert answer.status_code in (400, 403), f"{method} {path}: {answer.text}"
+            assert "the token of me is a node's" in answer.text
+
+
+def test_a_pattern_says_which_nodes_a_token_is_for(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node:rack1-*", "node:victim", "user")
+    scheduler.use_token("node:victim")
+    assert register(scheduler, "victim", "a")[0] == 200
+    scheduler.use_token("node:rack1-*")
+    assert register(scheduler, "rack1-7", "b")[0] == 200
+    assert beat(scheduler, "rack1-7", "b", 1)[0] == 200
+    asked = {"node_id": "victim", "request_id": "1"}
+    for status, text in (
+        register(scheduler, "victim", "c"),
+        register(scheduler, "victim", "a"),
+        beat(scheduler, "victim", "a", 1),
+        *((each.status_code, each.text) for each in (
+            scheduler.request("POST", "logs", asked), scheduler.request("POST", "replies", asked)
+        )),
+    ):  # fmt: skip
+        assert status == 403
+        assert "is for nodes that match 'rack1-*', and this is 'victim'" in text
+
+
+# ---- takeovers
+
+RUN = "0123456789abcdef-the-rest-is-a-secret"
+
+
+def test_no_other_agent_takes_over_a_node_that_is_alive(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node", "node:*", "user", text='node_heartbeat_timeout = "2s"')
+    scheduler.use_token("node")
+    assert register(scheduler, "n1", RUN, key="k1")[0] == 200
+    for more in ({}, {"key": ""}, {"key": "k2"}):
+        for incarnation in (RUN, "other"):
+            scheduler.use_token("node:*")
+            status, text = register(scheduler, "n1", incarnation, **more)
+            assert status == 409
+            assert "node n1 is alive, with another agent" in text
+            assert "the-rest" not in text
+    status, text = beat(scheduler, "n1", "other", 1)
+    assert status == 409
+    assert "the-rest" not in text
+    assert beat(scheduler, "n1", RUN, 2)[0] == 200
+    scheduler.use_token("user")
+    assert "the-rest" not in scheduler.request("GET", "nodes/n1").text
+    assert "the-rest" not in scheduler.log()
+    wait_until(lambda: not scheduler.get("nodes/n1")["is_online"], "the node is missed")
+    scheduler.use_token("node:*")
+    assert register(scheduler, "n1", "other")[0] == 200
+
+
+def test_the_key_of_a_node_lets_its_next_run_in_at_once(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node")
+    scheduler.use_token("node")
+    assert register(scheduler, "n1", "a", key="k1")[0] == 200
+    assert register(scheduler, "n1", "b", key="k1")[0] == 200
+    scheduler.kill()
+    scheduler.write_config(api=f'tokens_file = "{scheduler.directory}/tokens"')
+    scheduler.start()
+    assert register(scheduler, "n1", "c", key="k2")[0] == 409
+    assert register(scheduler, "n1", "c", key="k1")[0] == 200, "the key is known over a restart of the scheduler"
+    assert "was replaced by the later run" in register(scheduler, "n1", "b", key="k1")[1]
+    assert b"k1" not in (scheduler.state_dir / "scheduler.db").read_bytes()
+
+
+def test_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node:n1")
+    scheduler.use_token("node:n1")
+    assert register(scheduler, "n1", "a", key="k1")[0] == 200
+    assert register(scheduler, "n1", "b")[0] == 200
+
+
+def test_an_agent_without_a_key_is_the_same_run_only(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node")
+    scheduler.use_token("node")
+    assert register(scheduler, "n1", "a")[0] == 200
+    assert register(scheduler, "n1", "a", tags=["x"])[0] == 200
+    assert register(scheduler, "n1", "b", key="k1")[0] == 409
+
+
+def test_an_agent_that_was_killed_is_back_at_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 1, token="of-a-user", check_period="250ms") as cluster:  # noqa: S106
+        [node] = cluster.nodes
+        assert os.stat(node.config_path).st_mode & 0o077 == 0, "its token is in there"
+        before = cluster.get("/api/v1/nodes/node-1")["incarnation"]
+        node.kill()
+        node.start()
+        cluster.wait(lambda: cluster.get("/api/v1/nodes/node-1")["incarnation"] != before, "the node is back")
+        key = Path(node.state_dir, "node_key.state")
+        assert key.stat().st_mode & 0o777 == 0o600
+        node.kill()
+        key.write_bytes(b"\xff\n\xfe")
+        node.start()
+        problem = cluster.wait(lambda: node.get("/v1/status")["problems"], "the agent says why it is not let in")
+        assert any("node node-1 is alive, with another agent" in text for text in problem)
+
+
+# ---- the address that needs no tokens
+
+ASK = """
+import encodings.idna, http.client, json, os, socket, sys
+answers = []
+for uid, method, path, headers in json.load(sys.stdin):
+    connection = http.client.HTTPConnection("127.0.0.1", 9757)
+    os.seteuid(uid)
+    connection.sock = socket.create_connection(("127.0.0.1", 9757), 20.0)
+    os.seteuid(0)  # Python may be where only root gets
+    connection.request(method, path, "{}" if method == "POST" else None, headers)
+    answer = connection.getresponse()
+    answers.append([answer.status, answer.read().decode()])
+    connection.close()
+json.dump(answers, sys.stdout)
+"""
+
+
+class DefaultScheduler(SchedulerProcess):
+    """One at the default address, in a network of its own, as an account."""
+
+    def __init__(self, directory: Path, pid: int, uid: int) -> None:
+        super().__init__(directory)
+        self.prefix = ["nsenter", "-t", str(pid), "-n"]
+        self.uid = uid
+        self.config_path.write_text(f'state_dir = "{self.state_dir}"\n[log]\nformat = "json"\n')
+
+    def arguments(self, *more: str) -> list[str]:
+        # Reading files is all that the capability is good for.
+        caps = "--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", *caps] if self.uid else []
+        return [*self.prefix, *become, *super().arguments(*more)]
+
+    def ask(self, *requests: tuple[int, str, str, dict[str, str]]) -> list[tuple[int, str]]:
+        """Requests of accounts (uid, method, path, headers), each over a connection of its own."""
+        run = [*self.prefix, sys.executable, "-I", "-c", ASK]
+        done = subprocess.run(run, input=json.dumps(requests), capture_output=True, text=True, timeout=60, check=True)
+        return [(status, text) for status, text in json.loads(done.stdout)]
+
+    def run(self, *command: str, **environment: str) -> str:
+        """A command line of this process' account, without any option about the scheduler."""
+        done = subprocess.run(
+            [*self.prefix, *command], env={**clean_environment(), "HOME": str(self.directory), **environment},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def cpumond(self, *arguments: str) -> str:
+        return self.run(sys.executable, "-m", "cpumond", *arguments)
+
+
+@pytest.fixture
+def network() -> Iterator[int]:
+    """The process of a network of its own, with nothing but loopback."""
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 1000"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        up = process.stdout.readline() == b"up\n"
+        try:
+            if not up:
+                pytest.skip("no network namespaces here")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every account gets through to."""
+    path = Path(tempfile.mkdtemp(prefix="cpumond-access-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@needs_root
+def test_without_a_configured_address_only_root_and_its_own_account_are_answered(place: Path, network: int) -> None:
+    own, other = 4711, 4712
+    (place / "state").mkdir()
+    os.chown(place / "state", own, own)
+    scheduler = DefaultScheduler(place, network, own)
+    scheduler.start()
+    try:
+        places = ("/api/v1/trees", "/api/v4/get?path=//sys/pools", "/api/v1/me")
+        answers = scheduler.ask(*((uid, "GET", path, {}) for uid in (0, own) for path in places))
+        assert [status for status, _ in answers] == [200] * 6
+        assert [json.loads(answers[number][1])["user"] for number in (2, 5)] == ["root", str(own)]
+        refused = [
+            (other, method, path, headers)
+            for method, path in (
+                ("GET", "/api/v1/trees"), ("GET", "/api/v1/me"), ("POST", "/api/v1/operations"),
+                ("POST", "/api/v1/nodes"), ("POST", "/api/v1/heartbeats"), ("GET", "/api/v4/get?path=//sys/pools"),
+                ("GET", "/auth/whoami"),
+            )
+            for headers in ({}, {"X-YT-User-Name": "root"}, {"Authorization": "OAuth x"})
+        ]  # fmt: skip
+        for request, (status, text) in zip(refused, scheduler.ask(*refused), strict=True):
+            assert status in (400, 403), f"{request}: {status} {text}"
+            assert f"this is {other} (uid {other}); ask as one of them, or have its tokens_file name you" in text
+        answers = scheduler.ask(*((uid, "GET", "/api/v1/trees", {"Host": "evil.example"}) for uid in (0, other)))
+        assert [status for status, _ in answers] == [403, 403]
+        free = ("/healthz", "/readyz", "/metrics", "/")
+        answers = scheduler.ask(*((other, "GET", path, {}) for path in free))
+        assert [status for status, _ in answers] == [200] * len(free)
+        assert scheduler.events("open_to_every_local_user") == []
+        for path in [place / "state", *(place / "state").iterdir()]:
+            assert path.stat().st_mode & 0o077 == 0 or path == place / "state", path
+    finally:
+        scheduler.close()
+
+
+@needs_root
+def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path, network: int) -> None:
+    """The command line, ``yt`` and the agent find their way without an option, jobs do not."""
+    scheduler = DefaultScheduler(place, network, 0)
+    scheduler.start()
+    root = f"cpumond-test-access-{os.getpid()}"
+    config = place / "agent.toml"
+    config.write_text(
+        f'state_dir = "{place}/agent"\nruntime_dir = "{place}/run"\nnode_id = "here"\n'
+        f'[scheduler]\nurl = "http://127.0.0.1:9757"\nheartbeat_period = "100ms"\n'
+        f'[executor]\nkind = "cgroup"\ncgroup_root = "{root}"\nuser = "nobody"\n'
+        '[resources]\ncpu = 2\n[metrics]\nlisten = ""\n'
+    )
+    with open(place / "agent.log", "wb") as log:
+        agent = subprocess.Popen(
+            [*scheduler.prefix, sys.executable, "-m", "cpumond", "agent", "--config", str(config)],
+            env=clean_environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        scheduler.cpumond("pool", "create", "research", "strong_guarantee_resources={cpu=50}")
+        blocked = scheduler.yt_environment(bindings=False)["PYTHONPATH"]
+        scheduler.run(
+            str(YT), "set", "//sys/pools/research/@weight", "3", YT_PROXY="127.0.0.1:9757", PYTHONPATH=blocked
+        )
+        assert "3" in scheduler.cpumond("pool", "list")
+        wait_until(lambda: "here" in scheduler.cpumond("node", "list"), "the agent registers")
+        command = (
+            "env; exec 3<>/dev/tcp/127.0.0.1/9757; "
+            r"printf 'GET /api/v1/operations HTTP/1.0\r\nHost: 127.0.0.1\r\nX-YT-User-Name: root\r\n\r\n' >&3; cat <&3"
+        )
+        operation = scheduler.cpumond(
+            "operation", "start", "--pool", "research", "--cpu-limit", "1", "--memory", "64M", "--", "bash", "-c",
+            command,
+        ).split()[-1]  # fmt: skip
+        show = ("operation", "show", operation, "--json")
+        wait_until(lambda: json.loads(scheduler.cpumond(*show))["state"] == "completed", "the job ends", 60.0)
+        said = scheduler.cpumond("operation", "log", operation)
+        assert "HTTP/1.1 403" in said
+        assert "this is nobody (uid 65534)" in said
+        assert "CPUMOND_JOB_ID=" in said
+        assert "TOKEN=" not in said
+    finally:
+        agent.terminate()
+        agent.wait(30)
+        remove_cgroups(root, "/proc/self/mountinfo")
+        scheduler.close()
+
+
+def test_a_loopback_address_that_is_set_is_open_and_says_so(scheduler: SchedulerProcess) -> None:
+    scheduler.start()
+    [warning] = scheduler.events("open_to_every_local_user")
+    assert "may do everything" in warning["error"]
+    assert "tokens_file" in warning["advice"]
+    assert scheduler.get("me")["is_open"] is True
+    PlayedNode(scheduler, "n1").register()
+    PlayedNode(scheduler, "n1").register()

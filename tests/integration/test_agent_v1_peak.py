@@ -1,0 +1,166 @@
+"""The agent's rule ``peak`` and its looks between two checks, over real cgroups: what comes back does not wait for the
+next check, and what somebody else decides stays.
+
+Checks are seconds apart, looks 100 ms: what a look gave back is counted apart.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from agent_process import AgentProcess
+from configs import FLOOR, describe_agent
+from waiting import wait_until
+
+from cpumond.agent.first_aid import raise_quotas
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+PEAK = {"limit_rule": '"peak"', "peak_memory": '"100ms"', "throttle_poll": '"100ms"'}
+"""Two checks forget what was used before: the limit is the use of the last one, and 5 %."""
+FIRST_CHECKS = "4s"
+"""Nothing is lowered in the first 10 s; the third check does it."""
+BURST_US = 30_000
+
+
+def make(cgroups: CgroupTree, *names: str) -> dict[str, dict[str, str]]:
+    """Cgroups with 2 cores and a burst; what all of their files hold."""
+    for name in names:
+        cgroups.make(name)
+        cgroups.write(name, "quota_us", 200_000)
+        cgroups.write(name, "burst_us", BURST_US)
+    return {name: cgroups.read_all(name) for name in names}
+
+
+def is_idle_low(cgroups: CgroupTree, *names: str) -> bool:
+    """Whether all these quotas are down at the floor, and their burst with them."""
+    return all(
+        cgroups.quota_cores(name) == FLOOR and cgroups.read(name, "burst_us") == str(int(FLOOR * 100_000))
+        for name in names
+    )
+
+
+def count_throttled(cgroups: CgroupTree, name: str) -> int:
+    """Throttled periods of a cgroup up to now."""
+    return int(dict(line.split() for line in cgroups.read(name, "cpu.stat").splitlines())["nr_throttled"])
+
+
+def wait_for_throttling(cgroups: CgroupTree, name: str, periods: int = 8) -> None:
+    """Until so many more periods of a cgroup were throttled: several looks long."""
+    before = count_throttled(cgroups, name)
+    wait_until(lambda: count_throttled(cgroups, name) >= before + periods, f"{name} is throttled")
+
+
+def wait_for_a_check(agent: AgentProcess) -> None:
+    """Until a check was just now, so that the next one is far."""
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick, "the next check")
+
+
+def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, agent):
+    found = make(cgroups, "a", "idle")
+    load = cgroups.start_load("a", 2)
+    load.burn(0.3)
+    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
+
+    def follows() -> bool:
+        job = agent.job("a")
+        limit = cgroups.quota_cores("a")
+        # Cuts below a twentieth are not written.
+        return bool(job["usage"]) and 1.049 * job["usage"] <= limit <= 1.051 * job["usage"] / 0.95 < 1.0
+
+    wait_until(follows, "the limit is 5 % above use")
+    assert cgroups.read("a", "burst_us") == cgroups.read("a", "quota_us")
+    wait_until(lambda: is_idle_low(cgroups, "idle"), "the idle one is at the floor")
+
+    def count_looks() -> int:
+        return int(agent.get("/v1/status")["counters"]["looks_restored"])
+
+    wait_for_a_check(agent)
+    before, checks = count_looks(), agent.get("/v1/status")["counters"]["decisions"]
+    load.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("a") == 2.0, "all of it is back")
+    wait_until(lambda: count_looks() > before, "by a look")
+    # All that it ordered, and no burst but the one it had.
+    assert cgroups.read("a", "burst_us") == str(BURST_US)
+    assert cgroups.read_all("a") == found["a"]
+    assert is_idle_low(cgroups, "idle")
+    assert agent.get("/v1/status")["counters"]["decisions"]["restore"] > checks["restore"]
+    explained = agent.request("GET", "/v1/jobs/a/explain").json()
+    restore = [record for record in explained["decisions"] if record["kind"] == "restore"][-1]
+    assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
+    assert {change["reason"] for change in agent.events("limit_changed") if change["job_id"] == "idle"} == {"shrink"}
+    assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+def test_the_documents_rule_has_looks_where_they_are_asked_for(cgroups, agent):
+    found = make(cgroups, "a")
+    monitor = {"throttle_poll": '"100ms"', "burst_ratio": "1.0"}
+    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=monitor))
+    load = cgroups.start_load("a", 2)
+    wait_until(lambda: cgroups.quota_cores("a") <= 0.5, "it is lowered")
+    wait_for_a_check(agent)
+    load.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("a") == 2.0, "all of it is back")
+    wait_until(lambda: agent.get("/v1/status")["counters"]["looks_restored"] >= 1, "by a look")
+    assert agent.stop() == 0
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+@pytest.mark.parametrize("end", ["restore", "first aid, restore", "restart"])
+def test_quota_and_burst_are_given_back_after_a_kill(cgroups, agent, end):
+    found = make(cgroups, "a", "b")
+    agent.start(describe_agent(cgroups, check_period="500ms", monitor=PEAK))
+    wait_until(lambda: is_idle_low(cgroups, *found), "both are at the floor")
+    agent.stop(signal.SIGKILL)
+    if end == "first aid, restore":
+        place = agent.directory
+        environment = {
+            "SERVICE_RESULT": "signal",
+            "RUNTIME_DIRECTORY": f"{place}/run",
+            "STATE_DIRECTORY": f"{place}/state",
+        }
+        assert raise_quotas(environment) == 2
+        # At once what the jobs lack; the burst, which is theirs to have less of, is for `restore`.
+        assert [cgroups.quota_cores(name) for name in found] == [2.0, 2.0]
+    if end == "restart":
+        agent.start()
+        assert is_idle_low(cgroups, *found)
+        assert {record["job_id"] for record in agent.events("limit_adopted")} == set(found)
+        assert agent.stop() == 0
+    else:
+        done = agent.run("restore")
+        assert (done.returncode, done.stderr) == (0, "")
+    assert {name: cgroups.read_all(name) for name in found} == found
+
+
+def test_a_pause_and_an_order_of_somebody_else_hold_looks_too(cgroups, agent):
+    found = make(cgroups, "ordered", "paused")
+    # With all the weight there is it is throttled whatever else runs on the machine.
+    for name in ("", "ordered"):
+        cgroups.write(name, "shares", 262_144)
+    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
+    loads = {name: cgroups.start_load(name, 2) for name in found}
+    wait_until(lambda: is_idle_low(cgroups, *found), "both are at the floor")
+    cgroups.write("ordered", "quota_us", 50_000)
+    loads["ordered"].burn(2.0)
+    pause = agent.directory / "run" / "pause"
+    pause.touch()
+    loads["paused"].burn(2.0)
+    for name in found:
+        wait_for_throttling(cgroups, name)
+    assert (cgroups.read("ordered", "quota_us"), cgroups.quota_cores("paused")) == ("50000", FLOOR)
+    assert agent.get("/v1/status")["counters"]["looks_restored"] == 0
+    pause.unlink()
+    wait_until(lambda: cgroups.quota_cores("paused") == 2.0, "the pause is over")
+    loads["paused"].burn(0.0)
+    wait_until(lambda: agent.job("ordered")["current_cpu_limit"] == 0.5, "the order is seen")
+    wait_for_throttling(cgroups, "ordered")
+    assert cgroups.read("ordered", "quota_us") == "50000"
+    assert agent.get("/v1/status")["counters"]["foreign_writes"]["raise"] == 1
+    assert agent.stop() == 0
+    assert cgroups.read("ordered", "quota_us") == "50000"
+    assert cgroups.read_all("paused") == found["paused"]

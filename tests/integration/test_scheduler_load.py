@@ -1,0 +1,272 @@
+"""What one client can cost the others: memory of the running scheduler, and how long an honest node waits meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess
+from waiting import wait_until
+
+from cpumond.scheduler.connection import MAX_PIPELINED
+
+MIB = 2**20
+MAX_GROWTH = 200 * MIB
+MAX_WAIT_S = 1.0
+HONEST_NODE = Path(__file__).with_name("honest_node.py")
+ATTACK_S = 3.0
+TASK = b'"tasks":{"t":{"job_count":1,"command":"true"}}'
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path_factory.mktemp("load"))
+    process.write_config(period="1s")
+    process.start()
+    yield process
+    process.close()
+
+
+@contextlib.contextmanager
+def honest(scheduler: SchedulerProcess, name: str) -> Iterator[None]:
+    """Beside what is done inside: an honest node is answered, and soon; the scheduler stays small."""
+    arguments = [sys.executable, str(HONEST_NODE), scheduler.address, str(scheduler.pid), name]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "begun\n"
+            yield
+        finally:
+            told, _ = process.communicate(timeout=60)
+    found = json.loads(told)
+    assert found["count"], found
+    assert not found["failures"], found
+    assert found["longest_s"] < MAX_WAIT_S, found
+    assert found["growth"] < MAX_GROWTH, found
+
+
+def connect(scheduler: SchedulerProcess) -> socket.socket:
+    host, _, port = scheduler.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5.0)
+
+
+def head(method: str, path: str, length: int = 0, more: str = "") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+def send_for(connections: list[socket.socket], piece: bytes, seconds: float, reads: bool = False) -> int:
+    """Send ``piece`` over and over; how many bytes were taken. ``reads``: answers are read, else they pile up."""
+    end, sent = time.monotonic() + seconds, 0
+    for each in connections:
+        each.setblocking(False)
+    while time.monotonic() < end and connections:
+        taken = 0
+        for each in list(connections):
+            try:
+                if reads:
+                    with contextlib.suppress(BlockingIOError):
+                        each.recv(MIB)
+                taken += each.send(piece)
+            except BlockingIOError:
+                continue
+            except OSError:
+                connections.remove(each)
+        sent += taken
+        if not taken:
+            time.sleep(0.01)
+    return sent
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
+@pytest.mark.parametrize("count", [1, 50])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [head("GET", "/api/v1/openapi.json"), head("POST", "/api/v1/trees/default/pools", 3000) + b"x" * 3000],
+    ids=["small", "with bodies"],
+)
+def test_pipelined_requests_take_no_memory(
+    scheduler: SchedulerProcess, count: int, request_bytes: bytes, reads: bool
+) -> None:
+    """As many as fit are sent in one go, or one after the other, without waiting for answers."""
+    for pieces in (50, 1):
+        with contextlib.ExitStack() as stack, honest(scheduler, f"pipe-{count}-{len(request_bytes)}-{pieces}-{reads}"):
+            connections = [stack.enter_context(connect(scheduler)) for _ in range(count)]
+            assert send_for(connections, request_bytes * pieces, ATTACK_S / 2, reads)
+
+
+def test_a_few_pipelined_requests_are_answered_in_order(scheduler: SchedulerProcess) -> None:
+    paths = [f"/api/v1/trees/none-{number}" for number in range(MAX_PIPELINED)]
+    with connect(scheduler) as client:
+        client.sendall(b"".join(head("GET", path) for path in paths))
+        received = b""
+        while received.count(b"HTTP/1.1 ") < len(paths) or b"none-15" not in received.rpartition(b"HTTP/1.1 ")[2]:
+            received += client.recv(65536)
+    places = [received.index(path.rpartition("/")[2].encode()) for path in paths]
+    assert places == sorted(places)
+
+
+def test_too_many_pipelined_requests_are_refused_after_those_before(scheduler: SchedulerProcess) -> None:
+    with connect(scheduler) as client:
+        client.sendall(head("GET", "/ping") * (MAX_PIPELINED + 20))
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := client.recv(65536):
+                received += data
+    assert received.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1
+    assert received.endswith(b"requests were sent before the answer to the first one")
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"X-1: " + b"a" * 8000 + b"\r\n"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"a" * 65536),
+        (head("POST", "/api/v1/operations", MIB), b"a" * 65536),
+        (head("POST", "/api/v1/heartbeats", 8 * MIB), b"a" * 65536),
+    ],
+    ids=["headers", "one header", "bodies", "heartbeats"],
+)
+def test_unfinished_requests_are_bounded_in_all(scheduler: SchedulerProcess, begin: bytes, piece: bytes) -> None:
+    with contextlib.ExitStack() as stack, honest(scheduler, f"unfinished-{len(begin)}-{len(piece)}"):
+        connections = [stack.enter_context(connect(scheduler)) for _ in range(300)]
+        for each in connections:
+            each.sendall(begin)
+        for _ in range(15):
+            send_for(connections, piece, 0.1)
+    assert scheduler.get("/healthz")["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        b"GET /api/v4/get HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 60_000 + b"\r\n\r\n",
+        head("POST", "/api/v1/operations", 60_000) + b"a" * 60_000,
+    ],
+    ids=["heads", "bodies"],
+)
+def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: bytes) -> None:
+    """Of many more connections than begin at a time; what was answered is not kept either."""
+    soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
+    if hard < 4000:
+        pytest.skip(f"needs 4000 descriptors, has {hard}")
+    psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (4000, hard))
+    try:
+        with contextlib.ExitStack() as stack, honest(scheduler, f"whole-{len(whole)}"):
+            connections = [stack.enter_context(connect(scheduler)) for _ in range(3000)]
+            assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
+    finally:
+        psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> None:
+    with contextlib.ExitStack() as stack, honest(scheduler, "unread"):
+        connections = []
+        for _ in range(400):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            host, _, port = scheduler.address.rpartition(":")
+            client.connect((host, int(port)))
+            connections.append(client)
+        send_for(connections, head("GET", "/api/v1/openapi.json") * 10, ATTACK_S)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/api/v1/operations", b'{"spec":{"annotations":[' + b"[]," * (MIB // 3 - 100) + b"[]]," + TASK + b"}}", {}),
+        ("/api/v1/operations", b'{"spec":{"annotations":[' + b"1," * (MIB // 2 - 100) + b"1]," + TASK + b"}}", {}),
+        (
+            "/api/v4/start_operation",
+            b"{operation_type=vanilla;spec={annotations=[" + b"1;" * (MIB // 2 - 100) + b"]}}",
+            {"X-YT-Header-Format": "yson"},
+        ),
+        (
+            "/api/v4/start_operation",
+            b"{operation_type=vanilla;spec={annotations=[" + b"{a={};};" * (MIB // 8 - 100) + b"]}}",
+            {"X-YT-Header-Format": "yson"},
+        ),
+    ],
+    ids=["json lists", "json numbers", "yson numbers", "yson maps"],
+)
+def test_a_body_of_too_many_values_is_refused(
+    scheduler: SchedulerProcess, path: str, body: bytes, headers: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    with honest(scheduler, request.node.callspec.id.replace(" ", "-")), scheduler.new_client() as client:
+        for _ in range(10):
+            answer = client.post(path, content=body, headers=headers)
+            assert answer.status_code in (400, 413)
+            assert "20000" in answer.text
+
+
+def test_a_body_that_is_too_large_is_refused_with_a_sentence(scheduler: SchedulerProcess) -> None:
+    """Also to a client that first sends everything."""
+    for body in (b"a" * (MIB + 1), b"a" * (16 * MIB)):
+        answer = scheduler.client.post("/api/v1/operations", content=body)
+        assert answer.status_code == 413
+        assert "larger than the limit of 1048576 bytes" in answer.json()["error"]
+
+
+def test_a_heartbeat_of_thousands_of_jobs_is_taken(scheduler: SchedulerProcess) -> None:
+    node = PlayedNode(scheduler, "large")
+    node.register()
+    job = {"operation_id": "x" * 40, "cgroup": "y" * 100, "cpu_limit": 1.0, "current_cpu_limit": 1.0, "task": "z" * 200}
+    node.jobs = {f"job-{number}": {**job, "job_id": f"job-{number}"} for number in range(5000)}
+    assert len(json.dumps(list(node.jobs.values()))) > 2 * MIB
+    node.beat()
+
+
+def test_specifications_are_bounded_per_user(tmp_path: Path) -> None:
+    process = SchedulerProcess(tmp_path)
+    process.write_config("max_specification_memory = 1048576\n")
+    try:
+        process.start()
+        note = "n" * 100_000
+        answers = []
+        for _ in range(7):
+            spec = {"pool": "p", "annotations": {"note": note}, "tasks": {"t": {"job_count": 1, "command": "true"}}}
+            answers.append(process.request("POST", "operations", {"spec": spec}))
+        assert [answer.status_code for answer in answers] == [201] * 5 + [409] * 2
+        assert "the operations of user 'root' take" in answers[-1].json()["error"]
+        operation = answers[0].json()["id"]
+        process.post(f"operations/{operation}/abort")
+        assert process.request("POST", "operations", {"spec": spec}).status_code == 201, "there is room again"
+        # It is known again after a restart.
+        process.kill()
+        process.start()
+        assert process.request("POST", "operations", {"spec": spec}).status_code == 409
+    finally:
+        process.close()
+
+
+def test_fake_nodes_keep_few_names(scheduler: SchedulerProcess) -> None:
+    node = PlayedNode(scheduler, "tagged", tags=["t" * 200] * 100)
+    answer = scheduler.request(
+        "POST", "nodes", {"node_id": node.id, "incarnation": "i", "resources": node.resources, "tags": node.tags}
+    )
+    assert answer.status_code == 422
+    assert "at most 100 tags" in answer.json()["error"]
+
+
+def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerProcess) -> None:
+    """More half requests than connections are kept: an honest client is answered, its own connection stays."""
+    soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
+    if hard < 12_000:
+        pytest.skip(f"needs 12000 descriptors, has {hard}")
+    psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (12_000, hard))
+    try:
+        with contextlib.ExitStack() as stack, honest(scheduler, "many"):
+            for _ in range(10_300):
+                stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
+            wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")
+            assert httpx2.get(f"{scheduler.url}/healthz", trust_env=False).status_code == 200
+    finally:
+        psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))

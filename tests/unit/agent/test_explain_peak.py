@@ -1,0 +1,305 @@
+"""What ``explain``, ``status`` and the graphs say of a job under rule peak, in each of its states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from fake_node import FakeNode, source
+
+from cpumond.agent import control
+from cpumond.agent.ring import DecisionRecord
+from cpumond.cli import explain
+from cpumond.cli.client import ExplainAnswer, StatusAnswer
+from cpumond.monitor.model import CpuReading
+from cpumond.monitor.rules import look
+from cpumond.testing import v2_cgroup
+
+SIXTEEN = v2_cgroup(quota="1600000 100000")
+PEAK = '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nthrottle_poll = 0\n'
+PAGE = '[web]\nlisten = "127.0.0.1:0"\nperiod = "1s"\nsamples = 100\n'
+
+WHOLE = "The limit of a is 16 of 16 ordered cores, all it may have"
+NEVER = "The half-life began at 20 s and goes down to 5 s, since no lowered limit held this job back so far"
+
+MakeNode = Callable[..., FakeNode]
+
+
+@pytest.fixture
+def start(make_node: MakeNode) -> Callable[..., FakeNode]:
+    def make(options: str = "", more: str = "", config: str = PEAK, after_s: int = 0) -> FakeNode:
+        node = make_node({"a": SIXTEEN}, config=config + options + source(cpu_limit=16.0) + more).start()
+        for _ in range(after_s):
+            node.tick(3.0)
+        return node
+
+    return make
+
+
+def ask(node: FakeNode) -> ExplainAnswer:
+    """The answer as the command line reads it."""
+    return msgspec.json.decode(msgspec.json.encode(control.explain_job(node.agent, "a")), type=ExplainAnswer)
+
+
+def why(node: FakeNode) -> str:
+    return explain.describe_why(ask(node))
+
+
+def test_a_new_job(start):
+    node = start()
+    assert why(node) == f"{WHOLE}: its use was not measured yet, so the limit is as it was found."
+
+
+def test_the_first_seconds(start):
+    node = start(after_s=5)
+    assert why(node).startswith(f"{WHOLE}: 14.11 = 13.43 (what it began ")
+    assert "but it is not lowered for 5 s more (nothing is lowered in the first 10 s)." in why(node)
+    assert explain.describe_next(ask(node)).startswith("hold: it is not lowered for 5 s more")
+
+
+def test_before_start_delay(start):
+    node = start('start_delay = "30s"\n', after_s=5)
+    assert why(node).endswith(": it is not measured before start_delay is over, in 25s.")
+    assert explain.describe_next(ask(node)) == "measured after start_delay, in 25s"
+
+
+def test_lowered_and_never_held_back(start):
+    node = start(after_s=60)
+    node.tick(2.5)
+    told = why(node)
+    assert re.match(r"The limit of a is 3\.\d+ of 16 ordered cores: 3\.\d+ = \d", told)
+    assert "(highest use, 1 s ago, fading, half-life 17 s) + 5 %" in told
+    assert told.endswith(f"{NEVER} (1 min 1 s).")
+    assert explain.describe_next(ask(node)).endswith("; one throttled period gives back all 16")
+
+
+def test_held_back_and_just_given_back_and_lowered_again(start):
+    node = start(after_s=30)
+    limit = node.job("a").state.limit_cores
+    node.tick({"a": 4.0}, {"a": 0.2})
+    told = ask(node)
+    assert told.decisions[-1].kind == "restore"
+    assert explain.describe_reason(told.decisions[-1]) == "20% of the periods throttled, so all was given back at once"
+    sentence = explain.describe_why(told)
+    assert "all it may have: all was given back at " in sentence
+    assert f"because a limit of {explain.show_cores(limit)} held it back; " in sentence
+    assert (
+        "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
+    )
+    assert sentence.endswith("cores, given back after 0.2 s.")
+    assert explain.describe_next(told).startswith("lower it to ")
+    node.tick(3.0)
+    again = ask(node)
+    assert again.current_cpu_limit < 16.0
+    assert "its use was at least that 1 s ago" in explain.describe_why(again)
+    assert explain.describe_reason(again.decisions[-1]) == "its highest use of late fades, use 3.00"
+    facts = dict(explain.list_facts(again))
+    assert facts["held back"] == "1 time, 0.2 s of 32 s watched = 0.62 %, budget 0.40 %"
+    assert facts["rule"].startswith("peak: ")
+
+
+def test_the_time_has_its_zone_and_the_date_of_another_day(start):
+    node = start(after_s=30)
+    node.tick({"a": 4.0}, {"a": 0.2})
+    assert re.search(r"last at \d\d:\d\d:\d\d \S+ from ", why(node))
+    node.clock.advance(2 * 86_400.0)
+    assert re.search(r"last at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ from ", why(node))
+
+
+def test_at_its_floor(start):
+    node = start("min_cpu_limit = 14.0\n")
+    node.ticks(120, 0.1)
+    assert why(node).startswith("The limit of a is 14 of 16 ordered cores: this is its floor (min_cpu_limit = 14); 0.")
+    assert " + 5 % would be less. " in why(node)
+    assert explain.describe_next(ask(node)).startswith(
+        "hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 "
+    )
+
+
+def test_a_floor_as_high_as_the_order(start):
+    node = start("min_limit_ratio = 1.0\n", after_s=20)
+    assert "and never goes below: its floor is as high" in why(node)
+
+
+def test_a_use_near_the_order(start):
+    node = start()
+    node.ticks(20, 15.9)
+    assert "all it may have: 16.7 = 15.9 (" in why(node)
+    assert ") + 5 %, which is more than it may have. " in why(node)
+
+
+def test_grown(start):
+    node = start(after_s=60)
+    node.tick(5.0)
+    told = ask(node)
+    assert explain.describe_why(told).startswith(
+        "The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last "
+    )
+    assert explain.describe_reason(told.decisions[-1]) == "its highest use of late asks for more, use 5.00"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ('restore_hold = "60s"\n', "but it is not lowered for 1 min more (restore_hold)."),
+        ('direction = "up-only"\n', "but it is up-only."),
+    ],
+)
+def test_what_keeps_it_from_being_lowered(start, options, said):
+    node = start(options, after_s=30)
+    node.tick({"a": 4.0}, {"a": 0.2})
+    assert said in why(node)
+
+
+def test_mode_up_only(start):
+    node = start(config=PEAK.replace("reclaim", "up-only"), after_s=30)
+    assert "all it may have: " in why(node)
+    assert "but it is up-only." in why(node)
+    assert explain.describe_next(ask(node)) == "hold: it is up-only"
+
+
+def test_shadow(start):
+    node = start(config=PEAK.replace("reclaim", "shadow"), after_s=60)
+    told = why(node)
+    assert told.startswith(
+        "The limit of a is 16 of 16 ordered cores: its mode is shadow, so nothing is written. In mode"
+    )
+    assert told.endswith(f"{NEVER} (1 min).")
+    node.tick(8.0)
+    assert "now: 8.4 = 8 (use of the last check, half-life 17 s) + 5 %. The half-life" in why(node)
+    for _ in range(3):
+        node.tick(0.0)
+        step = explain.describe_next(ask(node)).split(";")[0]
+        assert step.startswith("hold: cuts below 5 %") or step.endswith(", not written: mode shadow")
+
+
+def test_a_weight_is_held_back_where_its_use_is_above(start):
+    node = start('actuator = "weight"\n', after_s=60)
+    assert explain.describe_next(ask(node)).endswith("; a use above the limit gives back all 16")
+    node.tick(6.0)
+    told = ask(node)
+    assert "because its use was above a lowered limit once" in explain.describe_why(told)
+    assert explain.describe_reason(told.decisions[-1]) == "use 6.00 above the limit, so all was given back at once"
+
+
+def test_states_in_which_somebody_else_decides(start):
+    node = start(after_s=40)
+    (node.directory / "run" / "pause").touch()
+    node.ticks(3, 0.1)
+    assert why(node).endswith(" Writes are paused, so it stays there.")
+    assert "not written: writes are paused" in explain.describe_next(ask(node))
+    (node.directory / "run" / "pause").unlink()
+    node.tick(0.1)
+    control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
+    assert why(node) == "The limit of a is 2 of 16 ordered cores: an operator pinned it until `cpumond unpin a`."
+    node.ticks(5, 0.1)
+    assert "not written: it is pinned" in explain.describe_next(ask(node))
+    control.unpin_job(node.agent, "a")
+    node.tick(0.1)
+    node.write("a", "cpu.max", "1200000 100000")
+    node.tick(0.1)
+    assert "somebody else set it, which is respected for " in why(node)
+
+
+def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
+    node = make_node({"a": SIXTEEN}, config=PEAK + source("jobs*", 16.0)).start()
+    told = control.explain_job(node.agent, "jobs")
+    e = msgspec.json.decode(msgspec.json.encode(told), type=ExplainAnswer)
+    assert "nothing is ever written to its cgroup, because it has child cgroups" in explain.describe_why(e)
+    off = start(config=PEAK.replace("reclaim", "off"), after_s=5)
+    assert why(off).endswith(": its mode is off, it is neither measured nor changed.")
+    assert explain.describe_next(ask(off)) == "none in mode off"
+
+
+def test_a_quota_above_it_is_named(make_node):
+    node = make_node({"a": SIXTEEN}, config=PEAK + source(cpu_limit=16.0))
+    (node.root / "jobs" / "cpu.max").write_text("800000 100000")
+    node.start()
+    node.ticks(12, 7.9)
+    assert ask(node).bounds.cap == 8.0
+    assert why(node).endswith("The quota of jobs above it, 8 cores, allows no more.")
+
+
+def test_the_whole_text_has_neither_votes_nor_windows(start):
+    node = start(after_s=40)
+    text = explain.draw_explain(ask(node), 3, None, False)
+    assert "votes against" not in text
+    assert "next check: " in text
+    assert "\nheld back   0 times, 0 s of 40 s watched = 0.00 %, budget 0.40 %\n" in text
+
+
+# ---- status, graphs
+
+
+def test_the_status_has_what_the_rule_knows(start):
+    node = start(after_s=30)
+    node.tick({"a": 4.0}, {"a": 0.2})
+    answer = {**control.describe_agent(node.snapshot()), "last_tick_age_s": 0.0}
+    [job] = msgspec.json.decode(msgspec.json.encode(answer), type=StatusAnswer).jobs
+    assert job.limit_rule == "peak"
+    assert job.peak is not None
+    state = node.job("a").state
+    assert (job.peak.peak_cores, job.peak.caution, job.peak.watched_s) == (state.peak_cores, state.caution, 31.0)
+    assert (job.peak.held_count, job.peak.held_s) == (1, pytest.approx(0.2))
+    assert job.peak.half_life_s == pytest.approx(5.0 * 2**state.caution)
+    assert job.peak.target_cores == pytest.approx(1.05 * (state.peak_cores or 0.0))
+
+
+def test_the_documents_rule_has_no_peak(start):
+    node = start(config='[monitor]\nmode = "reclaim"\n', more=PAGE, after_s=30)
+    told = control.explain_job(node.agent, "a")
+    assert (told["limit_rule"], told["peak"]) == ("document", None)
+    assert set(told["samples"]["peak"]) == {None}
+    assert set(control.describe_job(node.job("a"))) >= {"limit_rule", "peak"}
+
+
+def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(start):
+    document = '[monitor]\nmode = "reclaim"\n' + source(cpu_limit=16.0) + PAGE
+    node = start(config='[monitor]\nmode = "reclaim"\n', more=PAGE, after_s=10)
+    node.reload(PEAK + source(cpu_limit=16.0) + PAGE)
+    node.ticks(5, 3.0)
+    by_peak = node.job("a").state.peak_cores
+    peaks = control.explain_job(node.agent, "a")["samples"]["peak"]
+    assert peaks[-1] == pytest.approx(by_peak, rel=1e-6)
+    # The first check after the reload is the new rule's base.
+    assert len([peak for peak in peaks if peak is not None]) == 4
+    assert peaks[-5] is None
+    node.reload(document)
+    node.ticks(2, 3.0)
+    samples = control.explain_job(node.agent, "a")["samples"]
+    assert samples["peak"][-2:] == [None, None]
+    assert {len(column) for name, column in samples.items() if name != "period_s"} == {len(peaks) + 2}
+
+
+def test_a_restore_by_a_look_is_told_as_such(start):
+    """The decision of a look as it goes through the ring to the words."""
+    node = start(after_s=30)
+    state = node.job("a").state
+    assert state.seen is not None
+    later = CpuReading(state.seen.total_cpu_s + 0.6, state.seen.at_s + 0.2, state.seen.identity,
+                       state.seen.nr_periods + 2, state.seen.nr_throttled + 1)  # fmt: skip
+    stepped = look(state, later, node.job("a").settings)
+    assert stepped is not None
+    after, decision = stepped
+    job = node.agent.table.find("a")
+    assert job is not None
+    job.state, job.decision = after, decision
+    from cpumond.agent.jobs import record
+
+    record(job, node.clock.wall_s(), "restore", decision.old_cores, decision.new_cores, 16.0, "applied")
+    told = ask(node).decisions[-1]
+    assert told.by_look
+    assert explain.describe_reason(told) == (
+        "50% of the periods throttled at a look between two checks, so all was given back at once"
+    )
+
+
+def test_decisions_of_checks_are_not_by_a_look(start):
+    node = start(after_s=60)
+    decisions: list[dict[str, Any]] = control.explain_job(node.agent, "a")["decisions"]
+    assert decisions
+    assert {each["by_look"] for each in decisions} == {False}
+    assert DecisionRecord.__struct_fields__[-1] == "by_look"

@@ -1,0 +1,331 @@
+"""Looks between two checks: which jobs, when, and what they leave alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import pytest
+from fake_node import QUICK, FakeNode, source
+
+from cpumond.agent import control, loop
+from cpumond.agent.looks import LookSchedule, can_be_held_back
+from cpumond.cgroup.parse import parse_throttled
+from cpumond.errors import CgroupReadError
+from cpumond.testing import v2_cgroup
+
+FOUR = v2_cgroup(quota="400000 100000", cpu_max_burst="70000\n")
+PEAK = (
+    '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nmin_cpu_limit = 0.5\npeak_memory = "100ms"\n'
+    "[cost]\ncpu_budget_ratio = 0\n"
+)
+MakeNode = Callable[..., FakeNode]
+
+
+def lowered(make_node: MakeNode, *names: str, config: str = PEAK + source()) -> FakeNode:
+    """A node whose jobs use 1 of their 4 cores and have been lowered accordingly."""
+    node = make_node(dict.fromkeys(names, FOUR), config=config).start()
+    node.ticks(12, 1.0)
+    assert [node.cores(name) for name in names] == pytest.approx([1.05] * len(names))
+    return node
+
+
+def look(node: FakeNode, *throttled: str, seconds: float = 0.2) -> None:
+    """Time passes, in which some jobs are throttled all the time and the others do nothing, then comes a look."""
+    node.clock.advance(seconds)
+    for name in throttled:
+        node.use(name, 1.05 * seconds, 1.0, seconds)
+    node.agent.look(node.clock.monotonic_s())
+
+
+def cores(node: FakeNode, *names: str) -> list[float]:
+    return [round(node.cores(name), 3) for name in names]
+
+
+# ---- what a look does
+
+
+def test_a_look_gives_all_back_to_whom_a_lowered_limit_held_back_and_to_nobody_else(make_node):
+    node = lowered(make_node, "a", "b")
+    assert node.files("a") == {"cpu.max": "105000 100000", "cpu.max.burst": "105000", "cpu.weight": "100"}
+    look(node)
+    assert cores(node, "a", "b") == [1.05, 1.05]
+    look(node, "a")
+    assert cores(node, "a", "b") == [4.0, 1.05]
+    # What was ordered, and no burst but the one that was found.
+    assert node.files("a") == {"cpu.max": "400000 100000", "cpu.max.burst": "70000", "cpu.weight": "100"}
+    counters = node.snapshot().counters
+    assert (counters["looks_restored"], counters["restores"], node.snapshot().decisions["restore"]) == (1, 1, 1)
+    assert (node.job("a").current_cores, node.job("a").state.held.count) == (4.0, 1)
+    assert node.job("a").state.held.held_s == pytest.approx(0.2)
+    record = control.explain_job(node.agent, "a")["decisions"][-1]
+    assert (record["kind"], record["result"], record["applied_cores"]) == ("restore", "applied", 4.0)
+    # The next check starts where the last one ended, and pays for nothing twice.
+    node.tick(1.0, seconds=0.6)
+    assert node.job("a").state.held.count == 1
+
+
+def test_a_restored_job_is_lowered_again_by_checks_and_then_looked_at_again(make_node):
+    node = lowered(make_node, "a")
+    for _ in range(2):
+        look(node, "a")
+        assert cores(node, "a") == [4.0]
+        look(node, "a")  # throttled at what it ordered: that is not our doing
+        node.ticks(10, 1.0)
+        assert node.cores("a") < 2.0
+    assert node.snapshot().counters["looks_restored"] == 2
+
+
+def test_every_quota_moves_its_burst_and_no_unchanged_value_is_written(make_node):
+    node = lowered(make_node, "a")
+    writes = node.agent.writer.writes_total
+    node.ticks(5, 1.0)
+    assert node.agent.writer.writes_total == writes
+    node.tick(1.5)
+    assert node.files("a")["cpu.max.burst"] == "157500"
+    assert node.agent.writer.writes_total == writes + 2  # quota and burst
+    look(node, "a")
+    assert node.agent.writer.writes_total == writes + 4
+    node.agent.close()
+    assert node.agent.writer.writes_total == writes + 4
+    assert node.files("a") == {"cpu.max": "400000 100000", "cpu.max.burst": "70000", "cpu.weight": "100"}
+
+
+def test_a_kernel_without_burst_has_looks_all_the_same(make_node):
+    node = make_node({"a": FOUR}, config=PEAK + source())
+    os.unlink(node.root / "jobs" / "a" / "cpu.max.burst")
+    node.start()
+    node.ticks(12, 1.0)
+    assert cores(node, "a") == [1.05]
+    look(node, "a")
+    assert cores(node, "a") == [4.0]
+    assert not (node.root / "jobs" / "a" / "cpu.max.burst").exists()
+    assert node.snapshot().counters["write_errors"] == 0
+
+
+def test_the_documents_rule_looks_only_where_it_is_asked_to(make_node):
+    for poll, back in (("", 2.0), ('throttle_poll = "200ms"\n', 4.0)):
+        node = make_node({"a": FOUR}, config=QUICK + poll + source()).start()
+        node.ticks(2, 0.1)
+        assert cores(node, "a") == [2.0]
+        look(node, "a")
+        assert cores(node, "a") == [back]
+
+
+def test_a_threshold_that_nothing_exceeds_makes_no_check_of_a_look(make_node):
+    config = QUICK + 'throttle_poll = "200ms"\nthrottle_restore_ratio = 1.0\n' + source()
+    node = make_node({"a": FOUR}, config=config).start()
+    node.ticks(3, 0.1)
+    before = node.job("a").state
+    look(node, "a")
+    node.agent._snapshot = None
+    assert node.job("a").state == before
+
+
+def test_a_weight_is_given_back_when_use_is_above_the_limit(make_node):
+    node = make_node({"a": FOUR, "b": FOUR}, config=PEAK.replace("[cost]", 'actuator = "weight"\n[cost]') + source())
+    node.start()
+    node.ticks(12, 1.0)
+    assert [node.read(name, "cpu.weight") for name in "ab"] == ["26", "26"]
+    node.clock.advance(0.2)
+    for name, used in (("a", 3.0), ("b", 0.9)):
+        node.use(name, used * 0.2, 0.0, 0.2)
+    node.agent.look(node.clock.monotonic_s())
+    assert [node.read(name, "cpu.weight") for name in "ab"] == ["100", "26"]
+
+
+# ---- which jobs
+
+
+def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
+    node = lowered(make_node, "a", "busy", "pinned", "shadow")
+    jobs = {name: node.agent.table.find(name) for name in ("a", "busy", "pinned", "shadow")}
+    assert [can_be_held_back(job) for job in jobs.values()] == [True] * 4
+    look(node, "busy")
+    control.pin_job(node.agent, "pinned", {"cpu_limit": 2.0})
+    jobs["shadow"].mode = "shadow"
+    assert [can_be_held_back(job) for job in jobs.values()] == [True, False, False, False]
+    jobs["a"].contested = True
+    assert not can_be_held_back(jobs["a"])
+    jobs["a"].contested, jobs["a"].override_until_s = False, math.inf
+    assert not can_be_held_back(jobs["a"])
+
+
+def test_a_pin_that_comes_between_two_ticks_holds(make_node):
+    node = lowered(make_node, "a")
+    control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
+    look(node, "a")
+    assert cores(node, "a") == [2.0]
+    assert node.snapshot().counters["looks_restored"] == 0
+
+
+def test_a_pause_holds_looks_too_and_what_came_meanwhile_is_given_back_after_it(make_node):
+    node = lowered(make_node, "a")
+    pause = node.directory / "run" / "pause"
+    pause.touch()
+    look(node, "a")
+    held = node.agent.table.find("a").state.held
+    assert (cores(node, "a"), held.count) == ([1.05], 0)
+    pause.unlink()
+    look(node)
+    assert cores(node, "a") == [4.0]
+
+
+def test_an_order_of_somebody_else_is_not_written_over_and_the_tick_takes_it(make_node):
+    node = lowered(make_node, "a")
+    node.write("a", "cpu.max", "90000 100000\n")
+    look(node, "a")
+    job = node.agent.table.find("a")
+    assert (cores(node, "a"), job.state.held.count) == ([0.9], 0)
+    node.tick(0.9, seconds=0.8)
+    assert (cores(node, "a"), job.original.cores, job.is_held) == ([0.9], 0.9, True)
+
+
+def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_in(make_node):
+    jobs = {"short": v2_cgroup(quota="200000 50000"), "other": FOUR}
+    node = make_node(jobs, config=PEAK + source()).start()
+    periods = [node.agent.table.find(name).state.cfs_period_s for name in ("short", "other")]
+    assert periods == [0.05, 0.1]
+    node.ticks(12, 1.0)
+    node.write("other", "cpu.max", "26250 25000\n")
+    node.agent._read_all_limits = True
+    node.tick(1.0)
+    assert node.agent.table.find("other").state.cfs_period_s == 0.025
+    # A quota below 1 ms is none: the period is longer then.
+    tiny = make_node({"a": v2_cgroup(quota="4000 1000")}, config=PEAK + source())
+    tiny.start().ticks(12, 0.1)
+    assert (tiny.read("a"), tiny.agent.table.find("a").state.cfs_period_s) == ("1000 2000", 0.002)
+
+
+def test_an_adopted_job_keeps_its_period(make_node):
+    node = lowered(make_node, "a")
+    node.write("a", "cpu.max", "52500 50000\n")
+    node.kill_and_restart()
+    assert node.agent.table.find("a").state.cfs_period_s == 0.05
+
+
+def test_a_cgroup_that_is_gone_or_does_not_answer_is_left_to_the_tick(make_node, monkeypatch):
+    node = lowered(make_node, "a", "b", "c")
+    gone, broken = node.agent.table.find("a").cgroup, node.agent.table.find("b").cgroup
+
+    def fail() -> int:
+        raise CgroupReadError("b", "it does not answer")
+
+    answers = {id(gone): lambda: None, id(broken): fail}
+    read = type(gone).read_throttled
+    monkeypatch.setattr(type(gone), "read_throttled", lambda self: answers.get(id(self), lambda: read(self))())
+    look(node, "a", "b", "c")
+    assert cores(node, "a", "b", "c") == [1.05, 1.05, 4.0]
+    assert node.agent.table.find("b").last_error.endswith("it does not answer")
+
+
+def test_a_job_that_left_between_two_ticks_is_not_read_any_more(make_node):
+    node = lowered(make_node, "a", "b")
+    node.remove("a")
+    node.agent.rescan_now()
+    look(node, "b")
+    assert cores(node, "b") == [4.0]
+    assert node.agent.totals.errors == 0
+
+
+def test_a_write_that_the_kernel_refuses_is_not_tried_at_each_look(make_node, monkeypatch):
+    node = lowered(make_node, "a")
+    cgroup = type(node.agent.table.find("a").cgroup)
+    tries = []
+
+    def refuse(self, name, text):
+        tries.append((name, text))
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(cgroup, "write_file", refuse)
+    for _ in range(4):
+        look(node, "a")
+    assert node.snapshot().counters["write_errors"] == 1
+    monkeypatch.undo()
+    node.tick(1.0, {"a": 1.0}, seconds=0.2)
+    assert cores(node, "a") == [4.0]
+
+
+# ---- when
+
+
+def test_looks_come_at_a_fixed_rate_and_one_that_is_late_is_not_made_up_for(make_node):
+    node = lowered(make_node, "a")
+    now_s = node.clock.monotonic_s()
+    schedule = LookSchedule()
+    assert schedule.next_s == math.inf
+    schedule.refill(node.agent.table, now_s)
+    job = node.agent.table.find("a")
+    assert schedule.next_s == pytest.approx(now_s + 0.2)
+    assert schedule.take_due(now_s + 0.199) == []
+    assert [item[2] for item in schedule.take_due(now_s + 0.25)] == [job]
+    assert schedule.next_s == pytest.approx(now_s + 0.4)
+    schedule.refill(node.agent.table, now_s + 0.3)
+    assert schedule.next_s == pytest.approx(now_s + 0.4)
+    schedule.take_due(now_s + 1.7)
+    assert schedule.next_s == pytest.approx(now_s + 1.9)
+    schedule.refill([], now_s + 2.0)
+    assert (schedule.next_s, schedule.take_due(now_s + 9.0)) == (math.inf, [])
+
+
+def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_node):
+    quick = source("jobs/quick", more='job-cpu-monitor = { throttle_poll = "50ms" }')
+    never = source("jobs/never", more='job-cpu-monitor = { throttle_poll = "0s" }')
+    node = lowered(make_node, "a", "never", "quick", config=PEAK + quick + never + source())
+    begin_s, schedule = node.clock.monotonic_s(), node.agent._looks
+    schedule.take_due(begin_s)
+    found = []
+    while schedule.next_s < begin_s + 0.42:
+        at_s = schedule.next_s
+        found += [(round(at_s - begin_s, 3), job.found.job_id) for _, _, job in schedule.take_due(at_s)]
+    quick_at = [(round(0.05 * number, 3), "quick") for number in range(1, 9)]
+    assert sorted(found) == sorted([*quick_at, (0.2, "a"), (0.4, "a")])
+
+
+def test_over_the_budget_looks_are_shed_in_turns(make_node):
+    names = "abcdef"
+    node = lowered(make_node, *names)
+    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent._looks, []
+    for turn in range(1, 4):
+        seen += [job.found.job_id for _, _, job in schedule.take_due(max(schedule.next_s, begin_s + 0.2), 3)]
+        assert len(seen) == 2 * turn
+    assert sorted(seen) == list(names)
+
+
+def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
+    node = lowered(make_node, "a")
+    looked = []
+    monkeypatch.setattr(loop, "list_changed", lambda watched: looked.append(len(watched)) or [])
+    for _ in range(4):
+        look(node)
+    node.tick(1.0, seconds=0.2)
+    node.agent.look(node.clock.monotonic_s() + 0.001)
+    assert looked == [1, 1, 1, 1, 0]
+    look(node)
+    assert looked == [1, 1, 1, 1, 0, 1]
+
+
+def test_no_looks_cost_nothing(make_node):
+    node = make_node({"a": FOUR}, config=QUICK + source()).start()
+    node.ticks(8, 0.1)
+    assert (node.cores("a"), node.agent._looks.next_s) == (0.5, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("raw", "throttled"),
+    [
+        (b"nr_periods 12\nnr_throttled 7\nthrottled_time 99\nnr_bursts 0\nburst_time 0\n", 7),
+        (b"usage_usec 5\nnr_periods 12\nnr_throttled 1234567890123\nthrottled_usec 9\n", 1234567890123),
+        (b"usage_usec 5\nuser_usec 0\n", 0),
+        (b"", 0),
+    ],
+)
+def test_the_count_of_throttled_periods_is_found_in_the_bytes(raw, throttled):
+    assert parse_throttled(raw) == throttled
+
+
+@pytest.mark.parametrize("raw", [b"nr_throttled x\n", b"nr_throttled 5", b"nr_throttled \n"])
+def test_a_damaged_count_is_said(raw):
+    with pytest.raises(ValueError, match=r"invalid literal|not found"):
+        parse_throttled(raw)

@@ -1,0 +1,254 @@
+"""What ``cpumond estimate`` says of its findings, and how it reads the series of a Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpumond.cli import run
+from cpumond.cli.estimate_findings import (
+    Findings,
+    Row,
+    describe,
+    hide_names,
+    render_config,
+    render_json,
+    render_text,
+    sort_rows,
+)
+from cpumond.cli.estimate_html import render_page
+from cpumond.cli.estimate_prometheus import fill, list_times, read_cadvisor, read_cpumond
+from cpumond.config import load_config
+from cpumond.discovery.workloads import Workload
+from cpumond.monitor.estimate import Timeline, estimate
+from cpumond.monitor.model import CpuReading, MonitorSettings
+from cpumond.monitor.rules import RULES
+
+SETTINGS = {rule: MonitorSettings(limit_rule=rule) for rule in RULES}
+ID = "3f9ab1c2d4e5" + "0" * 52
+MARKUP = "<img src=x>\u202e"
+
+
+def make_row(path: str, kind: Any, name: str, use: float, hard: float, is_limited: bool | None = True) -> Row:
+    readings = [CpuReading(use * number, float(number)) for number in range(601)]
+    settings = {} if is_limited is None else SETTINGS
+    return Row(Workload(path, kind, name), estimate(readings, hard, settings), is_limited)
+
+
+def make_findings(*rows: Row, **more: Any) -> Findings:
+    timeline = Timeline(0.0, 600.0)
+    for number in range(601):
+        timeline.add(float(number), 1.0, (1.0, 4.0, 3.0, 2.0))
+    return Findings("cgroups", "this host", 600.0, 600.0, 1.0, 8.0, list(rows), timeline, **more)
+
+
+WEB = make_row(f"docker/{ID}", "docker", ID[:12], 0.5, 4.0)
+JOB = make_row("slurm/uid_0/job_7", "slurm", "job 7", 3.0, 4.0)
+FREE = make_row("system.slice/a.service", "unit", MARKUP, 0.25, 8.0, False)
+UNKNOWN = make_row("other", "cgroup", "other", 0.125, 0.0, None)
+
+
+def test_the_whole_in_sentences() -> None:
+    said = describe(make_findings(WEB, JOB, FREE))
+    assert said[0] == "3 workloads of this host, 10m, a sample each 1s; nothing was written."
+    assert said[1] == "2 workloads with a limit ordered 8 cores and used 3.5 (44%)."
+    assert said[2].startswith("Rule document: ")
+    assert said[3] == "Rule peak: 3.84 cores reclaimable (48%), held back 0 % of the time, at most 0 %."
+    assert said[4].startswith("1 workload without a limit used 0.25 cores. Each could use the whole host of 8 cores")
+    assert said[5].startswith("How sure that is: low (only 10m watched")
+    assert len(describe(make_findings(UNKNOWN))) == 3
+
+
+def test_those_first_that_give_most() -> None:
+    assert sort_rows([UNKNOWN, FREE, JOB, WEB]) == [WEB, JOB, FREE, UNKNOWN]
+
+
+def test_the_table_is_cut_and_says_so() -> None:
+    text = render_text(make_findings(WEB, JOB, FREE, UNKNOWN, notes=["one"], named_notes=["two"]), 2, None, False)
+    assert "and 2 workloads more; --top or --json shows all" in text
+    assert "Note: one\nNote: two\n" in text
+    assert "job 7" in text
+    assert "other" not in text.partition("workload ")[2].partition("total")[0]
+    assert "unknown" in render_text(make_findings(UNKNOWN), 20, None, False)
+
+
+def test_the_keys_of_the_json() -> None:
+    found = json.loads(render_json(make_findings(WEB, FREE, UNKNOWN)))
+    assert set(found) == {
+        "version", "source", "place", "watched_s", "asked_s", "resolution_s", "host_cores", "confidence",
+        "confidence_reasons", "notes", "total", "total_limited", "total_unlimited", "workloads",
+    }  # fmt: skip
+    sums = {"watched_s", "missing_s", "ordered_cores", "used_cores", "used_cpu_s", "rules"}
+    assert set(found["total"]) == sums
+    web, free, unknown = found["workloads"]
+    assert set(web) == sums | {
+        "name", "kind", "detail", "cgroup", "host", "is_limited", "is_gone", "confidence", "confidence_reasons",
+        "used_most_cores",
+    }  # fmt: skip
+    assert set(web["rules"]) == {"document", "peak"}
+    assert set(web["rules"]["peak"]) == {
+        "reclaimable_cores", "reclaimable_ratio", "held_back_ratio", "held_back_most_ratio", "limit_cores",
+    }  # fmt: skip
+    assert (free["is_limited"], unknown["is_limited"], unknown["rules"]) == (False, None, {})
+    assert found["total"]["used_cores"] == pytest.approx(0.875)
+    assert found["total_limited"]["ordered_cores"] == pytest.approx(4.0)
+
+
+def test_names_that_are_no_text_do_not_break_the_json() -> None:
+    odd = make_row("odd\udcff", "cgroup", "odd\udcff", 0.1, 1.0)
+    assert json.loads(render_json(make_findings(odd)))["workloads"][0]["kind"] == "cgroup"
+
+
+def test_the_page_shows_names_as_text() -> None:
+    page = render_page(make_findings(WEB, FREE, notes=[MARKUP]))
+    assert MARKUP not in page
+    assert "&lt;img" in page
+    assert "\\u202e" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<svg") >= 1
+    assert render_page(make_findings()).count("workload") >= 1
+
+
+def test_without_names_there_are_none() -> None:
+    hidden = hide_names(make_findings(WEB, JOB, named_notes=["left out secret"]))
+    for text in (render_json(hidden), render_text(hidden, 20, None, False), render_page(hidden)):
+        assert ID[:6] not in text
+        assert "job 7" not in text
+        assert "this host" not in text
+        assert "secret" not in text
+        assert "workload 2" in text
+
+
+@pytest.mark.parametrize("assignments", [(), ("min_cpu_limit=0.25", "peak_memory=10s", "throttle_vote=true")])
+def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) -> None:
+    odd = [
+        make_row(path, "cgroup", path, 0.1, 1.0)
+        for path in ('a"b', "a\\b", "c*d", "top/x y", "top/ключ", "new\nline", "tab\t")
+    ]
+    text = render_config(make_findings(WEB, JOB, FREE, *odd, assignments=assignments), lambda path: [path])
+    path = tmp_path / "jobs.toml"
+    path.write_text(text)
+    config = load_config(str(path))
+    assert config.monitor["mode"] == "shadow"
+    assert [source.pattern for source in config.source][:2] == ["docker/*", "slurm/uid_*/job_*"]
+    assert {"docker", "slurm", "system.slice", "top", "c*d", "a\\b"} <= set(config.managed_roots)
+    assert all(len(line) < 300 for line in text.splitlines())
+    settings = config.resolve_settings(None, "", {})
+    if assignments:
+        assert (settings.min_cpu_limit, settings.peak_memory_s, settings.throttle_vote) == (0.25, 10.0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--since", "1h"], 64, "--since is only with --prometheus; leave it out"),
+        (["--token-file", "x"], 64, "--token-file is only with --prometheus"),
+        (["--prometheus", "http://x", "--root", "a"], 64, "--root is not with --prometheus, which reads history"),
+        (["--force"], 64, "--force is about the file of --write; name one"),
+        (["--set", "limit_rule=peak"], 64, "--set limit_rule: every rule is estimated; leave it out"),
+        (["--set", "smoothing_factor=2"], 78, "--set: smoothing_factor: must be"),
+        (["--prometheus", "x"], 78, "--prometheus: expected an address such as http://127.0.0.1:9090, got x"),
+        (["--prometheus", "http://a:b@x"], 78, "--prometheus: must hold no user name or password, use --token-file"),
+        (["--prometheus", "http://x", "--token-file", "/none"], 78, "token file /none: No such file"),
+        (["--duration", "0"], 64, "must be at least 1s"),
+        (["--write", "/none/jobs.toml"], 73, "cannot write /none/jobs.toml"),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    assert run(["estimate", *arguments]) == code
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+# ---- series of a Prometheus
+
+
+def test_values_that_only_repeat_the_last_one_before_a_gap_are_left_out() -> None:
+    usage = {0.0: 1.0, 30.0: 2.0, 60.0: 2.0, 90.0: 3.0, 120.0: 3.0, 150.0: 3.0, 600.0: 9.0, 630.0: 9.5}
+    assert list_times(usage, 30.0) == [0.0, 30.0, 60.0, 90.0, 600.0, 630.0]
+    assert list_times({0.0: 1.0}, 30.0) == [0.0]
+    assert list_times({}, 30.0) == []
+
+
+def test_between_two_samples_use_is_even() -> None:
+    before, now = CpuReading(10.0, 100.0, 0, 50, 0), CpuReading(16.0, 130.0, 0, 350, 30)
+    filled = list(fill(before, now, 1.0, 45.0))
+    assert len(filled) == 30
+    assert filled[-1] is now
+    assert [each.at_s for each in filled[:2]] == [101.0, 102.0]
+    assert filled[0].total_cpu_s == pytest.approx(10.2)
+    assert filled[14].nr_throttled == 15
+    assert list(fill(None, now, 1.0, 45.0)) == [now]
+    assert list(fill(before, now, 1.0, 20.0)) == [now]
+    assert list(fill(now, before, 1.0, 45.0)) == [before]
+
+
+def reader(**families: list[dict[str, str]]) -> Any:
+    """Answers with two points of each series of a family; the value is in the label "value", else 1."""
+
+    def read(expression: str) -> list[tuple[dict[str, str], dict[float, float]]]:
+        name = next((name for name in families if name in expression), "")
+        rows = []
+        for labels in families.get(name, []):
+            value = float(labels.get("value", "1"))
+            rows.append(({key: text for key, text in labels.items() if key != "value"}, {0.0: value, 30.0: value}))
+        return rows
+
+    return read
+
+
+def test_series_of_cadvisor() -> None:
+    usage = [
+        {"instance": "h1", "id": f"/docker/{ID}", "name": "web"},
+        {"instance": "h1", "id": "/system.slice/a.service"},
+        {"instance": "h1", "id": f"/docker/{'b' * 64}", "name": "k8s_POD_x"},
+        {"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "c", "image": "c:1"},
+        {"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "POD"},
+    ]
+    quota = [
+        {"instance": "h1", "id": f"/docker/{ID}", "value": "150000"},
+        {"instance": "h1", "id": "/system.slice/a.service", "value": "-1"},
+        {"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "c", "value": "20000"},
+    ]
+    period = [{"node": "h2", "instance": "h2:1", "namespace": "n", "pod": "p", "container": "c", "value": "50000"}]
+    notes: list[str] = []
+    found = read_cadvisor(
+        reader(
+            container_cpu_usage_seconds_total=usage, container_spec_cpu_quota=quota, container_spec_cpu_period=period
+        ),
+        "",
+        notes,
+    )
+    rows = {(each.host, each.workload.kind, each.workload.name): (each.ordered, each.is_limited) for each in found}
+    assert rows == {
+        ("h1", "docker", "web"): ({0.0: 1.5, 30.0: 1.5}, True),
+        ("h1", "unit", "a.service"): ({}, None),
+        ("h2", "kubernetes", "n/p/c"): ({0.0: 0.4, 30.0: 0.4}, True),
+    }
+    assert notes[0].startswith("1 workload has no limit, and no machine_cpu_cores says")
+
+
+def test_series_of_agents() -> None:
+    families = {
+        "cpumond_job_cpu_limit_cores": [{"instance": "h1", "job_id": "a", "value": "4"}],
+        "cpumond_job_info": [
+            {"instance": "h1", "job_id": "a", "operation_id": "op", "cgroup": f"docker/{ID}", "mode": "reclaim"}
+        ],
+        "cpumond_job_cpu_seconds_total": [{"instance": "h1", "job_id": "a"}, {"instance": "h1", "job_id": "b"}],
+    }
+    notes: list[str] = []
+    one, other = read_cpumond(reader(**families), "", notes)
+    assert one.workload == Workload(f"docker/{ID}", "docker", "a", "operation op")
+    assert (one.ordered, one.is_limited) == ({0.0: 4.0, 30.0: 4.0}, True)
+    assert (other.workload.name, other.is_limited) == ("b", None)
+    assert notes == [
+        "1 job had a limit that cpumond moved: while that held a job back, what it would have used is not known"
+    ]

@@ -1,0 +1,149 @@
+"""Demand of a simulated job: what is read, how it falls into periods, what is refused and in which words."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from cpumond.errors import ConfigError
+from cpumond.monitor.demand import Demand, read_demand, spread
+
+
+def read(text: str, duration_s: float | None = None, order_cores: float = 4.0) -> Demand:
+    return read_demand(text.splitlines(keepends=True), "t.csv", order_cores, 0.1, duration_s)
+
+
+def cores(work: array[float]) -> list[float]:
+    return [round(each * 10, 9) for each in work]
+
+
+def refused(text: str, duration_s: float | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(text, duration_s)
+    return str(caught.value)
+
+
+# steps
+
+
+def test_a_row_holds_until_the_next_one_and_the_last_as_long_as_the_one_before():
+    assert cores(read("seconds,cores\n0,1\n0.2,3\n0.5,2\n").work_cpu_s) == [1, 1, 3, 3, 3, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0,1\n0.2,3\n",
+        "cores,seconds\n1,0\n3,0.2\n",
+        "\ufeff# by hand\n\nSeconds , Cores\n 0 , 1\n# more\n0.2,3\n",
+        "1700000000,1\n1700000000.2,3\n",
+        "-0.2,1\n0,3\n",
+    ],
+)
+def test_a_header_is_optional_columns_stand_in_any_order_and_time_begins_anywhere(text):
+    assert cores(read(text).work_cpu_s) == [1, 1, 3, 3]
+
+
+def test_rows_of_a_tenth_of_a_second_are_one_period_each_whatever_their_decimals_are_off_by():
+    rows = [(number * 0.1, number % 7) for number in range(20_000)]
+    text = "".join(f"{seconds!r},{wanted}\n" for seconds, wanted in rows)
+    assert cores(read(text).work_cpu_s) == [wanted for _, wanted in rows]
+
+
+def test_rows_within_a_period_add_up():
+    assert cores(read("0,1\n0.02,6\n0.05,0\n0.18,10\n0.2,0\n0.3,0\n").work_cpu_s) == [2, 2, 0, 0]
+
+
+def test_a_last_period_that_is_not_full_has_less_work():
+    assert cores(spread([(0.25, 2.0)], 0.1)) == [2, 2, 1]
+    assert cores(spread([(0.001, 2.0)], 0.1)) == [0.02]
+
+
+def test_a_duration_cuts_or_lets_the_last_row_last():
+    assert cores(read("0,1\n0.2,3\n0.5,2\n", 0.3).work_cpu_s) == [1, 1, 3]
+    assert cores(read("0,1\n0.2,3\n", 0.6).work_cpu_s) == [1, 1, 3, 3, 3, 3]
+    assert cores(read("0,1\n", 0.2).work_cpu_s) == [1, 1]
+
+
+def test_demand_of_this_kind_has_nothing_to_doubt():
+    assert read("0,1\n1,2\n").notes == ()
+    assert read("0,1\n1,2\n").at_order_cpu_s is None
+
+
+# recorded traces
+
+
+def test_a_recorded_row_is_about_the_time_before_it():
+    demand = read("time_s,usage_cores\n5,9\n5.2,1\n5.3,3\n")
+    assert cores(demand.work_cpu_s) == [1, 1, 3]
+    assert demand.at_order_cpu_s is None
+    assert demand.notes[0].startswith("A recorded trace is not demand: without a column throttled_ratio ")
+    assert demand.notes[1] == "Bursts shorter than a row (150ms on average) are not in it."
+
+
+def test_rows_in_which_the_job_was_throttled_may_have_wanted_all_that_was_ordered():
+    demand = read("time-s,total_cpu_s,throttled_ratio\n0,0,0\n0.2,0.2,0\n0.3,0.3,0.01\n0.4,1.2,1\n")
+    assert cores(demand.work_cpu_s) == [1, 1, 1, 9]
+    assert demand.at_order_cpu_s is not None
+    assert cores(demand.at_order_cpu_s) == [1, 1, 4, 9]
+    assert demand.notes[0] == (
+        "A recorded trace is not demand: in 2 of 3 rows the job was throttled, and what it wanted then is unknown. The "
+        "demand lies between the use as recorded and all that was ordered in these rows."
+    )
+
+
+def test_a_trace_without_a_throttled_row_is_as_good_as_its_rows_are_short():
+    demand = read("time_s,usage_cores,throttled_ratio\n0,0,0\n1,1,0\n2,1,0\n")
+    assert demand.at_order_cpu_s is None
+    assert demand.notes == (
+        "A recorded trace is not demand; no row was throttled, so that the use in each row is what was wanted.",
+        "Bursts shorter than a row (1s on average) are not in it.",
+    )
+
+
+def test_a_recorded_trace_is_cut_but_never_made_longer():
+    assert cores(read("time_s,usage_cores\n0,0\n1,2\n", 0.2).work_cpu_s) == [2, 2]
+    assert refused("time_s,usage_cores\n0,0\n1,2\n", 2.0) == (
+        "t.csv: 1s were recorded, --duration asks for 2s; leave it out"
+    )
+
+
+# what is refused
+
+EXPECTED = (
+    "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "
+    "time_s,usage_cores or time_s,total_cpu_s"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", f"t.csv: is empty; {EXPECTED}"),
+        ("\n# nothing\n", f"t.csv: is empty; {EXPECTED}"),
+        ("seconds,cores\n", f"t.csv: is empty; {EXPECTED}"),
+        ("0,1\n", "t.csv: has one row alone, so that its length is unknown; give --duration, or another row"),
+        (
+            "time_s,usage_cores\n0,0\n",
+            "t.csv: has one row alone, which is only the base of the next; record for longer",
+        ),
+        ("\nwhen,what\n0,1\n", f"t.csv: line 2: unknown header 'when,what'; {EXPECTED}"),
+        ("seconds\n0\n", f"t.csv: line 1: unknown header 'seconds'; {EXPECTED}"),
+        ("seconds,cores,cores\n", f"t.csv: line 1: unknown header 'seconds,cores,cores'; {EXPECTED}"),
+        ("0,1\n1\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 1"),
+        ("0,1\n1,2,3\n", "t.csv: line 2: expected 2 columns (seconds,cores), got 3"),
+        ("0,1\n1,x\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'x'"),
+        ("0,1\n1,-0.1\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '-0.1'"),
+        ("0,1\n1,nan\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got 'nan'"),
+        ("0,1\n1,1e7\n", "t.csv: line 2: column cores: expected a number in [0, 1e+06], got '1e7'"),
+        ("0,1\ninf,1\n", "t.csv: line 2: column seconds: expected a number in [-1e+15, 1e+15], got 'inf'"),
+        ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got 0.0"),
+        ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got -1.0"),
+        ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: cut it with --duration"),
+        ("x" * 70_000, "t.csv: line 1: is longer than 64 KiB; expected comma-separated numbers"),
+        ("time_s,usage_cores\n0,0\n1,1e9\n", "t.csv: at 1 s: 1e+09 cores are more than 1e+06"),
+    ],
+)
+def test_what_is_no_demand_is_refused_with_a_sentence(text, message):
+    assert refused(text) == message

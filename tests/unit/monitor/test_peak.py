@@ -1,0 +1,323 @@
+"""Rule ``peak`` (limit_rules.md 2): the highest use of late and a reserve, and what a period held back does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpumond.monitor import peak, rules
+from cpumond.monitor.model import FIRST_CAUTION, CpuReading, Decision, JobState, MonitorSettings, start_state
+from cpumond.monitor.policy import restart_at
+
+HARD = 16.0
+S = MonitorSettings(limit_rule="peak")
+
+
+class Driver:
+    """A job whose use and throttled periods are given, checked by the rule; 10 periods a second."""
+
+    def __init__(self, s: MonitorSettings = S, state: JobState | None = None) -> None:
+        self.s = s
+        self.state = start_state(HARD, 0.0) if state is None else state
+        self.reading = CpuReading(0.0, 0.0)
+        self.check()
+
+    def go(self, cores: float, seconds: float, throttled: int = 0, **others: Any) -> None:
+        now = self.reading
+        self.reading = msgspec.structs.replace(
+            now,
+            at_s=now.at_s + seconds,
+            total_cpu_s=now.total_cpu_s + cores * seconds,
+            nr_periods=now.nr_periods + round(10 * seconds),
+            nr_throttled=now.nr_throttled + throttled,
+            throttled_s=now.throttled_s + 0.1 * throttled,
+            **others,
+        )
+
+    def check(self) -> Decision:
+        self.state, decision = rules.check(self.state, self.reading, self.reading.at_s, self.s)
+        return decision
+
+    def look(self) -> Decision | None:
+        found = rules.look(self.state, self.reading, self.s)
+        if found is None:
+            return None
+        self.state, decision = found
+        return decision
+
+    def step(self, cores: float, throttled: int = 0, seconds: float = 1.0, **others: Any) -> Decision:
+        self.go(cores, seconds, throttled, **others)
+        return self.check()
+
+    def lower(self, cores: float = 2.0, seconds: int = 400) -> Driver:
+        """To the steady state of a use that never changes."""
+        for _ in range(seconds):
+            self.step(cores)
+        assert self.state.limit_cores < HARD
+        return self
+
+
+def test_the_limit_of_a_steady_use_is_the_use_and_the_reserve():
+    job = Driver().lower(2.0)
+    assert 2.0 * 1.05 <= job.state.limit_cores < 2.0 * 1.05 / 0.95
+    assert job.state.peak_cores == pytest.approx(2.0)
+
+
+def test_nothing_is_lowered_in_the_first_10_seconds():
+    job = Driver()
+    decisions = [job.step(0.0) for _ in range(11)]
+    assert [decision.kind for decision in decisions] == [*["hold"] * 10, "shrink"]
+
+
+def test_startup_boost_may_be_longer_and_not_shorter_than_the_first_seconds():
+    for boost_s, first in ((3.0, 11), (30.0, 31)):
+        job = Driver(msgspec.structs.replace(S, startup_boost_s=boost_s))
+        kinds = [job.step(0.0).kind for _ in range(40)]
+        assert kinds.index("shrink") + 1 == first
+
+
+def test_the_peak_is_halved_in_the_half_life():
+    job = Driver()
+    half_life_s = peak.find_half_life_s(job.state, S)
+    assert half_life_s == S.peak_memory_s * 2**FIRST_CAUTION == 20.0
+    job.step(0.0, seconds=20.0)
+    # The half-life is that after the check: what was not held back in 20 s made it shorter by then.
+    assert job.state.caution == pytest.approx(FIRST_CAUTION - 0.004 * 20.0)
+    assert job.state.peak_cores == pytest.approx(HARD * 0.5 ** (20.0 / peak.find_half_life_s(job.state, S)))
+
+
+def test_a_higher_use_is_the_peak_at_once_and_the_limit_grows():
+    job = Driver().lower(2.0)
+    at_s = job.reading.at_s
+    decision = job.step(2.0 * 1.09)
+    assert (decision.kind, decision.new_cores) == ("grow", pytest.approx(2.0 * 1.09 * 1.05))
+    assert job.state.peak_at_s == at_s + 1.0
+
+
+def test_a_use_below_the_peak_leaves_the_moment_of_the_peak():
+    job = Driver().lower(2.0)
+    at_s = job.state.peak_at_s
+    job.step(1.5)
+    assert job.state.peak_at_s == at_s
+
+
+def test_less_than_a_step_is_not_cut():
+    job = Driver().lower(2.0)
+    limit = job.state.limit_cores
+    while (decision := job.step(1.0, seconds=0.02)).kind == "hold":
+        assert job.state.limit_cores == limit
+    assert decision.kind == "shrink"
+    assert limit * 0.94 < decision.new_cores <= limit * 0.95
+
+
+def test_a_throttled_period_gives_everything_back_and_lengthens_the_memory():
+    job = Driver().lower(2.0)
+    limit, caution = job.state.limit_cores, job.state.caution
+    decision = job.step(limit, throttled=3)
+    assert (decision.kind, decision.old_cores, decision.new_cores) == ("restore", limit, HARD)
+    assert job.state.caution == pytest.approx(caution + 0.3 - 0.004)
+    assert job.state.peak_cores == limit  # it wanted at least this
+    assert job.state.held.count == 1
+    assert job.state.held.held_s == job.state.held.after_s == pytest.approx(0.3)
+    assert (job.state.held.at_s, job.state.held.from_cores) == (job.reading.at_s, limit)
+
+
+def test_the_length_of_a_period_is_that_of_the_cgroup():
+    job = Driver(state=msgspec.structs.replace(start_state(HARD, 0.0), cfs_period_s=0.02)).lower(2.0)
+    caution = job.state.caution
+    job.step(2.0, throttled=3)
+    assert job.state.caution == pytest.approx(caution + 3 * 0.02 - 0.004)
+
+
+def test_throttling_at_what_was_ordered_is_not_the_rules():
+    job = Driver()
+    caution = job.state.caution
+    assert job.step(HARD, throttled=10).kind == "hold"
+    assert job.state.caution == pytest.approx(caution - 0.004)
+    assert job.state.held.count == 0
+
+
+def test_caution_stays_between_0_and_7():
+    job = Driver().lower(2.0, seconds=2000)
+    assert job.state.caution == 0.0
+    job.step(2.0, throttled=100, seconds=10.0)
+    assert job.state.caution == 7.0
+
+
+def test_a_look_gives_everything_back_and_the_check_after_it_measures_from_the_check_before():
+    job = Driver().lower(2.0)
+    limit, caution = job.state.limit_cores, job.state.caution
+    job.go(limit, 0.2, throttled=2)
+    decision = job.look()
+    assert decision is not None
+    assert (decision.kind, decision.new_cores, decision.interval_s) == ("restore", HARD, 0.0)
+    assert job.state.peak_cores == limit
+    assert job.state.caution == pytest.approx(caution + 0.2)
+    watched_s = job.state.watched_s
+    decision = job.step(12.0, seconds=0.8)
+    assert decision.interval_s == pytest.approx(1.0)
+    assert decision.usage_cores == pytest.approx(0.2 * limit + 0.8 * 12.0)
+    assert job.state.caution == pytest.approx(caution + 0.2 - 0.004)
+    assert job.state.held.count == 1
+    assert job.state.watched_s == pytest.approx(watched_s + 1.0)
+
+
+def test_periods_that_a_look_has_paid_for_are_not_paid_for_again():
+    job = Driver().lower(2.0)
+    job.go(2.0, 0.2, throttled=2)
+    assert job.look() is not None
+    assert job.look() is None
+    caution = job.state.caution
+    job.step(2.0, seconds=0.8)
+    assert job.state.caution == pytest.approx(caution - 0.004)
+    assert job.state.throttled_cpu_s == job.state.late_cpu_s == pytest.approx(0.2)
+
+
+def test_a_look_at_a_job_that_was_not_held_back_says_nothing():
+    job = Driver().lower(2.0)
+    job.go(2.0, 0.2)
+    assert job.look() is None
+
+
+def test_a_look_before_the_first_check_at_a_job_with_all_its_cpu_or_at_another_cgroup_says_nothing():
+    fresh = start_state(HARD, 0.0, limit_cores=4.0)
+    throttled = CpuReading(1.0, 1.0, nr_throttled=5)
+    assert rules.look(fresh, throttled, S) is None
+    whole = Driver()
+    whole.go(HARD, 0.2, throttled=2)
+    assert whole.look() is None
+    replaced = Driver().lower(2.0)
+    replaced.go(2.0, 0.2, throttled=2, identity=7)
+    assert replaced.look() is None
+
+
+def test_restore_hold_keeps_all_for_a_time_after_a_check_or_a_look():
+    for by_look in (False, True):
+        job = Driver(msgspec.structs.replace(S, restore_hold_s=30.0)).lower(2.0)
+        job.go(2.0, 1.0, throttled=1)
+        assert (job.look() if by_look else job.check()) is not None
+        restored_s = job.reading.at_s
+        while job.step(0.0).kind == "hold":
+            assert job.state.limit_cores == HARD
+        assert job.reading.at_s == pytest.approx(restored_s + 30.0, abs=1e-6)
+
+
+def test_direction_holds_the_other_way_back_but_never_a_restore():
+    up = Driver(msgspec.structs.replace(S, direction="up-only"), start_state(HARD, 0.0, limit_cores=4.0))
+    kinds = {up.step(1.0).kind for _ in range(100)}
+    assert kinds == {"hold"}
+    assert up.step(4.5).kind == "grow"
+    down = Driver(msgspec.structs.replace(S, direction="down-only")).lower(2.0)
+    assert down.step(8.0).kind == "hold"
+    assert down.step(2.0, throttled=1).kind == "restore"
+
+
+def test_the_floors_hold():
+    for s, floor in ((S, S.min_cpu_limit), (msgspec.structs.replace(S, min_limit_ratio=0.5), HARD / 2)):
+        assert floor <= Driver(s).lower(0.0).state.limit_cores < floor / (1.0 - peak.STEP)
+    assert Driver(state=start_state(0.5, 0.0)).step(0.1, seconds=100.0).new_cores == 0.5
+
+
+def test_a_reserve_beyond_what_was_ordered_lowers_nothing():
+    job = Driver(msgspec.structs.replace(S, reserve_ratio=10.0))
+    assert {job.step(2.0).kind for _ in range(300)} == {"hold"}
+
+
+def test_under_a_weight_use_above_the_limit_is_the_sign_and_throttled_periods_are_not():
+    s = msgspec.structs.replace(S, actuator="weight")
+    job = Driver(s, msgspec.structs.replace(start_state(HARD, 0.0), cfs_period_s=0.05)).lower(2.0)
+    limit, caution = job.state.limit_cores, job.state.caution
+    assert job.step(2.0, throttled=10).kind == "hold"
+    assert job.step(limit * 1.01).kind == "restore"
+    assert job.state.caution == pytest.approx(max(caution - 0.004, 0.0) + 0.05 - 0.004)
+    assert job.state.late_cpu_s == 0.0
+
+
+def test_a_look_under_a_weight_compares_the_use_since_the_look_before():
+    s = msgspec.structs.replace(S, actuator="weight")
+    job = Driver(s).lower(2.0)
+    job.go(0.99 * job.state.limit_cores, 0.2)
+    assert job.look() is None
+    job.go(5.0, 0.2)
+    seen = job.state.seen
+    assert seen is not None
+    same = msgspec.structs.replace(seen, total_cpu_s=seen.total_cpu_s + 1.0)
+    assert rules.look(job.state, same, s) is None  # no time passed
+    decision = job.look()
+    assert decision is not None
+    assert decision.kind == "restore"
+
+
+def test_pressure_restores_with_either_actuator():
+    for actuator in ("quota", "weight"):
+        s = msgspec.structs.replace(S, actuator=actuator, pressure_restore_ratio=0.4)
+        job = Driver(s)
+        job.reading = msgspec.structs.replace(job.reading, pressure_s=0.0)
+        job.lower(2.0)
+        assert job.step(2.0, pressure_s=0.4).kind == "hold"
+        caution = job.state.caution
+        assert job.step(2.0, pressure_s=0.9).kind == "restore"
+        assert job.state.caution < caution  # waiting for others is not charged to the budget
+
+
+def test_an_adopted_limit_that_fits_stays_and_fades_from_there():
+    state = start_state(HARD, 0.0, limit_cores=4.0)
+    assert peak.find_peak(state, S) == pytest.approx(4.0 / 1.05)
+    job = Driver(state=state)
+    assert job.step(3.0).kind == "hold"
+    assert job.state.peak_cores == pytest.approx(4.0 / 1.05 * 0.5 ** (1 / peak.find_half_life_s(job.state, S)))
+    job.lower(1.0)
+    assert job.state.limit_cores < 4.0
+
+
+def test_another_cgroup_is_a_new_baseline_and_keeps_the_caution():
+    job = Driver().lower(2.0)
+    job.step(2.0, throttled=10)
+    job.lower(2.0, seconds=1200)
+    limit, caution = job.state.limit_cores, job.state.caution
+    decision = job.step(1.0, throttled=50, identity=7)
+    assert (decision.kind, decision.changes, job.state.limit_cores) == ("base", False, limit)
+    assert (job.state.peak_cores, job.state.caution) == (None, caution)
+    assert job.step(limit / 1.05).kind == "hold"
+
+
+def test_a_counter_of_throttled_periods_that_fell_is_no_sign():
+    job = Driver().lower(2.0)
+    job.step(2.0, throttled=4)
+    job.lower(2.0, seconds=600)
+    assert job.step(2.0, throttled=-4).kind == "hold"
+    assert job.state.held.count == 1
+
+
+def test_a_fresh_window_keeps_what_was_learned_but_not_the_peak():
+    job = Driver().lower(2.0)
+    job.step(2.0, throttled=10)
+    anew = restart_at(job.state, 5.0, job.reading.at_s)
+    assert (anew.caution, anew.held, anew.watched_s) == (job.state.caution, job.state.held, job.state.watched_s)
+    assert (anew.limit_cores, anew.peak_cores) == (5.0, None)
+    assert peak.find_peak(anew, S) == pytest.approx(5.0 / 1.05)
+
+
+def test_a_failed_sample_a_sample_of_no_time_and_the_start_delay_change_nothing():
+    job = Driver().lower(2.0)
+    for reading in (None, job.reading):
+        state, decision = rules.check(job.state, reading, job.reading.at_s, S)
+        assert (state, decision.kind) == (job.state, "delay")
+    late = msgspec.structs.replace(S, start_delay_s=1e6)
+    assert rules.check(job.state, CpuReading(1e6, 1e5), 1e5, late)[1].kind == "delay"
+
+
+def test_the_aggregates_are_those_of_every_rule():
+    job = Driver().lower(2.0)
+    before, limit = job.state, job.state.limit_cores
+    job.step(2.0, throttled=1)
+    after = job.state
+    assert after.late_cpu_s - before.late_cpu_s == pytest.approx(0.1)
+    assert after.max_cpu_s - before.max_cpu_s == pytest.approx(HARD)
+    assert after.preemptible_cpu_s == before.preemptible_cpu_s  # all was given back at this check
+    job.lower(2.0)
+    assert job.state.limit_cores == pytest.approx(limit, rel=0.1)
+    assert math.isfinite(job.state.smoothed_cpu_s)

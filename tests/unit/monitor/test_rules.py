@@ -1,0 +1,133 @@
+"""The registry of limit rules, and what a rule does to the options."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from cpumond.errors import ConfigError
+from cpumond.monitor import rules
+from cpumond.monitor.model import (
+    RULE_DEFAULTS,
+    CpuReading,
+    LimitRule,
+    MonitorSettings,
+    check_together,
+    list_idle_options,
+    start_state,
+)
+
+OPTIONS = {field.encode_name for field in msgspec.structs.fields(MonitorSettings)}
+
+
+def test_every_rule_has_a_name_defaults_and_a_step():
+    assert set(rules.RULES) == set(RULE_DEFAULTS) == set(get_args(LimitRule))
+
+
+@pytest.mark.parametrize("rule", RULE_DEFAULTS)
+def test_options_that_say_nothing_under_a_rule_exist(rule):
+    assert set(RULE_DEFAULTS[rule].idle_options) <= OPTIONS
+
+
+def test_the_documents_rule_is_the_default():
+    assert MonitorSettings().limit_rule == "document"
+
+
+@pytest.mark.parametrize(
+    ("given", "poll_s", "burst_ratio"),
+    [
+        ({}, 0.0, None),
+        ({"limit_rule": "peak"}, 0.2, 1.0),
+        ({"limit_rule": "peak", "throttle_poll": 0.0, "burst_ratio": 0.0}, 0.0, 0.0),
+        ({"throttle_poll": 0.1, "burst_ratio": 0.5}, 0.1, 0.5),
+        ({"throttle_poll": 0.1, "throttle_restore_ratio": 0.0}, 0.0, None),
+        ({"throttle_poll": 0.1, "actuator": "weight"}, 0.0, None),
+        ({"limit_rule": "peak", "throttle_restore_ratio": 0.0, "actuator": "weight"}, 0.2, 1.0),
+    ],
+    ids=[
+        "document", "peak", "peak, both off", "document, both given", "document without restore", "document, weight",
+        "peak, weight",
+    ],
+)  # fmt: skip
+def test_looks_and_burst_that_are_not_given_depend_on_the_rule(given, poll_s, burst_ratio):
+    settings = msgspec.convert(given, MonitorSettings)
+    assert (settings.poll_s, settings.burst_ratio) == (poll_s, burst_ratio)
+
+
+def test_another_rule_keeps_looks_and_burst_that_stand():
+    peak = msgspec.structs.replace(MonitorSettings(limit_rule="peak"), limit_rule="document")
+    assert (peak.throttle_poll_s, peak.burst_ratio) == (0.2, 1.0)
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.01, 5.0])
+def test_no_looks_and_looks_of_10_ms_or_more_are_allowed(poll_s):
+    check_together(MonitorSettings(throttle_poll_s=poll_s), "here")
+
+
+def test_looks_below_10_ms_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        check_together(MonitorSettings(throttle_poll_s=0.005), "file: monitor")
+    assert str(caught.value) == ("file: monitor: throttle_poll = 0.005s is too short; allowed: 0 for none, or >= 10ms")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentences"),
+    [
+        ({"limit_rule": "peak", "vote_mode": "document"}, ['vote_mode has no effect under limit_rule = "peak"']),
+        ({"limit_rule": "peak", "throttle_budget": 0.01, "min_cpu_limit": 2.0, "throttle_poll": 0.1}, []),
+        (
+            {"throttle_budget": 0.01, "peak_memory": 3.0},
+            [f'{name} has no effect under limit_rule = "document"' for name in ("throttle_budget", "peak_memory")],
+        ),
+        ({"throttle_poll": 0.1, "smoothing_factor": 0.5}, []),
+        ({"throttle_poll": 0.0, "throttle_restore_ratio": 0.0}, []),
+        (
+            {"throttle_poll": 0.1, "throttle_restore_ratio": 0.0},
+            ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 0'],
+        ),
+        (
+            {"throttle_poll": 0.1, "actuator": "weight"},
+            ['throttle_poll has no effect under limit_rule = "document" with actuator = "weight"'],
+        ),
+        ({"burst_ratio": 0.5, "actuator": "weight"}, ['burst_ratio has no effect with actuator = "weight"']),
+    ],
+    ids=[
+        "votes under peak", "options of peak", "budget under document", "options of document", "looks off",
+        "looks without restore", "looks with weight", "burst with weight",
+    ],
+)  # fmt: skip
+def test_options_without_effect_are_told(given: dict[str, Any], sentences: list[str]):
+    assert list_idle_options(msgspec.convert(given, MonitorSettings), given) == sentences
+
+
+def test_only_options_that_are_given_are_told():
+    assert list_idle_options(MonitorSettings(limit_rule="peak"), ()) == []
+
+
+def run(rule: LimitRule, checks: int) -> list[str]:
+    settings, state, kinds = MonitorSettings(limit_rule=rule), start_state(16.0, 0.0), []
+    for second in range(checks):
+        state, decision = rules.check(state, CpuReading(0.0, float(second)), float(second), settings)
+        kinds.append(decision.kind)
+    return kinds
+
+
+def test_a_check_goes_by_the_rule_of_the_settings():
+    # The documents' rule waits until its smoothed value has sunk, the other one for its first seconds.
+    assert [run(rule, 60).index("shrink") for rule in ("document", "peak")] == [9, 11]
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_a_look_at_a_held_down_job_gives_everything_back(rule):
+    settings = MonitorSettings(limit_rule=rule, throttle_poll_s=0.2)
+    state = start_state(16.0, 0.0, limit_cores=4.0)
+    state, _ = rules.check(state, CpuReading(0.0, 0.0), 0.0, settings)
+    assert rules.look(state, CpuReading(0.8, 0.2), settings) is None
+    found = rules.look(state, CpuReading(0.8, 0.2, nr_periods=2, nr_throttled=1, throttled_s=0.05), settings)
+    assert found is not None
+    after, decision = found
+    assert (decision.kind, decision.old_cores, decision.new_cores) == ("restore", 4.0, 16.0)
+    assert (after.limit_cores, after.late_cpu_s) == (16.0, 0.05)
+    assert rules.look(after, CpuReading(0.8, 0.4, nr_periods=4, nr_throttled=3), settings) is None

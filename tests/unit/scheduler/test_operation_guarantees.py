@@ -1,0 +1,285 @@
+"""``min_share_resources`` of operations: share, starvation, what can have no effect (semantics.md 2.6, 6.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import World, assert_consistent
+
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.model import ROOT_POOL, CommandError
+from cpumond.scheduler.operations import StartOperation, UpdateOperation
+
+
+@pytest.fixture
+def world():
+    world = World(forbid_immediate_operations_in_root=False, min_share_preemption_timeout=5_000)
+    world.node("n1", cpu=100)
+    world.create_pool("p", min_share_resources={"cpu": 50})
+    world.create_pool("plain")
+    world.create_pool("queue", mode="fifo", min_share_resources={"cpu": 10})
+    yield world
+    assert_consistent(world.state)
+
+
+def share(world: World, operation: str) -> float:
+    return round(100 * world.element(operation).fair_share[CPU], 6)
+
+
+def guarantee(world: World, operation: str) -> float:
+    return round(100 * world.element(operation).strong_guarantee_share[CPU], 6)
+
+
+# --- its share
+
+
+def test_a_guarantee_is_kept_against_any_weight(world):
+    big = world.start("p", jobs=500, weight=2.0**26)
+    own = world.start("p", jobs=500, weight=2.0**-26, min_share_resources={"cpu": 30})
+    world.start("plain", jobs=500)
+    world.update()
+    assert guarantee(world, own) == 30
+    assert share(world, own) >= 30
+    assert guarantee(world, big) == 0
+
+
+def test_demand_below_the_guarantee_leaves_the_rest_to_others(world):
+    own = world.start("p", jobs=10, min_share_resources={"cpu": 30})
+    other = world.start("p", jobs=500)
+    world.update()
+    assert (share(world, own), share(world, other)) == (10, 90)
+
+
+def test_guarantees_get_the_same_part_of_what_the_pool_has_left_beside_its_pools(world):
+    world.create_pool("child", "p", min_share_resources={"cpu": 20})
+    first = world.start("p", jobs=500, min_share_resources={"cpu": 40})
+    second = world.start("p", jobs=500, min_share_resources={"cpu": 20})
+    world.start("child", jobs=500)
+    world.update()
+    assert (guarantee(world, first), guarantee(world, second)) == (20, 10)
+    assert round(100 * world.pool("child").strong_guarantee_share[CPU], 6) == 20
+    world.set_pool("child", min_share_resources={"cpu": 50})
+    world.update()
+    assert (guarantee(world, first), guarantee(world, second)) == (0, 0)
+
+
+def test_what_pools_have_too_much_of_does_not_matter_where_nobody_asks_for_it(world):
+    """As when nodes are offline; sums of floats are off by a bit, too."""
+    world.set_pool("p", min_share_resources={"cpu": 50, "network": 10})
+    own = world.start(ROOT_POOL, jobs=500, min_share_resources={"cpu": 20})
+    world.update()
+    assert guarantee(world, own) == 20
+    world.create_pool("tenths", min_share_resources={"cpu": 10, "memory": 3})
+    for number, amount in enumerate((1, 1, 1)):
+        world.create_pool(f"tenth{number}", "tenths", min_share_resources={"cpu": amount, "memory": 1})
+    inside = world.start("tenths", jobs=500, min_share_resources={"cpu": 5})
+    world.update()
+    assert guarantee(world, inside) == 5
+
+
+@pytest.mark.parametrize("pool", ["plain", "queue", "new"])
+def test_where_the_pool_has_none_to_give_the_share_is_that_by_weight(world, pool):
+    own = world.start(pool, jobs=500, min_share_resources={"cpu": 40})
+    world.start("p", jobs=500)
+    world.update()
+    assert guarantee(world, own) == 0
+
+
+def test_in_the_root_the_cluster_is_what_can_be_given(world):
+    own = world.start(ROOT_POOL, jobs=500, weight=0.001, min_share_resources={"cpu": 30})
+    world.start("p", jobs=500)
+    world.start("plain", jobs=500)
+    world.update()
+    assert guarantee(world, own) == 30
+    other = world.start(ROOT_POOL, jobs=500, min_share_resources={"cpu": 30})
+    world.update()
+    assert (guarantee(world, own), guarantee(world, other)) == (20, 20)
+
+
+def test_a_guarantee_comes_goes_and_moves_with_the_options(world):
+    own = world.start("p", jobs=500)
+    world.start("p", jobs=500)
+    world.update()
+    world.set_operation(own, min_share_resources={"cpu": 40})
+    world.update()
+    assert guarantee(world, own) == 40
+    world.set_operation(own, pool="plain")
+    world.update()
+    assert guarantee(world, own) == 0
+    world.set_operation(own, pool="p", min_share_resources=None)
+    world.update()
+    assert guarantee(world, own) == 0
+
+
+def test_a_guarantee_outlives_a_restart(world):
+    own = world.start("p", jobs=500, min_share_resources={"cpu": 40})
+    world.step()
+    world.restart()
+    world.beat()
+    world.step()
+    assert guarantee(world, own) == 40
+
+
+# --- 6.2, starvation
+
+
+def starving(world: World, **options: Any) -> list[tuple[str, str]]:
+    """Status of an operation, second by second, whose pool's jobs are all another's."""
+    world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=1e9)
+    world.start("p", jobs=100)
+    world.settle_down()
+    own = world.start("p", jobs=50, **options)
+    seen = []
+    for _ in range(40):
+        world.step()
+        element = world.element(own)
+        seen.append((element.scheduling_status, element.starvation_status))
+    return seen
+
+
+def test_6_2_an_operation_starves_for_its_min_share_after_that_time_out(world):
+    seen = starving(world, min_share_resources={"cpu": 20})
+    assert seen[0] == ("below_min_share", "non_starving")
+    assert seen.index(("below_min_share", "starving")) == 6
+
+
+def test_6_2_its_own_min_share_time_out_has_its_effect(world):
+    seen = starving(world, min_share_resources={"cpu": 20}, min_share_preemption_timeout=12_000)
+    assert seen.index(("below_min_share", "starving")) == 13
+
+
+def test_6_2_without_a_guarantee_it_starves_for_its_fair_share(world):
+    seen = starving(world)
+    assert seen.index(("below_fair_share", "starving")) == 31
+
+
+def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
+    world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=0)
+    greedy = world.start("p", jobs=100)
+    world.settle_down()
+    own = world.start("p", jobs=50, weight=0.001, min_share_resources={"cpu": 20})
+    for _ in range(40):
+        world.step()
+    assert len(world.jobs_of(own)) == 17  # the first number that is not clearly below, 0.8 of the share
+    assert len(world.jobs_of(greedy)) == 83
+
+
+# --- what can have no effect
+
+
+def warnings(world: World, pool: str, **options: Any) -> list[str]:
+    spec = {"pool": pool, "tasks": {"t": {"job_count": 1}}, **options}
+    started = world.do(StartOperation(spec))
+    moved = world.do(StartOperation({"pool": pool, "tasks": {"t": {"job_count": 1}}}))
+    changed = world.do(UpdateOperation(moved.id, options))
+    world.abort(started.id)
+    world.abort(moved.id)
+    told = [sentence for sentence in started.warnings if "did not exist" not in sentence]  # of the pool itself
+    assert told == list(changed.warnings)
+    return told
+
+
+IDLE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "a shorter time-out": ("p", {"fair_share_starvation_timeout": 1000}, ["not be more privileged", "30000 holds"]),
+    "a longer time-out": ("p", {"fair_share_starvation_timeout": 60_000}, ['while pool "p" starves', "30000"]),
+    "a longer time-out, old name": ("p", {"fair_share_preemption_timeout": 60_000}, ['while pool "p" starves']),
+    "a higher tolerance": ("p", {"fair_share_starvation_tolerance": 0.9}, ["not be more privileged", "0.8 holds"]),
+    "a lower tolerance": ("p", {"fair_share_starvation_tolerance": 0.5}, ['while pool "p" starves', "0.8"]),
+    "a guarantee where the pool has none": (
+        "plain", {"min_share_resources": {"cpu": 1}}, ['pool "plain" has no min_share_resources'],
+    ),
+    "a guarantee in a new pool": ("new", {"min_share_resources": {"cpu": 1}}, ['pool "new" has no min_share']),
+    "a guarantee in a FIFO pool": ("queue", {"min_share_resources": {"cpu": 1}}, ['pool "queue" is a FIFO pool']),
+    "more than the pool has": ("p", {"min_share_resources": {"cpu": 51}}, ["51 is more than the 50"]),
+    "another resource than the pool": (
+        "p", {"min_share_resources": {"cpu": 5, "memory": 1}}, ["min_share_resources/memory has no effect"],
+    ),
+    "a time-out where the pool has no guarantee": (
+        "plain", {"min_share_preemption_timeout": 5000}, ['pool "plain" has no min_share_resources'],
+    ),
+    "a time-out without a guarantee": (
+        "p", {"min_share_preemption_timeout": 5000}, ["the operation has no min_share_resources"],
+    ),
+    "a threshold without the pool's": (
+        "p", {"non_preemptible_resource_usage_threshold": {"cpu": 4}}, ['none holds for pool "p"'],
+    ),
+    "a higher count": ("p", {"max_unpreemptable_running_job_count": 11}, ["11 has no effect", "at most 10"]),
+    "a weight nobody sorts by": ("sorted", {"weight": 3}, ["does not sort by it"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pool", "options", "words"), IDLE.values(), ids=IDLE)
+def test_an_option_that_can_have_no_effect_is_told_at_the_start_and_at_the_change(world, pool, options, words):
+    world.create_pool("sorted", mode="fifo", fifo_sort_parameters=["start_time"])
+    told = warnings(world, pool, **options)
+    assert len(told) == 1
+    for word in words:
+        assert word in told[0]
+
+
+EFFECTIVE: dict[str, tuple[str, dict[str, Any]]] = {
+    "time-outs as the pool's": ("p", {"fair_share_starvation_timeout": 30_000, "fair_share_starvation_tolerance": 0.8}),
+    "a guarantee within the pool's": (
+        "p", {"min_share_resources": {"cpu": 50}, "min_share_preemption_timeout": 5000},
+    ),
+    "the other name": ("p", {"strong_guarantee_resources": {"cpu": 50}}),
+    "a guarantee in the root": (ROOT_POOL, {"min_share_resources": {"cpu": 5, "memory": 1}}),
+    "a later time-out in the root": (ROOT_POOL, {"fair_share_starvation_timeout": 60_000}),
+    "a lesser count": ("p", {"max_unpreemptable_running_job_count": 9}),
+    "a weight in a FIFO pool": ("queue", {"weight": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pool", "options"), EFFECTIVE.values(), ids=EFFECTIVE)
+def test_an_option_that_has_an_effect_is_not_told_of(world, pool, options):
+    assert warnings(world, pool, **options) == []
+
+
+def test_a_longer_time_out_holds_where_pools_do_not_starve_for_their_operations(world):
+    later = {"fair_share_starvation_timeout": 60_000}
+    world.set_tree(enable_pool_starvation=False)
+    assert warnings(world, "p", **later) == []
+    world.set_tree(enable_pool_starvation=True, scheduling_preemption_priority_scope="operation_only")
+    assert warnings(world, "p", **later) == []
+
+
+def test_a_threshold_above_the_pools_and_a_count_without_the_trees(world):
+    world.set_pool("p", non_preemptible_resource_usage_threshold={"cpu": 4})
+    assert warnings(world, "p", non_preemptible_resource_usage_threshold={"cpu": 3, "memory": 1}) == []
+    told = warnings(world, "p", non_preemptible_resource_usage_threshold={"cpu": 5})
+    assert len(told) == 1
+    assert "4 holds" in told[0]
+
+
+def test_2_6_a_guarantee_includes_the_main_resource(world):
+    for options in ({"min_share_resources": {"memory": 5}}, {"min_share_resources": {"user_slots": 5, "memory": 1}}):
+        with pytest.raises(CommandError, match='must include "cpu"') as caught:
+            warnings(world, "p", **options)
+        assert caught.value.attributes["field"] == "min_share_resources"
+
+
+UNLESS = ", which holds unless [monitor] of a node sets another"
+MONITOR: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "the rule's own": ({"limit_rule": "peak", "reserve_ratio": 0.1, "throttle_poll": 500}, []),
+    "another rule's": (
+        {"limit_rule": "peak", "vote_window_size": 7, "peak_memory": 10_000},
+        ['job_cpu_monitor/vote_window_size has no effect under limit_rule = "peak"'],
+    ),
+    "a rule that is the node's": (
+        {"peak_memory": 100_000},
+        [f'job_cpu_monitor/peak_memory has no effect under limit_rule = "document"{UNLESS}'],
+    ),
+    "by the actuator": (
+        {"actuator": "weight", "burst_ratio": 0.5},
+        ['job_cpu_monitor/burst_ratio has no effect with actuator = "weight"'],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "told"), MONITOR.values(), ids=MONITOR)
+def test_an_option_of_the_job_cpu_monitor_without_effect_is_told_at_the_start(world, given, told):
+    tasks = {"t": {"job_count": 1}}
+    started = world.do(StartOperation({"pool": "p", "tasks": tasks, "job_cpu_monitor": given}))
+    world.abort(started.id)
+    assert list(started.warnings) == told

@@ -1,0 +1,48 @@
+"""``.ci/run``: each part has a limit and says how long it took; what is quick comes first."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+RUN = (Path(__file__).resolve().parents[2] / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def run_part(line: str) -> tuple[int, str]:
+    """The exit code and output of ``part`` of the script."""
+    (function,) = re.findall(r"^part\(\) .*?^}$", RUN, re.MULTILINE | re.DOTALL)
+    script = f"set -euo pipefail\n{function}\n{line}\necho next"
+    done = subprocess.run(
+        ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_part_says_how_long_it_took() -> None:
+    code, output = run_part("part quick 50 echo done")
+    assert code == 0
+    assert re.fullmatch(
+        r"== quick\ndone\n== quick: exit code 0 after \d+ s, \d+ s since the beginning\nnext\n", output
+    ), output
+
+
+def test_a_part_that_fails_ends_the_run() -> None:
+    code, output = run_part("part bad 50 sh -c 'exit 3'")
+    assert code == 3
+    assert "== bad: exit code 3 after" in output
+    assert "next" not in output
+
+
+def test_a_part_that_hangs_is_interrupted_after_its_limit() -> None:
+    code, output = run_part("""part hung 1 sh -c 'trap "echo was at it; exit" INT; while :; do sleep 0.1; done'""")
+    assert code == 124
+    assert "was at it\n== hung: not done after its limit of 1 s\n" in output
+
+
+def test_ruff_and_mypy_come_before_the_tests_and_all_parts_end_in_time() -> None:
+    parts = re.findall(r"(?:^|[|=] ?\S* )part (\"[^\"]+\"|\w+) (\d+|\$\(\(.*?\)\)) ", RUN, re.MULTILINE)
+    assert [name.strip('"') for name, _ in parts] == ["packages", "venv", "ruff check", "ruff format", "mypy", "tests"]
+    limits = [limit for _, limit in parts]
+    assert limits.pop() == "$((4500 - SECONDS))"
+    assert sum(map(int, limits)) < 4500 / 2
