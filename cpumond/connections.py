@@ -2,7 +2,8 @@
 
 Whoever can connect can send half a request, many requests at once, or read no answer, before anybody is asked for a
 token. Where a bound is reached, the connection whose last answer is longest ago is ended: honest clients get answers
-all the time, so theirs stay. A connection whose request is whole and being answered is never ended.
+all the time, so theirs stay. For bytes it is one of those that hold no less than the mean, as a small request that
+waits for its turn is not what fills the room. A connection whose request is whole and being answered is never ended.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ class Door:
         self.held_bytes += held - connection.held
         connection.held = held
         while self.held_bytes > self.max_bytes:
-            if not self._end_oldest("bytes", lambda each: each.held > 0 and not each.is_at_work):
+            if not (self._end_holder(self.held_bytes / len(self._connections)) or self._end_holder(1)):
                 return
+
+    def _end_holder(self, least: float) -> bool:
+        return self._end_oldest("bytes", lambda each: each.held >= least and not each.is_at_work)
 
     def _end_oldest(self, bound: str, may_end: Callable[[Bounded], bool]) -> bool:
         oldest = next((each for each in self._connections if may_end(each)), None)

@@ -19,7 +19,11 @@ settings.load_profile("any machine")
 
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 MACHINES = Path(__file__).parent / "machine"
-NOT_ASKED_FOR = "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it"
+LANES = {
+    MACHINES: "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it",
+    Path(__file__).parent / "slow": "takes long: CPUMOND_REQUIRE=all or `pytest tests/slow` runs it",
+}
+"""Folders of tests that are left out unless asked for, and what is said of them then."""
 ROOM = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ALONE = pytest.StashKey[int]()
 """How many of this run's tests must run alone."""
@@ -56,17 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=rank)
     config.stash[ALONE] = sum(item.get_closest_marker("alone") is not None for item in items)
-    if not (REQUIRED or are_machines_named(config)):
-        for item in items:
-            if item.path.parent == MACHINES:
-                item.add_marker(pytest.mark.skip(reason=NOT_ASKED_FOR))
+    left_out = {} if REQUIRED else {lane: reason for lane, reason in LANES.items() if not is_named(config, lane)}
+    for item in items:
+        if item.path.parent in left_out:
+            item.add_marker(pytest.mark.skip(reason=left_out[item.path.parent]))
 
 
-def are_machines_named(config: pytest.Config) -> bool:
-    """Whether the command line names ``tests/machine`` or something in it, or is given there."""
+def is_named(config: pytest.Config, lane: Path) -> bool:
+    """Whether the command line names this folder or something in it, or is given there."""
     words = getattr(config, "workerinput", {}).get("mainargv", config.invocation_params.args)
     names = [str(word).partition("::")[0] for word in words if not str(word).startswith("-")]
-    return any(Path(os.path.abspath(name)).is_relative_to(MACHINES) for name in ["", *names])
+    return any(Path(os.path.abspath(name)).is_relative_to(lane) for name in ["", *names])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

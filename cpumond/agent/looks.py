@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from typing import Final
 
 from cpumond.agent.jobs import Tracked
 from cpumond.cgroup.parse import STAT_BYTES, THROTTLED_LINE
@@ -16,14 +17,19 @@ So a look at a job of which there is nothing to say touches nothing of its recor
 """
 
 
+DRIFT: Final = 31 / 32
+"""The time between two looks, as a part of ``throttle_poll``. The kernel counts a throttled period at its end, and the
+periods of each cgroup begin at moments of their own: looks in step with them would see some jobs late each time."""
+
+
 class LookRound:
     """Jobs with the same ``throttle_poll``: ``period_s`` seconds, ``next_s`` on the monotonic clock."""
 
     __slots__ = ("next_s", "period_s", "turn", "watched")
 
-    def __init__(self, period_s: float, now_s: float) -> None:
-        self.period_s = period_s
-        self.next_s = now_s + period_s
+    def __init__(self, poll_s: float, now_s: float) -> None:
+        self.period_s = poll_s * DRIFT
+        self.next_s = now_s + self.period_s
         self.watched: list[Watched] = []
         self.turn = 0
 
@@ -36,26 +42,26 @@ class LookSchedule:
 
     def __init__(self) -> None:
         self.next_s = math.inf
-        self._rounds: list[LookRound] = []
+        self._rounds: dict[float, LookRound] = {}
+        """By ``throttle_poll``."""
         self._filled_s = -math.inf
 
     def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
         """Look from now on at those of ``jobs`` that a limit of ours can hold back."""
-        known = {each.period_s: each for each in self._rounds}
-        rounds: dict[float, LookRound] = {}
+        known, rounds = self._rounds, dict[float, LookRound]()
         for job in jobs:
             if not can_be_held_back(job):
                 continue
-            period_s = job.settings.poll_s
-            due = rounds.get(period_s)
+            poll_s = job.settings.poll_s
+            due = rounds.get(poll_s)
             if due is None:
-                due = rounds[period_s] = known.get(period_s) or LookRound(period_s, now_s)
+                due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
             # Of a weight, which throttles nobody, the use has to be read each time: a line that is never there.
             line = b"\0" if seen is None or job.settings.actuator == "weight" else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
-        self._rounds, self._filled_s = list(rounds.values()), now_s
+        self._rounds, self._filled_s = rounds, now_s
         self._find_next()
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
@@ -63,7 +69,7 @@ class LookSchedule:
         seen. One that comes late does not move the next; those that were missed are not made up for.
         """
         due: list[Watched] = []
-        for each in self._rounds:
+        for each in self._rounds.values():
             if now_s >= each.next_s:
                 each.next_s += each.period_s
                 if each.next_s <= now_s:
@@ -78,7 +84,7 @@ class LookSchedule:
         return due
 
     def _find_next(self) -> None:
-        self.next_s = min((each.next_s for each in self._rounds), default=math.inf)
+        self.next_s = min((each.next_s for each in self._rounds.values()), default=math.inf)
 
 
 def was_seen(job: Tracked, since_s: float) -> bool:

@@ -7,7 +7,6 @@ jobs begin as new ones do.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
@@ -239,15 +238,13 @@ class PeakFile:
                 self._saved = save(self.path, content, sync=False)
                 self._stored = stored
             self.problem = ""
-        except Exception as error:
-            # Whatever it is: what was learned is lost when the agent is killed, and nothing else.
+        except (CpumondError, OSError, ValueError) as error:
             self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
 
     def _say(self, problem: str) -> None:
         """Once while it fails."""
         if not self.problem:
-            with contextlib.suppress(Exception):
-                log.error("peaks_not_written", error=problem, retry_s=self.period_s)
+            log.error("peaks_not_written", error=problem, retry_s=self.period_s)
         self.problem = problem
 
     def _is_there(self, path: str, inode: int) -> bool:

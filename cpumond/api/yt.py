@@ -753,7 +753,8 @@ def _find_input_format(request: Request, parameters: Mapping[str, Any]) -> Forma
 
 
 def _write_only(holder: list[Any], form: Format) -> bytes:
-    """The one value in the list as text; it is let go of here: a large one takes as long to free as a turn lasts."""
+    """The one value in the list as text, in a thread; it is let go of here: a large one takes as long to free as a turn
+    lasts."""
     value = holder.pop()
     return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 

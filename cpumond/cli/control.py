@@ -25,11 +25,11 @@ from cpumond.cli.client import (
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
     DurationType,
-    check_assignments,
     check_cores,
     is_terminal,
     json_option,
     print_json,
+    set_option,
     terminal_width,
     use_colour,
 )
@@ -143,14 +143,7 @@ def job_command() -> None:
 @click.option("--id", "job_id", metavar="ID", help="Default: the last part of the path.")
 @click.option("--operation", metavar="OP", help="The operation the job belongs to.")
 @click.option("--mode", type=click.Choice(MODES), help="Default: what the configuration says.")
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=check_assignments,
-    help="An option of job-cpu-monitor; may be repeated.",
-)
+@set_option
 @json_option
 def job_add_command(
     client: AgentClient,

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from cpumond.cli.estimate_findings import Findings, hide_names, render_config, render_json, render_text
-from cpumond.cli.options import DurationType, check_assignments, terminal_width, use_colour
+from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.tables import count
 from cpumond.config import parse_assignments
@@ -61,14 +61,7 @@ DAY_S = 86_400.0
     help="Of Prometheus: cAdvisor's metrics or those of cpumond's agents.  [default: auto, whichever has more series]",
 )
 @click.option("--token-file", metavar="FILE", help="Bearer token for Prometheus; the file must be its owner's only.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=check_assignments,
-    help="An option of job-cpu-monitor, under every rule; durations in ms or with a unit.",
-)
+@set_option
 @click.option(
     "--write", "config_path", metavar="FILE", help="Write a configuration with sources, for conf.d/jobs.toml."
 )

@@ -16,8 +16,7 @@ from cpumond.cli.estimate_findings import (
     list_totals,
     sort_rows,
 )
-from cpumond.cli.html import BASE_STYLE, Graph, choose_prefix, choose_time_step, render_figure
-from cpumond.cli.report_html import PAGE
+from cpumond.cli.html import BASE_STYLE, PAGE, TABLE_STYLE, Graph, choose_prefix, choose_time_step, render_figure
 from cpumond.cli.tables import show_name
 from cpumond.monitor.rules import RULES
 
@@ -101,22 +100,14 @@ def _class(number: int) -> str:
 
 STYLE: Final = (
     BASE_STYLE
+    + TABLE_STYLE
     + """
 :root { --ordered: #5b6570; --first: #c2660a; --second: #1f6fb2; --used: #0b7a63; --used-area: #0b7a6340; }
 @media (prefers-color-scheme: dark) {
   :root { --ordered: #aab3bc; --first: #f0a04b; --second: #6db3f2; --used: #4cc9ab; --used-area: #4cc9ab40; }
 }
-main { max-width: 1240px; }
-caption { text-align: left; font-weight: 600; padding: 0 0 4px; }
-.wide { margin: 24px 0 8px; }
 .wide:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
-.name { text-align: left; }
 tbody .name { white-space: normal; overflow-wrap: anywhere; min-width: 6em; max-width: 30em; }
-tbody th { font-weight: 400; }
-tfoot th, tfoot td { font-weight: 600; border-bottom: 0; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }
-dd { margin: 0; color: var(--muted); }
-.line.ordered { stroke: var(--ordered); stroke-dasharray: 5 3; }
 .line.limit0 { stroke: var(--first); }
 .line.limit1 { stroke: var(--second); }
 .area.used { fill: var(--used-area); }

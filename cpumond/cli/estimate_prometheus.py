@@ -15,7 +15,7 @@ from cpumond.cli.html import format_span
 from cpumond.cli.tables import count, show_name
 from cpumond.decode import ContentError, decode_json
 from cpumond.discovery.workloads import Workload, classify, pick_workloads
-from cpumond.errors import AccessError, ConfigError, UnavailableError
+from cpumond.errors import AccessError, UnavailableError
 from cpumond.monitor.estimate import Timeline, Watch
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 from cpumond.units import format_duration
@@ -60,7 +60,9 @@ class Prometheus:
     """
 
     def __init__(self, url: str, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        self.url = _check_url(url)
+        from cpumond.base_url import parse_base_url
+
+        self.url = str(parse_base_url(url, "--prometheus", "--token-file", 9090)).rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         self.warnings: set[str] = set()
@@ -148,21 +150,6 @@ class Prometheus:
         """What came from outside, fit for a line; whoever echoes the token does not bring it there."""
         text = text.replace(self._token, "...") if self._token else text
         return show_name(" ".join(text.split())[:MAX_SAID])
-
-
-def _check_url(url: str) -> str:
-    import httpx2
-
-    expected = "expected an address such as http://127.0.0.1:9090"
-    if "@" in url:
-        raise ConfigError(f"--prometheus: must hold no user name or password, use --token-file; {expected}")
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, ValueError) as error:
-        raise ConfigError(f"--prometheus: is not an address: {error}; {expected}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise ConfigError(f"--prometheus: {expected}, got {show_name(url)}")
-    return url.rstrip("/")
 
 
 # ---- from series to workloads

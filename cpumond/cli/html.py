@@ -243,3 +243,35 @@ path { fill: none; }
 .level { stroke: var(--level); stroke-dasharray: 6 4; }
 """
 """What all pages have in common; colours of their own come after it."""
+
+TABLE_STYLE: Final = """
+main { max-width: 1240px; }
+caption { text-align: left; font-weight: 600; padding: 0 0 4px; }
+.wide { margin: 24px 0 8px; }
+.name { text-align: left; }
+tbody th { font-weight: 400; }
+tfoot th, tfoot td { font-weight: 600; border-bottom: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }
+dd { margin: 0; color: var(--muted); }
+.line.ordered { stroke: var(--ordered); stroke-dasharray: 5 3; }
+"""
+"""Of pages with a wide table of names, and with a line of what was ordered."""
+
+PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+"""A page without scripts: ``title``, ``style`` and ``body`` are filled in."""

@@ -63,6 +63,19 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
     return value
 
 
+order_option = click.option(
+    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
+)
+
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=check_assignments,
+    help="An option of job-cpu-monitor, durations in ms or with a unit; may be repeated.",
+)
+
 config_option = click.option(
     "--config",
     "config_path",

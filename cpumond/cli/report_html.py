@@ -14,6 +14,8 @@ from typing import Final
 
 from cpumond.cli.html import (
     BASE_STYLE,
+    PAGE,
+    TABLE_STYLE,
     TIME_STEPS_S,
     WIDTH,
     Graph,
@@ -269,26 +271,9 @@ def _shorten(name: str) -> str:
 
 # The page around it
 
-PAGE: Final = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
-
 STYLE: Final = (
     BASE_STYLE
+    + TABLE_STYLE
     + """
 :root { --ordered: #5b6570; --limit: #c2660a; --used: #0b7a63; --used-area: #0b7a6340; --reclaimed: #f2a65a;
   --idle: #dfe4e9; }
@@ -296,18 +281,9 @@ STYLE: Final = (
   :root { --ordered: #aab3bc; --limit: #f0a04b; --used: #4cc9ab; --used-area: #4cc9ab40; --reclaimed: #b8691c;
     --idle: #333b44; }
 }
-main { max-width: 1240px; }
-caption { text-align: left; font-weight: 600; padding: 0 0 4px; }
-.wide { margin: 24px 0 8px; }
 .wide:focus-visible { outline: 2px solid var(--limit); outline-offset: 2px; }
-.name { text-align: left; }
 tbody .name { white-space: normal; overflow-wrap: anywhere; min-width: 7em; max-width: 22em; }
 .short { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
-tbody th { font-weight: 400; }
-tfoot th, tfoot td { font-weight: 600; border-bottom: 0; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }
-dd { margin: 0; color: var(--muted); }
-.line.ordered { stroke: var(--ordered); stroke-dasharray: 5 3; }
 .line.limit { stroke: var(--limit); }
 .line.used { stroke: var(--used); }
 .area.used { fill: var(--used); }

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cpumond.cli.options import DurationType, check_assignments, check_cores
+from cpumond.cli.options import DurationType, order_option, set_option
 from cpumond.cli.trace import read_lines
 from cpumond.config import parse_assignments
 from cpumond.errors import UsageError
@@ -58,17 +58,8 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 @click.command("simulate", epilog="Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak")
 @click.argument("trace", required=False)
-@click.option(
-    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
-)
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=check_assignments,
-    help="An option of job-cpu-monitor; may be repeated. Others keep their defaults.",
-)
+@order_option
+@set_option
 @click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after the other.")
 @click.option(
     "--shape",

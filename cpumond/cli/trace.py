@@ -11,7 +11,7 @@ from typing import Literal, TextIO
 import click
 import msgspec
 
-from cpumond.cli.options import check_assignments, check_cores
+from cpumond.cli.options import order_option, set_option
 from cpumond.config import parse_assignments
 from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.monitor.model import MonitorSettings, check_together
@@ -22,17 +22,8 @@ Format = Literal["csv", "json"]
 
 @click.command("replay")
 @click.argument("file")
-@click.option(
-    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
-)
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=check_assignments,
-    help="An option of job-cpu-monitor; may be repeated. Others keep their defaults.",
-)
+@order_option
+@set_option
 @click.option(
     "--format",
     "format_",

@@ -18,7 +18,7 @@ from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
 from cpumond.cli.ending import ended_by
-from cpumond.cli.options import DurationType, check_assignments, check_cores
+from cpumond.cli.options import DurationType, check_cores, set_option
 from cpumond.cli.trace import read_settings
 from cpumond.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
@@ -42,14 +42,6 @@ duration_option = click.option(
     "duration_s",
     type=DurationType(),
     help="Stop after this time, for example 60 or 5m.  [default: Ctrl-C]",
-)
-set_option = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=check_assignments,
-    help="An option of job-cpu-monitor; durations in ms or with a unit.",
 )
 
 

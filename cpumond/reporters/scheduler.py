@@ -18,8 +18,8 @@ import msgspec
 import structlog
 
 from cpumond import config
+from cpumond.base_url import parse_base_url
 from cpumond.decode import ContentError, decode_json
-from cpumond.errors import ConfigError
 from cpumond.reporters import ReporterStats, check_token, read_token
 from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, backoff_s, describe_exception, make_client
 from cpumond.wire import (
@@ -97,7 +97,7 @@ class SchedulerLink:
         carry_out: Callable[[JobRequest, float], JobReply | None],
         rng: random.Random | None = None,
     ) -> None:
-        self._base = parse_base_url(options.url)
+        self._base = parse_base_url(options.url, "scheduler.url", "scheduler.token_file", 9757)
         given = options.token.encode("utf-8", "surrogatepass")
         self._token = check_token(given, "scheduler.token") if given else ""
         self._options = options
@@ -349,22 +349,6 @@ class SchedulerLink:
             said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return Failure("answer", f"{said}; {advice}")
-
-
-def parse_base_url(url: str) -> httpx2.URL:
-    """The scheduler's address, with a path if it is behind one. Raises ConfigError, which names ``scheduler.url``."""
-    expected = "expected an address such as http://127.0.0.1:9757"
-    if "@" in url:
-        raise ConfigError(f"scheduler.url: must hold no user name or password, use scheduler.token_file; {expected}")
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, ValueError) as error:
-        raise ConfigError(f"scheduler.url: is not an address: {error}; {expected}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port == 0:
-        raise ConfigError(f"scheduler.url: {expected}, got {url!r}")
-    if parsed.query or parsed.fragment:
-        raise ConfigError(f"scheduler.url: nothing may follow the path; {expected}, got {url!r}")
-    return parsed.copy_with(raw_path=parsed.raw_path.rstrip(b"/") or b"/")
 
 
 def _tell(log: Callable[..., object], event: str, **facts: object) -> None:

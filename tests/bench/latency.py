@@ -156,7 +156,7 @@ def measure_spikes(spikes: int) -> dict[str, Any]:
         assert tree.read(name, "burst_us") == tree.read(name, "quota_us")
         for _ in range(spikes):
             wait_until(partial(is_low, tree, name, 0.5), "the job is held down again", 60)
-            time.sleep(1.0)
+            time.sleep(1.0)  # the burst is filled up
             before = count_throttled(tree, name)
             program.begin(0.1)
             begin_s, end_s = program.wait()

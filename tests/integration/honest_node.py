@@ -1,7 +1,7 @@
 """A node that sends heartbeats all the time, in a process of its own: how long it waits, how large the scheduler gets.
 
-``honest_node.py HOST:PORT PID NAME`` prints a line when it has begun, and its figures when its input ends. What the
-scheduler's first thread and this process spend ready to run, while others have the CPU, is taken off each wait: the
+``honest_node.py HOST:PORT PID NAME PAUSE_S`` prints a line when it has begun, and its figures when its input ends. What
+the scheduler's first thread and this process spend ready to run, while others have the CPU, is taken off each wait: the
 scheduler has no part in that.
 """
 
@@ -13,8 +13,6 @@ import select
 import sys
 import time
 from pathlib import Path
-
-PAUSE_S = 0.02
 
 
 def read_delay_s(pid: int | str, thread: int | str) -> float:
@@ -28,7 +26,7 @@ def read_memory(pid: int) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
 
 
-def main(address: str, pid: int, name: str) -> None:
+def main(address: str, pid: int, name: str, pause_s: float) -> None:
     client = http.client.HTTPConnection(address, timeout=60)
 
     def post(path: str, body: dict[str, object]) -> tuple[int, str]:
@@ -48,7 +46,7 @@ def main(address: str, pid: int, name: str) -> None:
     print("begun", flush=True)
     is_over = False
     while not is_over:
-        is_over = bool(select.select([sys.stdin], [], [], PAUSE_S)[0])
+        is_over = bool(select.select([sys.stdin], [], [], pause_s)[0])
         delays_s, begun = count_delays(), time.perf_counter()
         beat = {**incarnation, "sequence": len(waits) + 1, "sent_at": 0.0, "cpu_capacity": 1.0, "jobs": []}
         status, text = post("/api/v1/heartbeats", beat)
@@ -69,4 +67,4 @@ def main(address: str, pid: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -99,5 +99,18 @@ def test_the_oldest_that_holds_something_goes_for_bytes(make: Make):
     assert [(each["event"], each["bound"], each["limit"]) for each in logs] == [("connections_ended", "bytes", 100)]
     with capture_logs() as logs:
         door.hold(as_bounded(connections[4]), 90)
-    assert ended(connections) == [2, 3, 4], "who holds too much by itself goes, too"
+    assert ended(connections) == [2, 4], "who holds too much by itself goes at once"
     assert logs == [], "said once a minute"
+
+
+def test_who_holds_little_stays_though_its_answer_is_longest_ago(make: Make):
+    door = Door(10, 100, 1.0)
+    connections = make(door, 4)
+    for number, held in enumerate((5, 40, 50, 10)):
+        door.hold(as_bounded(connections[number]), held)
+    assert ended(connections) == [1]
+    connections[2].is_at_work = True
+    door.hold(as_bounded(connections[3]), 60)
+    assert ended(connections) == [1, 3]
+    door.hold(as_bounded(connections[2]), 96)
+    assert ended(connections) == [0, 1, 3], "where nobody else may go"

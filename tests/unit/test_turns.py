@@ -128,34 +128,36 @@ def test_the_others_are_not_preferred() -> None:
 
 
 @pytest.fixture
-def machines(suite: Path) -> Path:
-    """With a test that stands for the machines."""
-    (suite / "machine").mkdir()
-    (suite / "machine" / "test_vm.py").write_text("def test_boot(): pass\n", encoding="utf-8")
+def lanes(suite: Path) -> Path:
+    """With tests that stand for the machines and for those that take long."""
+    for folder, file, test in (("machine", "test_vm.py", "test_boot"), ("slow", "test_day.py", "test_whole_day")):
+        (suite / folder).mkdir()
+        (suite / folder / file).write_text(f"def {test}(): pass\n", encoding="utf-8")
     (suite / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
     return suite
 
 
 @pytest.mark.parametrize("arguments", [("-ra",), ("-ra", "-n1"), ("-ra", ".")], ids=" ".join)
-def test_no_machine_is_booted_unless_asked_and_that_is_said(machines: Path, arguments: tuple[str, ...]) -> None:
-    output = run(machines, *arguments)
-    assert "1 passed, 1 skipped" in output, output
+def test_no_machine_is_booted_unless_asked_and_that_is_said(lanes: Path, arguments: tuple[str, ...]) -> None:
+    output = run(lanes, *arguments)
+    assert "1 passed, 2 skipped" in output, output
     assert "SKIPPED [1] machine/test_vm.py: boots machines, about" in output
     assert "CPUMOND_REQUIRE=all or `pytest tests/machine` runs it" in output
+    assert "SKIPPED [1] slow/test_day.py: takes long: CPUMOND_REQUIRE=all or `pytest tests/slow` runs it" in output
 
 
 @pytest.mark.parametrize(
-    ("processes", "name"), [("-n1", "machine"), ("-n0", "./machine/../machine/test_vm.py::test_boot")]
+    ("processes", "name"), [("-n1", "machine"), ("-n0", "./machine/../machine/test_vm.py::test_boot"), ("-n1", "slow")]
 )
-def test_a_machine_that_is_named_is_booted(machines: Path, processes: str, name: str) -> None:
-    assert "2 passed" in run(machines, processes, "test_other.py", name)
+def test_a_lane_that_is_named_is_run(lanes: Path, processes: str, name: str) -> None:
+    assert "2 passed" in run(lanes, processes, "test_other.py", name)
 
 
-def test_where_all_is_required_machines_are_booted_and_what_is_left_out_is_a_failure(machines: Path) -> None:
+def test_where_all_is_required_machines_are_booted_and_what_is_left_out_is_a_failure(lanes: Path) -> None:
     text = "import pytest\ndef test_left_out(): pytest.skip('no browser')\n"
-    (machines / "test_out.py").write_text(text, encoding="utf-8")
-    output = run(machines, "-ra", CPUMOND_REQUIRE="all")
-    assert "1 failed, 2 passed" in output, output
+    (lanes / "test_out.py").write_text(text, encoding="utf-8")
+    output = run(lanes, "-ra", CPUMOND_REQUIRE="all")
+    assert "1 failed, 3 passed" in output, output
     assert "left out, but CPUMOND_REQUIRE=all: no browser" in output
 
 

@@ -56,6 +56,8 @@ check_period = "{CHECK_PERIOD_S * 1000:g}ms"
 min_cpu_limit = 0.4
 smoothing_factor = 0.5
 decrease_coefficient = 0.5
+# A host that lets this machine wait makes one period of the light load a throttled one now and then.
+throttle_restore_ratio = 0.5
 
 [writes]
 override_ttl = "{OVERRIDE_TTL_S:g}s"

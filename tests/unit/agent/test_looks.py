@@ -10,7 +10,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control, loop
-from cpumond.agent.looks import LookSchedule, can_be_held_back
+from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.cgroup.parse import parse_throttled
 from cpumond.errors import CgroupReadError
 from cpumond.testing import v2_cgroup
@@ -250,21 +250,22 @@ def test_a_write_that_the_kernel_refuses_is_not_tried_at_each_look(make_node, mo
 # ---- when
 
 
-def test_looks_come_at_a_fixed_rate_and_one_that_is_late_is_not_made_up_for(make_node):
+def test_looks_come_at_a_rate_of_their_own_and_one_that_is_late_is_not_made_up_for(make_node):
     node = lowered(make_node, "a")
     now_s = node.clock.monotonic_s()
     schedule = LookSchedule()
     assert schedule.next_s == math.inf
     schedule.refill(node.agent.table, now_s)
     job = node.agent.table.find("a")
-    assert schedule.next_s == pytest.approx(now_s + 0.2)
-    assert schedule.take_due(now_s + 0.199) == []
+    gap_s = 0.2 * DRIFT
+    assert schedule.next_s == pytest.approx(now_s + gap_s)
+    assert schedule.take_due(now_s + gap_s - 0.001) == []
     assert [item[2] for item in schedule.take_due(now_s + 0.25)] == [job]
-    assert schedule.next_s == pytest.approx(now_s + 0.4)
+    assert schedule.next_s == pytest.approx(now_s + 2 * gap_s)
     schedule.refill(node.agent.table, now_s + 0.3)
-    assert schedule.next_s == pytest.approx(now_s + 0.4)
+    assert schedule.next_s == pytest.approx(now_s + 2 * gap_s)
     schedule.take_due(now_s + 1.7)
-    assert schedule.next_s == pytest.approx(now_s + 1.9)
+    assert schedule.next_s == pytest.approx(now_s + 1.7 + gap_s)
     schedule.refill([], now_s + 2.0)
     assert (schedule.next_s, schedule.take_due(now_s + 9.0)) == (math.inf, [])
 
@@ -279,8 +280,17 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
     while schedule.next_s < begin_s + 0.42:
         at_s = schedule.next_s
         found += [(round(at_s - begin_s, 3), job.found.job_id) for _, _, job in schedule.take_due(at_s)]
-    quick_at = [(round(0.05 * number, 3), "quick") for number in range(1, 9)]
-    assert sorted(found) == sorted([*quick_at, (0.2, "a"), (0.4, "a")])
+    quick_at = [(round(0.05 * DRIFT * number, 3), "quick") for number in range(1, 9)]
+    assert sorted(found) == sorted([*quick_at, *((round(0.2 * DRIFT * number, 3), "a") for number in (1, 2))])
+
+
+def test_looks_meet_each_moment_of_a_cgroups_periods(make_node):
+    node = lowered(make_node, "a")
+    schedule, period_s, met = node.agent._looks, 0.1, set()
+    for _ in range(40):
+        met.add(int(schedule.next_s % period_s / period_s * 10))
+        schedule.take_due(schedule.next_s)
+    assert met == set(range(10))
 
 
 def test_over_the_budget_looks_are_shed_in_turns(make_node):

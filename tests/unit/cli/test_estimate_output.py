@@ -151,7 +151,7 @@ def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) 
         (["--force"], 64, "--force is about the file of --write; name one"),
         (["--set", "limit_rule=peak"], 64, "--set limit_rule: every rule is estimated; leave it out"),
         (["--set", "smoothing_factor=2"], 78, "--set: smoothing_factor: must be"),
-        (["--prometheus", "x"], 78, "--prometheus: expected an address such as http://127.0.0.1:9090, got x"),
+        (["--prometheus", "x"], 78, "--prometheus: expected an address such as http://127.0.0.1:9090, got 'x'"),
         (["--prometheus", "http://a:b@x"], 78, "--prometheus: must hold no user name or password, use --token-file"),
         (["--prometheus", "http://x", "--token-file", "/none"], 78, "token file /none: No such file"),
         (["--duration", "0"], 64, "must be at least 1s"),

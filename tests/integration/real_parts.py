@@ -1,0 +1,44 @@
+"""Fixtures of real parts: cgroups of our own, load in them, an agent as its own process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_process import AgentProcess
+
+from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
+from cpumond.errors import CpumondError
+from cpumond.testing import CgroupTree, real_cgroups
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def hierarchies() -> Hierarchies:
+    """The machine's cgroup hierarchies, where we may make cgroups."""
+    try:
+        found = open_hierarchies()
+    except CpumondError as error:
+        pytest.skip(f"needs a cgroup hierarchy with the cpu controller: {error}")
+    if not os.access(found.cpu_root, os.W_OK):
+        pytest.skip(f"needs the right to make cgroups in {found.cpu_root} (run as root)")
+    return found
+
+
+@pytest.fixture
+def cgroups(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
+    """A cgroup of our own, empty, in every hierarchy the agent reads."""
+    with real_cgroups(hierarchies, f"cpumond-test-{os.getpid()}-{next(_numbers)}") as tree:
+        yield tree
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    """An agent as a process of its own, with its directories under ``tmp_path``; started by the test."""
+    process = AgentProcess(tmp_path)
+    yield process
+    process.close()

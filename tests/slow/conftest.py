@@ -1,0 +1,6 @@
+"""Fixtures of the tests that take long and use real parts."""
+
+from __future__ import annotations
+
+from browser import browser, new_page, page, web_loop  # noqa: F401
+from real_parts import agent, cgroups, hierarchies  # noqa: F401
