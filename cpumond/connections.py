@@ -49,8 +49,10 @@ class Door:
 
     def leave(self, connection: Bounded) -> None:
         """A connection is over."""
-        self.hold(connection, 0)
-        self._connections.pop(connection, None)
+        if connection in self._connections:
+            del self._connections[connection]
+            self.held_bytes -= connection.held
+            connection.held = 0
 
     def renew(self, connection: Bounded) -> bool:
         """It got an answer; whether it is not over yet."""

@@ -114,3 +114,15 @@ def test_who_holds_little_stays_though_its_answer_is_longest_ago(make: Make):
     assert ended(connections) == [1, 3]
     door.hold(as_bounded(connections[2]), 96)
     assert ended(connections) == [0, 1, 3], "where nobody else may go"
+
+
+def test_as_many_go_as_it_takes(make: Make):
+    door = Door(10_000, 3000, 1.0)
+    connections = make(door, 3001)
+    for each in connections[:3000]:
+        door.hold(as_bounded(each), 1)
+    connections[-1].is_at_work = True
+    door.hold(as_bounded(connections[-1]), 2000)
+    assert door.held_bytes == 3000
+    assert ended(connections) == list(range(2000))
+    assert sum(each.held for each in connections) == 3000
