@@ -447,13 +447,14 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, without port and brackets, is this machine itself by its name or address alone."""
-    if host.lower() == "localhost":
-        return True
+    """Whether only this machine can reach ``host``, an address without brackets or "localhost"; other names may be
+    anything."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return host.lower() == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _check_loopback(listen: str, where: str) -> None:

@@ -20,7 +20,8 @@ from cpumond.api.cypress import YtBackend
 from cpumond.api.json import describe_error, make_json_routes
 from cpumond.api.turns import Turns
 from cpumond.api.yt import Rates, ReplyCache, YtError, YtLimits, make_yt_routes
-from cpumond.scheduler.config import Api, is_loopback
+from cpumond.config import is_loopback
+from cpumond.scheduler.config import Api
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS

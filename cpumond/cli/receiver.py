@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import ipaddress
 import itertools
 import json
 import math
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cpumond.config import parse_listen
+from cpumond.config import is_loopback, parse_listen
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
 from cpumond.wire import SCHEMAS, Heartbeat
@@ -280,7 +279,7 @@ def resolve_listen(listen: str, has_token: bool) -> tuple[socket.AddressFamily, 
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise ConfigError(f"--listen: {host!r} cannot be resolved to an address: {reason}") from None
-    if not has_token and not ipaddress.ip_address(address[0]).is_loopback:
+    if not has_token and not is_loopback(address[0]):
         raise ConfigError(
             f"--listen: {_show_address(host, port)} can be reached from other machines; "
             "give --token-file, or listen on 127.0.0.1"

@@ -6,14 +6,13 @@ agent's ``conf.d`` may be in the same place. Trees and pools are no part of it, 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import Annotated, Any
 
 import msgspec
 
-from cpumond.config import MAX_NAME, Log, normalise_table, parse_listen, read_layers
+from cpumond.config import MAX_NAME, Log, is_loopback, normalise_table, parse_listen, read_layers
 from cpumond.decode import ContentError, decode_toml
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import DURATION
@@ -167,13 +166,3 @@ def check(config: SchedulerConfig) -> None:
             "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
             'lines "user:sha256-hex", or listen on 127.0.0.1'
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``, an address or "localhost"; other names may be anything."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback

@@ -17,6 +17,7 @@ from cpumond.config import (
     describe_type,
     find_idle_options,
     finish_config,
+    is_loopback,
     load_config,
     normalise_root,
     parse_assignments,
@@ -794,3 +795,16 @@ IDLE: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize(("text", "told"), IDLE.values(), ids=IDLE)
 def test_an_option_without_effect_is_told_with_its_place(text: str, told: list[str]) -> None:
     assert find_idle_options(load(text)) == [f"{FILE}: {sentence}" for sentence in told]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_only_this_machine_reaches_it(host: str):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "LOCALHOST.example.com", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1%eth0", "*"],  # noqa: S104 - asked about
+)
+def test_others_may_reach_it(host: str):
+    assert not is_loopback(host)

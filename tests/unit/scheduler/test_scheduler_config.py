@@ -17,7 +17,6 @@ from cpumond.scheduler.config import (
     SchedulerConfig,
     check,
     finish_scheduler_config,
-    is_loopback,
     load_scheduler_config,
     parse_scheduler_config_text,
 )
@@ -154,11 +153,6 @@ def test_check_takes_a_configuration_that_was_put_together() -> None:
     config = msgspec.structs.replace(SchedulerConfig(), api=Api(listen="0.0.0.0:1"))
     with pytest.raises(ConfigError, match=r"built-in defaults: api\.listen: '0\.0\.0\.0:1' can be reached"):
         check(config)
-
-
-@pytest.mark.parametrize(("host", "expected"), [("localhost", True), ("LOCALHOST.example.com", False), ("", False)])
-def test_names_of_the_machine(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
 
 
 # ---- files
