@@ -45,7 +45,7 @@ class Timer:
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
     """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit.
 
-    None where the others alone are too much: nothing would be won.
+    An empty list where the others alone are too much: nothing would be won.
     """
     if others > capacity * (1.0 + TOLERANCE):
         return []

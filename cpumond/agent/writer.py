@@ -1,4 +1,4 @@
-"""The only place that changes cgroups: limits out, originals back, and what to do when somebody else writes too.
+"""Where the running agent changes limits: limits out, originals back, and what to do when somebody else writes too.
 
 Before a cgroup's first change its original settings are on disk (``secure``); after that ``restore`` can always put
 them back, here or in ``cpumond restore``.

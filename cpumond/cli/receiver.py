@@ -279,7 +279,7 @@ def resolve_listen(listen: str, has_token: bool) -> tuple[socket.AddressFamily, 
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise ConfigError(f"--listen: {host!r} cannot be resolved to an address: {reason}") from None
-    if not has_token and not is_loopback(address[0]):
+    if not has_token and not is_loopback(str(address[0])):
         raise ConfigError(
             f"--listen: {_show_address(host, port)} can be reached from other machines; "
             "give --token-file, or listen on 127.0.0.1"
