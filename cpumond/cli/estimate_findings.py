@@ -287,7 +287,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
     unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())
     sketches = list_sources(unique, leaves)
-    roots = find_roots(workload.path for workload in unique)
+    roots = find_roots(sketches)
     lines = [
         "# Made by `cpumond estimate`: where the workloads are that it found. Put it into /etc/cpumond/conf.d, run",
         "# `cpumond check-config` and `systemctl reload cpumond`; to try it out: `cpumond agent --config FILE`.",

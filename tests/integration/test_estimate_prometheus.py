@@ -125,7 +125,7 @@ def test_history_of_containers(prometheus: Prometheus, tmp_path: Path) -> None:
         [*COMMAND[:3], "check-config", "--config", str(config)], capture_output=True, text=True, timeout=60, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert 'pattern = "docker/*"' in config.read_text()
+    assert 'pattern = "docker/[0-9a-f][0-9a-f]*"' in config.read_text()
 
 
 @pytest.mark.prometheus

@@ -134,7 +134,7 @@ def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) 
     path.write_text(text)
     config = load_config(str(path))
     assert config.monitor["mode"] == "shadow"
-    assert [source.pattern for source in config.source][:2] == ["docker/*", "slurm/uid_*/job_*"]
+    assert [source.pattern for source in config.source][:2] == ["docker/[0-9a-f][0-9a-f]*", "slurm/uid_*/job_*"]
     assert {"docker", "slurm", "system.slice", "top", "c*d", "a\\b"} <= set(config.managed_roots)
     assert all(len(line) < 300 for line in text.splitlines())
     settings = config.resolve_settings(None, "", {})
