@@ -12,18 +12,20 @@ from typing import Final, Literal
 import click
 import msgspec
 
-from cpumond.cli.estimate_findings import Findings, hide_names, render_config, render_json, render_text
+from cpumond.cli.estimate_findings import MODE_OPTIONS, Findings, hide_names, render_config, render_json, render_text
 from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
-from cpumond.cli.tables import count
+from cpumond.cli.tables import count, warn
 from cpumond.config import parse_assignments
 from cpumond.errors import CreateError, UsageError
-from cpumond.monitor.model import LimitRule, MonitorSettings, check_together
+from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.rules import RULES
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
 METRICS: Final[tuple[Metrics, ...]] = ("auto", "cadvisor", "cpumond")
 DAY_S = 86_400.0
+UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
+"""Pressure and threads are not watched."""
 
 
 @click.command("estimate", epilog="Example: cpumond estimate --duration 1h --write jobs.toml --html estimate.html")
@@ -106,6 +108,11 @@ def estimate_command(
             leaves = _itself
         findings = dataclasses.replace(findings, assignments=assignments)
         findings.notes.extend(_describe_floor(findings, settings))
+        if any(each.actuator == "weight" for each in settings.values()):
+            findings.notes.append(
+                "reckoned as if each limit were a quota: with actuator = weight nothing is held back while the host has "
+                "free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
+            )
         if config is not None:
             config.write(render_config(findings, leaves))
         findings = hide_names(findings) if anonymous else findings
@@ -139,6 +146,14 @@ def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorS
     settings = {rule: msgspec.convert({**layer, "limit_rule": rule}, MonitorSettings) for rule in RULES}
     for each in settings.values():
         check_together(each, "--set")
+    for key in layer:
+        idle = [list_idle_options(each, [key]) for each in settings.values()]
+        if key in MODE_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which writes no limit; --write makes a file in shadow mode")
+        elif key in UNSEEN_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which does not watch what it is about")
+        elif all(idle):
+            warn(idle[0][0])
     return settings
 
 

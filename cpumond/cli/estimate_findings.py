@@ -13,9 +13,10 @@ import msgspec
 
 from cpumond.cli.html import format_span
 from cpumond.cli.tables import count, draw, show_cores, show_name, show_title
+from cpumond.config import parse_assignments
 from cpumond.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
-from cpumond.monitor.model import LimitRule
+from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.rules import RULES
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 """Of the JSON."""
 MAX_NAME: Final = 48
+MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
+"""Of ``--set``: nothing is written here, and the configuration begins in shadow mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +309,21 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
         'mode = "shadow"',
         "# The rule that takes more and holds back less; without it the documents' rule.",
         '#limit_rule = "peak"',
-        *(f"{key.strip()} = {_to_toml_value(value)}" for key, _, value in map(_split, findings.assignments)),
+        *_render_options(findings.assignments),
     ]
     for sketch in sketches:
         lines += ["", *_render_source(sketch, leaves)]
     return "\n".join(lines) + "\n"
 
 
-def _split(assignment: str) -> tuple[str, str, str]:
-    return assignment.partition("=")
+def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
+    """The options of ``--set`` as lines of ``[monitor]``, without those that would undo its mode."""
+    durations = {each.encode_name for each in msgspec.structs.fields(MonitorSettings) if each.name.endswith("_s")}
+    for key, value in parse_assignments(assignments).items():
+        if key not in MODE_OPTIONS:
+            # A number alone would be milliseconds.
+            text = f"{value:.12g}s" if key in durations else value
+            yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
 
 
 def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
@@ -335,13 +344,3 @@ def _to_toml(value: str | list[str]) -> str:
     if "\\" in value and "'" not in value:
         return f"'{value}'"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _to_toml_value(text: str) -> str:
-    """A value of ``--set`` as TOML: a number or a truth as it is, all else a text."""
-    text = text.strip()
-    try:
-        number = float(text)
-    except ValueError:
-        return text if text in ("true", "false") else _to_toml(text)
-    return text if number == number and abs(number) != float("inf") else _to_toml(text)

@@ -207,7 +207,7 @@ def list_above(path: str) -> Iterator[str]:
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
-"""A glob for an id. Two digits, so that ``libpod-conmon-ID.scope`` and ``docker/buildkit`` are none: c and b are digits."""
+"""A glob for an id: one digit alone would let ``libpod-conmon-ID.scope`` and ``docker/buildkit`` through."""
 _VARIABLE: Final = (
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
     (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),

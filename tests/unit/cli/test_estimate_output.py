@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cpumond.cli import run
+from cpumond.cli.estimate import read_rule_settings
 from cpumond.cli.estimate_findings import (
     Findings,
     Row,
@@ -24,7 +25,7 @@ from cpumond.cli.estimate_prometheus import fill, list_times, read_cadvisor, rea
 from cpumond.config import load_config
 from cpumond.discovery.workloads import Workload
 from cpumond.monitor.estimate import Timeline, estimate
-from cpumond.monitor.model import CpuReading, MonitorSettings
+from cpumond.monitor.model import CpuReading, MonitorSettings, compute_mode
 from cpumond.monitor.rules import RULES
 
 SETTINGS = {rule: MonitorSettings(limit_rule=rule) for rule in RULES}
@@ -123,7 +124,15 @@ def test_without_names_there_are_none() -> None:
         assert "workload 2" in text
 
 
-@pytest.mark.parametrize("assignments", [(), ("min_cpu_limit=0.25", "peak_memory=10s", "throttle_vote=true")])
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        (),
+        ("min_cpu_limit=0.25", "peak_memory=10s", "throttle_vote=true"),
+        ("min_cpu_limit=1", "min_cpu_limit=0.25", "peak_memory=10000", "throttle_vote=true", "vote_mode=document"),
+        ("min_cpu_limit=2.5e-1", "peak_memory=1e4", "throttle_vote=true", "mode=reclaim", "enable_cpu_reclaim=true"),
+    ],
+)
 def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) -> None:
     odd = [
         make_row(path, "cgroup", path, 0.1, 1.0)
@@ -138,6 +147,7 @@ def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) 
     assert {"docker", "slurm", "system.slice", "top", "c*d", "a\\b"} <= set(config.managed_roots)
     assert all(len(line) < 300 for line in text.splitlines())
     settings = config.resolve_settings(None, "", {})
+    assert compute_mode(settings) == "shadow"
     if assignments:
         assert (settings.min_cpu_limit, settings.peak_memory_s, settings.throttle_vote) == (0.25, 10.0, True)
 
@@ -252,3 +262,11 @@ def test_series_of_agents() -> None:
     assert notes == [
         "1 job had a limit that cpumond moved: while that held a job back, what it would have used is not known"
     ]
+
+
+def test_options_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    read_rule_settings(("mode=reclaim", "enable_cpu_reclaim=true", "pressure_restore_ratio=0.5", "min_cpu_limit=1"))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" has ")[0] for line in said] == [
+        "warning: mode", "warning: enable_cpu_reclaim", "warning: pressure_restore_ratio",
+    ]  # fmt: skip
