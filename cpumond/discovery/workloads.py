@@ -246,7 +246,9 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
         else:
             for leaf in leaves(path) if workload.kind == "slurm" else [path]:
                 globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
-    found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in sorted(globs.items())]
+    # A pattern may match what is above a longer one's, as scopes of podman do where crun made some of them.
+    ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
+    found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
     for (place, suffix), paths in sorted(units.items()):
         # A slice above it that is a source finds these, too.
         outer = next((above for above in list_above(place) if (above, suffix) in units), None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from cpumond.cli.estimate_findings import Row, describe, render_text
-from cpumond.cli.estimate_watch import GLANCE_S, HostWatch, list_leaves
+from cpumond.cli.estimate_watch import GLANCE_S, HostWatch, list_leaves, watch_host
 from cpumond.discovery.workloads import Workload, list_above, pick_workloads
 from cpumond.errors import CgroupReadError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
@@ -251,3 +253,11 @@ def test_what_ended_is_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [row.workload.name for row in rows if row.is_gone] == ["a", "b", "others that ended, without a limit"]
     assert watch.conclude().total().used_cpu_s == pytest.approx(6.0)
     watch.close()
+
+
+def test_the_reckoning_at_the_end_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_tree(tmp_path, {"docker": {**v2_cgroup(), ID: v2_cgroup()}})
+    monkeypatch.setattr("cpumond.cli.estimate_watch.HostWatch", lambda *_: watch)
+    monkeypatch.setattr(watch, "conclude", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        watch_host("", 0.0, SETTINGS)

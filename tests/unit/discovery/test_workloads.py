@@ -206,6 +206,17 @@ def test_sources_find_what_they_are_made_of(tmp_path) -> None:
     ]  # fmt: skip
 
 
+def test_containers_of_two_runtimes_are_found_where_their_limits_are(tmp_path) -> None:
+    paths = [f"machine.slice/libpod-{ID}.scope/container", f"machine.slice/libpod-{OTHER}.scope"]
+    root = make_tree(
+        tmp_path, {"machine.slice": {f"libpod-{ID}.scope": {"container": {}}, f"libpod-{OTHER}.scope": {}}}
+    )
+    every = {above for path in paths for above in (path, *list_above(path))}
+    sketches = list_sources(pick_workloads(every, populated), lambda path: [path])
+    scan = list_jobs([Source(**sketch.keys) for sketch in sketches], [], root)
+    assert sorted(job.path for job in scan.jobs) == sorted(paths)
+
+
 def test_no_more_is_managed_than_what_was_found() -> None:
     work = "work.slice/work-a.slice"
     units = [f"{work}/x.service", f"{work}/work-a-b.slice/y.service", "system.slice/system-getty.slice/g.service"]
