@@ -21,6 +21,6 @@ def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.UR
         raise ConfigError(f"{name}: is not an address: {error}; {expected}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port == 0:
         raise ConfigError(f"{name}: {expected}, got {url!r}")
-    if parsed.query or parsed.fragment:
+    if "?" in url or "#" in url:
         raise ConfigError(f"{name}: nothing may follow the path; {expected}, got {url!r}")
     return parsed.copy_with(raw_path=parsed.raw_path.rstrip(b"/") or b"/")

@@ -35,6 +35,12 @@ class Ending:
         return self._is_set
 
 
+def list_ending_signals() -> list[signal.Signals]:
+    """SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
 @contextlib.contextmanager
 def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
     """What these signals set instead of what they usually do, so that the way out is always the ordinary one."""
@@ -48,3 +54,18 @@ def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
             signal.signal(number, handler)
         os.close(read_fd)
         os.close(write_fd)
+
+
+@contextlib.contextmanager
+def ending_as_interrupted(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """These signals end a command as SIGINT does, by an exception, so that it leaves nothing half done."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -12,18 +12,21 @@ from typing import Final, Literal
 import click
 import msgspec
 
-from cpumond.cli.estimate_findings import Findings, hide_names, render_config, render_json, render_text
+from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
+from cpumond.cli.estimate_findings import MODE_OPTIONS, Findings, hide_names, render_config, render_json, render_text
 from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
-from cpumond.cli.tables import count
+from cpumond.cli.tables import count, warn
 from cpumond.config import parse_assignments
 from cpumond.errors import CreateError, UsageError
-from cpumond.monitor.model import LimitRule, MonitorSettings, check_together
+from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.rules import RULES
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
 METRICS: Final[tuple[Metrics, ...]] = ("auto", "cadvisor", "cpumond")
 DAY_S = 86_400.0
+UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
+"""Pressure and threads are not watched."""
 
 
 @click.command("estimate", epilog="Example: cpumond estimate --duration 1h --write jobs.toml --html estimate.html")
@@ -86,10 +89,16 @@ def estimate_command(
     """
     check_together_given(url, {"--since": since_s, "--step": step_s, "--match": match, "--metrics": metrics,
                                "--token-file": token_file}, {"--duration": duration_s, "--root": root})  # fmt: skip
+    if config_path and html_path and os.path.realpath(config_path) == os.path.realpath(html_path):
+        raise UsageError("--write and --html name the same file; give each its own")
+    if match and not match.isprintable():
+        raise UsageError("--match: has characters that cannot be printed; give label matchers such as 'cluster=\"a\"'")
     if force and not config_path:
         raise UsageError("--force is about the file of --write; name one")
     settings = read_rule_settings(assignments)
     with contextlib.ExitStack() as stack:
+        # A file that is begun is removed when somebody ends this.
+        stack.enter_context(ending_as_interrupted(list_ending_signals()))
         # Before anything is watched, so that nobody waits for a file that cannot be written.
         if config_path and os.path.exists(config_path) and not force:
             raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
@@ -106,8 +115,18 @@ def estimate_command(
             leaves = _itself
         findings = dataclasses.replace(findings, assignments=assignments)
         findings.notes.extend(_describe_floor(findings, settings))
+        if any(each.actuator == "weight" for each in settings.values()):
+            findings.notes.append(
+                "reckoned as if each limit were a quota: with actuator = weight nothing is held back while the host "
+                "has free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
+            )
         if config is not None:
-            config.write(render_config(findings, leaves))
+            text = render_config(findings, leaves)
+            if text:
+                config.write(text)
+            else:
+                warn(f"{config_path} is not written: of no workload is it known in which cgroup it is")
+                config_path = None
         findings = hide_names(findings) if anonymous else findings
         if page is not None:
             from cpumond.cli.estimate_html import render_page
@@ -139,6 +158,14 @@ def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorS
     settings = {rule: msgspec.convert({**layer, "limit_rule": rule}, MonitorSettings) for rule in RULES}
     for each in settings.values():
         check_together(each, "--set")
+    for key in layer:
+        idle = [list_idle_options(each, [key]) for each in settings.values()]
+        if key in MODE_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which writes no limit; --write makes a file in shadow mode")
+        elif key in UNSEEN_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which does not watch what it is about")
+        elif all(idle):
+            warn(idle[0][0])
     return settings
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cpumond.cli.html import format_span
-from cpumond.cli.tables import count, draw, show_cores, show_name, show_title
+from cpumond.cli.tables import count, draw, measure, show_cores, show_name, show_title
+from cpumond.config import parse_assignments
 from cpumond.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
-from cpumond.monitor.model import LimitRule
+from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.rules import RULES
 
 if TYPE_CHECKING:
@@ -24,17 +25,24 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 """Of the JSON."""
 MAX_NAME: Final = 48
+MIN_NAME: Final = 14
+DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
+"""Columns that a narrow terminal does without, the first one first."""
+MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
+"""Of ``--set``: nothing is written here, and the configuration begins in shadow mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload. ``is_limited`` None where nothing says what it may use; ``host`` "" for this one."""
+    """One workload. ``is_limited`` whether a limit of its own bounds it, None where nothing says what it may use;
+    ``host`` "" for this one; ``is_shared``: what bounds it is a limit that others are under as well."""
 
     workload: Workload
     estimate: Estimate
     is_limited: bool | None
     host: str = ""
     is_gone: bool = False
+    is_shared: bool = False
 
     @property
     def label(self) -> str:
@@ -91,6 +99,7 @@ def hide_names(findings: Findings) -> Findings:
             row.is_limited,
             hosts.get(row.host, ""),
             row.is_gone,
+            row.is_shared,
         )
         for number, row in enumerate(sort_rows(findings.rows), 1)
     ]
@@ -137,6 +146,12 @@ def describe(findings: Findings) -> list[str]:
             f"{count(numbers[False], 'workload')} without a limit used {show_cores(free.used_cores)} cores. Each could "
             f"use the whole host{host}, so what is reclaimable of them is no CPU that can be given away."
         )
+        shared = sum(row.is_shared for row in findings.rows)
+        if shared:
+            said.append(
+                f"{shared} of these {'is' if shared == 1 else 'are'} under a limit that others share: it counts for "
+                "none of them, as each could use all of it."
+            )
     level, reasons = findings.confidence()
     said.append(f"How sure that is: {level} ({'; '.join(reasons)}).")
     return said
@@ -156,6 +171,7 @@ def _show_ratio(ratio: float) -> str:
 EXPLANATION: Final = (
     "reclaimable  mean of the cores ordered above the limit that the rule would have set, once it is down",
     "held back    each time that use exceeded that limit, for as long as the rule needs to see it; at most: a check",
+    "total        means over the whole time; a row has those over the time in which its workload was there",
     "sure         by the time watched, the distance of samples and the gaps; bursts between samples are not seen",
 )
 
@@ -171,29 +187,53 @@ def render_text(findings: Findings, top: int, width: int | None, colour: bool) -
     parts: list[Any] = [Text(sentence) for sentence in describe(findings)]
     parts += [Text(f"Note: {note}") for note in (*findings.notes, *findings.named_notes)]
     if rows and top:
-        parts += [Text(), _make_table(findings, rows[:top])]
+        table, left_out = fit_table(findings, rows[:top], width)
+        parts += [Text(), table]
+        if left_out:
+            parts.append(Text(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
         if len(rows) > top:
             parts.append(Text(f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all", "dim"))
         parts += [Text(), *(Text(line, "dim") for line in EXPLANATION)]
     return draw(parts, width, colour)
 
 
-def _make_table(findings: Findings, rows: list[Row]) -> Table:
+def fit_table(findings: Findings, rows: list[Row], width: int | None) -> tuple[Table, list[str]]:
+    """The table with as many columns as ``width`` has room for, and the headings left out; long names are folded."""
+    shown = list_headings()
+    left_out: list[str] = []
+    for dropped in (None, *DROP_ORDER):
+        if dropped is not None:
+            shown.remove(dropped)
+            left_out.append(dropped)
+        for padding in (2, 1):
+            if width is None or measure(_make_table(findings, rows, shown, padding, MIN_NAME)) <= width:
+                return _make_table(findings, rows, shown, padding), left_out
+    return _make_table(findings, rows, shown, 1), left_out
+
+
+def _make_table(
+    findings: Findings, rows: list[Row], shown: list[str], padding: int, most_name: int | None = None
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    first, second, *others, last = list_headings()
-    table.add_column(first, overflow="fold")
-    table.add_column(second, no_wrap=True)
-    for heading in others:
-        table.add_column(heading.replace(": ", ":\n"), justify="right")
-    table.add_column(last, no_wrap=True)
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
+    headings = list_headings()
+    for heading in shown:
+        if heading == headings[0]:
+            table.add_column(heading, overflow="fold", min_width=MIN_NAME, max_width=most_name)
+        else:
+            is_number = heading not in ("kind", "sure")
+            table.add_column(heading.replace(": ", ":\n"), justify="right" if is_number else "left", no_wrap=True)
+
+    def add(name: str, cells: Iterator[str], style: str) -> None:
+        texts = zip(headings, (name, *cells), strict=True)
+        table.add_row(*(Text(text, style) for heading, text in texts if heading in shown))
+
     for row in rows:
-        name = show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else "")
-        table.add_row(Text(name), *map(Text, list_cells(findings, row)))
+        add(show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), list_cells(findings, row), "")
     for name, cells in list_totals(findings):
-        table.add_row(Text(name, "bold"), *(Text(cell, "bold") for cell in cells))
+        add(name, cells, "bold")
     return table
 
 
@@ -206,7 +246,7 @@ def list_headings() -> list[str]:
 def list_cells(findings: Findings, row: Row) -> Iterator[str]:
     """Of a workload's row, after its name."""
     yield row.workload.kind
-    yield from _list_numbers(row.estimate, row.is_limited)
+    yield from _list_numbers(row.estimate, row.is_limited, row.is_shared)
     yield findings.confidence(row)[0]
 
 
@@ -217,8 +257,8 @@ def list_totals(findings: Findings) -> Iterator[tuple[str, Iterator[str]]]:
             yield name, itertools.chain([""], _list_numbers(findings.total(flag), True), [""])
 
 
-def _list_numbers(estimate: Estimate, is_limited: bool | None) -> Iterator[str]:
-    yield show_order(estimate, is_limited)
+def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> Iterator[str]:
+    yield show_order(estimate, is_limited, is_shared)
     yield show_cores(estimate.used_cores)
     for rule in RULES:
         of = estimate.rules.get(rule)
@@ -226,11 +266,11 @@ def _list_numbers(estimate: Estimate, is_limited: bool | None) -> Iterator[str]:
         yield _show_ratio(of.held_back_ratio) if of else "-"
 
 
-def show_order(estimate: Estimate, is_limited: bool | None) -> str:
-    """Cores ordered, and whether nothing bounds them."""
+def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
+    """Cores ordered, and whether nothing bounds them, or a limit that others share."""
     if is_limited is None:
         return "unknown"
-    return show_cores(estimate.ordered_cores) + ("" if is_limited else " (no limit)")
+    return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
 # ---- JSON
@@ -272,6 +312,7 @@ def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
         "host": row.host,
         "is_limited": row.is_limited,
         "is_gone": row.is_gone,
+        "is_shared": row.is_shared,
         "confidence": level,
         "confidence_reasons": reasons,
         **msgspec.to_builtins(row.estimate),
@@ -282,12 +323,17 @@ def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
-    """A file for ``conf.d``: shadow mode, and sources that find the workloads. ``leaves`` as for ``list_sources``."""
+    """A file for ``conf.d``: shadow mode, and sources that find the workloads; "" where none can be found.
+
+    ``leaves`` as for ``list_sources``.
+    """
     # A cgroup whose name is not readable text is none that a source can name.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
     unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())
     sketches = list_sources(unique, leaves)
-    roots = find_roots(workload.path for workload in unique)
+    if not sketches:
+        return ""
+    roots = find_roots(sketches)
     lines = [
         "# Made by `cpumond estimate`: where the workloads are that it found. Put it into /etc/cpumond/conf.d, run",
         "# `cpumond check-config` and `systemctl reload cpumond`; to try it out: `cpumond agent --config FILE`.",
@@ -306,15 +352,21 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
         'mode = "shadow"',
         "# The rule that takes more and holds back less; without it the documents' rule.",
         '#limit_rule = "peak"',
-        *(f"{key.strip()} = {_to_toml_value(value)}" for key, _, value in map(_split, findings.assignments)),
+        *_render_options(findings.assignments),
     ]
     for sketch in sketches:
         lines += ["", *_render_source(sketch, leaves)]
     return "\n".join(lines) + "\n"
 
 
-def _split(assignment: str) -> tuple[str, str, str]:
-    return assignment.partition("=")
+def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
+    """The options of ``--set`` as lines of ``[monitor]``, without those that would undo its mode."""
+    durations = {each.encode_name for each in msgspec.structs.fields(MonitorSettings) if each.name.endswith("_s")}
+    for key, value in parse_assignments(assignments).items():
+        if key not in MODE_OPTIONS:
+            # A number alone would be milliseconds.
+            text = f"{value:.12g}s" if key in durations else value
+            yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
 
 
 def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
@@ -335,13 +387,3 @@ def _to_toml(value: str | list[str]) -> str:
     if "\\" in value and "'" not in value:
         return f"'{value}'"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _to_toml_value(text: str) -> str:
-    """A value of ``--set`` as TOML: a number or a truth as it is, all else a text."""
-    text = text.strip()
-    try:
-        number = float(text)
-    except ValueError:
-        return text if text in ("true", "false") else _to_toml(text)
-    return text if number == number and abs(number) != float("inf") else _to_toml(text)

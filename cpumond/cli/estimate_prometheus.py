@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
@@ -24,16 +26,56 @@ Metrics = Literal["auto", "cadvisor", "cpumond"]
 
 TIMEOUT_S: Final = 60.0
 MAX_POINTS: Final = 5000
-"""Of one question; Prometheus gives at most 11 000 points of a series."""
+"""Of one question and series; Prometheus gives at most 11 000."""
+FIRST_POINTS: Final = 100
+"""Of the first question, when nobody knows how many series there are."""
+MAX_ANSWER: Final = 500_000
+"""Points of one answer, which needs some 300 bytes for each while it is read."""
+MAX_KEPT: Final = 30_000_000
+"""Points of all answers, 16 bytes each."""
+PROBE_S: Final = 900.0
+"""So far back it is looked how far apart samples are."""
+DEFAULT_SCRAPE_S: Final = 30.0
+LOOKBACK_S: Final = 300.0
+"""So long Prometheus gives the last value of a series."""
 MAX_CHECKS: Final = 30_000_000
 """Checks of both rules over all workloads, some minutes of reckoning; with more of them they are made further apart."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500
 
-Series = dict[float, float]
-"""Value by time (seconds since 1970)."""
+Series = Mapping[float, float]
+"""Value by time (seconds since 1970), in order."""
 Labels = Mapping[str, str]
+
+
+class Samples(Series):
+    """A series in little room."""
+
+    __slots__ = ("_times", "_values")
+
+    def __init__(self, samples: Iterable[tuple[float, float]] = ()) -> None:
+        self._times, self._values = array("d"), array("d")
+        for at_s, value in samples:
+            self.append(at_s, value)
+
+    def append(self, at_s: float, value: float) -> None:
+        """One more, later than all others; another one is left out."""
+        if not self._times or at_s > self._times[-1]:
+            self._times.append(at_s)
+            self._values.append(value)
+
+    def __getitem__(self, at_s: float) -> float:
+        number = bisect.bisect_left(self._times, at_s)
+        if number == len(self._times) or self._times[number] != at_s:
+            raise KeyError(at_s)
+        return self._values[number]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._times)
+
+    def __len__(self) -> int:
+        return len(self._times)
 
 
 class _Result(msgspec.Struct):
@@ -66,6 +108,7 @@ class Prometheus:
         self._token = token
         self._timeout_s = timeout_s
         self.warnings: set[str] = set()
+        self._kept = 0
 
     def read_range(
         self, expression: str, start_s: float, end_s: float, step_s: float
@@ -74,17 +117,26 @@ class Prometheus:
 
         Raises UnavailableError when there is no good answer, AccessError when the rights are missing.
         """
-        merged: dict[tuple[tuple[str, str], ...], Series] = {}
-        begin_s = start_s
+        merged: dict[tuple[tuple[str, str], ...], Samples] = {}
+        begin_s, points = start_s, FIRST_POINTS
         while begin_s <= end_s:
-            until_s = min(begin_s + (MAX_POINTS - 1) * step_s, end_s)
+            until_s = min(begin_s + (points - 1) * step_s, end_s)
             query = {"query": expression, "start": f"{begin_s:.3f}", "end": f"{until_s:.3f}", "step": f"{step_s:.3f}"}
-            for result in self._ask("query_range", query):
-                series = merged.setdefault(tuple(sorted(result.metric.items())), {})
+            results = self._ask("query_range", query)
+            for result in results:
+                series = merged.setdefault(tuple(sorted(result.metric.items())), Samples())
+                before = len(series)
                 for at_s, text in result.values:
                     value = float(text)
                     if math.isfinite(value):
-                        series[at_s] = value
+                        series.append(at_s, value)
+                self._kept += len(series) - before
+            if self._kept > MAX_KEPT:
+                raise UnavailableError(
+                    f"{self.url}: has more than {MAX_KEPT // 1_000_000} million samples of what is asked for, too many "
+                    "for the memory; ask for less with --match, a longer --step or a shorter --since"
+                )
+            points = min(max(MAX_ANSWER // max(len(results), 1), 10), MAX_POINTS)
             begin_s = until_s + step_s
         return [(dict(labels), series) for labels, series in merged.items() if series]
 
@@ -110,7 +162,7 @@ class Prometheus:
             raise UnavailableError(
                 f"no Prometheus answers on {self.url} ({error}); give --prometheus its address"
             ) from None
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise UnavailableError(f"{self.url}: the connection to Prometheus failed: {error}") from None
         return self._read(answer.status_code, answer.content)
 
@@ -201,7 +253,7 @@ def read_history(
     rows = []
     for number, history in enumerate(histories, 1):
         show(f"reckoning workload {number} of {len(histories)}")
-        rows.append(_reckon(history, step_s, min(check_s, step_s), start_s, settings, timeline))
+        rows.append(_reckon(history, step_s, min(check_s, step_s), start_s, end_s, settings, timeline))
     known = [row for row in rows if row.estimate.watched_s > 0.0]
     if not known:
         raise UnavailableError(f"{prometheus.url}: the samples are too far apart for a --step of {step_s:g} s")
@@ -226,12 +278,18 @@ def _choose(
 ) -> tuple[str, float]:
     """Whose metrics are read, and at which step: no shorter than the time between two scrapes, a multiple of it."""
     probed = {}
+    probe_s = min(max(20.0 * step_s, PROBE_S), since_s)
     for name in USAGE if metrics == "auto" else (metrics,):
         expression = f"timestamp({USAGE[name]}{{{match}}})"
-        series = prometheus.read_range(expression, now_s - min(since_s, 20.0 * step_s), now_s, step_s)
+        series = prometheus.read_range(expression, now_s - probe_s, now_s, step_s)
         if not series:
             # What ran hours ago may be all there is.
-            series = prometheus.read_range(f"timestamp({USAGE[name]}{{{match}}})", now_s - since_s, now_s, since_s / 50)
+            coarse_s = max(LOOKBACK_S, since_s / 2000)
+            series = prometheus.read_range(expression, now_s - since_s, now_s, coarse_s)
+            stamps = [max(stamps.values()) for _, stamps in series]
+            last_s = min(max(stamps, default=now_s), now_s)
+            begin_s = max(last_s - probe_s, now_s - since_s)
+            series = (prometheus.read_range(expression, begin_s, last_s, step_s) if stamps else []) or series
         if series:
             probed[name] = series
     if not probed:
@@ -246,6 +304,9 @@ def _choose(
         other = next(name for name in probed if name != chosen)
         notes.append(f"metrics of {chosen} are read; there are metrics of {other}, too: --metrics {other} reads those")
     scrape_s = _find_scrape_s([stamps for _, stamps in probed[chosen]])
+    if scrape_s == 0.0:
+        step_s = max(step_s, DEFAULT_SCRAPE_S)
+        notes.append(f"it does not show how far apart samples are, so the step is {format_duration(step_s)}")
     if scrape_s > step_s * 1.01 or (scrape_s > 0.0 and abs(step_s / scrape_s - round(step_s / scrape_s)) > 0.01):
         step_s = scrape_s * max(math.ceil(step_s / scrape_s - 0.01), 1)
         notes.append(f"scraped each {format_duration(scrape_s)}, so the step is {format_duration(step_s)}")
@@ -267,22 +328,25 @@ Reader = Callable[[str], list[tuple[dict[str, str], Series]]]
 def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
     """Histories by cAdvisor's metrics: containers and other cgroups by their paths, or by pod and container."""
     found: dict[tuple[str, str], tuple[Labels, Series]] = {}
-    for labels, series in read(f"sum without (cpu) ({USAGE['cadvisor']}{{{match}}})"):
+    usage = read(f"sum without (cpu) ({USAGE['cadvisor']}{{{match}}})")
+    places = _find_differing(labels for labels, _ in usage)
+    for labels, series in usage:
         if not _is_pause(labels):
-            known = found.setdefault(_identify(labels), (labels, {}))[1]
+            place = _identify(labels, places)
+            known = found.get(place)
             # Two that scrape the same: what the first one says.
-            known.update({at_s: value for at_s, value in series.items() if at_s not in known})
+            found[place] = (known[0], Samples(sorted({**series, **known[1]}.items()))) if known else (labels, series)
     chosen: dict[tuple[str, str], Workload] = {}
     for host in sorted({host for host, _ in found}):
         paths = {key: key.strip("/") for own, key in found if own == host and key.startswith("/")}
-        places = {path: key for key, path in paths.items()}
+        keys = {path: key for key, path in paths.items()}
         for workload in pick_workloads(paths.values(), lambda _: True):
-            chosen[host, places[workload.path]] = _name_by_labels(workload, found[host, places[workload.path]][0])
+            chosen[host, keys[workload.path]] = _name_by_labels(workload, found[host, keys[workload.path]][0])
         for own, key in found:
             if own == host and not key.startswith("/"):
                 chosen[own, key] = _name_by_labels(Workload("", "container", key), found[own, key][0])
     quotas, periods, runs, throttled = (
-        _by_identity(read(f"{name}{{{match}}}"))
+        {_identify(labels, places): series for labels, series in read(f"{name}{{{match}}}")}
         for name in (
             "container_spec_cpu_quota",
             "container_spec_cpu_period",
@@ -291,11 +355,11 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
         )
     )
     # A host's own labels, and not those of a container, are all it has.
-    cores = {_find_host(labels): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
+    cores = {_find_host(labels, places): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
     histories = []
     for place, workload in chosen.items():
         quota, period = quotas.get(place, {}), periods.get(place, {})
-        limits = {at: value / period.get(at, 100_000.0) for at, value in quota.items() if value > 0.0}
+        limits = Samples(_list_changes((at, q / (period.get(at) or 100_000.0)) for at, q in quota.items() if q > 0.0))
         host_cores = cores.get(place[0], {})
         is_limited = True if limits else False if host_cores else None
         histories.append(
@@ -314,16 +378,39 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
     return histories
 
 
-def _identify(labels: Labels) -> tuple[str, str]:
+def _list_changes(samples: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    last: float | None = None
+    for at_s, value in samples:
+        if value != last:
+            yield at_s, value
+        last = value
+
+
+def _identify(labels: Labels, places: tuple[str, ...]) -> tuple[str, str]:
     """(Host, cgroup or names) of a container's series."""
     key = labels.get("id") or "/".join(
         labels.get(each, "") for each in ("namespace", "pod", "container", "name") if labels.get(each)
     )
-    return _find_host(labels), key
+    return _find_host(labels, places), key
 
 
-def _find_host(labels: Labels) -> str:
-    return labels.get("node") or labels.get("instance", "")
+PLACES: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "datacenter", "region", "environment")
+"""Labels of several clusters in one Prometheus, in which hosts may have the same name."""
+
+
+def _find_differing(every: Iterable[Labels]) -> tuple[str, ...]:
+    """Those of ``PLACES`` in which series differ."""
+    values: dict[str, set[str]] = {name: set() for name in PLACES}
+    for labels in every:
+        for name, known in values.items():
+            known.add(labels.get(name, ""))
+    return tuple(name for name, known in values.items() if len(known) > 1)
+
+
+def _find_host(labels: Labels, places: tuple[str, ...]) -> str:
+    """The host, behind the clusters' names in ``places``."""
+    host = labels.get("node") or labels.get("instance", "")
+    return "/".join([*(labels[name] for name in places if labels.get(name)), host])
 
 
 def _is_pause(labels: Labels) -> bool:
@@ -331,10 +418,6 @@ def _is_pause(labels: Labels) -> bool:
     image = labels.get("image", "").rpartition("/")[2]
     is_pause = image.partition(":")[0].partition("@")[0] == "pause"
     return is_pause or labels.get("container") == "POD" or labels.get("name", "").startswith("k8s_POD_")
-
-
-def _by_identity(rows: list[tuple[dict[str, str], Series]]) -> dict[tuple[str, str], Series]:
-    return {_identify(labels): series for labels, series in rows}
 
 
 def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
@@ -350,9 +433,11 @@ def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
 
 def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
     """Histories by the metrics of cpumond's agents."""
+    usage = read(f"{USAGE['cpumond']}{{{match}}}")
+    places = _find_differing(labels for labels, _ in usage)
 
     def identify(labels: Labels) -> tuple[str, str]:
-        return _find_host(labels), labels.get("job_id", "")
+        return _find_host(labels, places), labels.get("job_id", "")
 
     ordered = {identify(labels): series for labels, series in read(f"cpumond_job_cpu_limit_cores{{{match}}}")}
     infos: dict[tuple[str, str], Labels] = {}
@@ -362,7 +447,7 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
         if labels.get("mode") not in ("shadow", "off"):
             moved.add(identify(labels))
     histories = []
-    for labels, series in read(f"{USAGE['cpumond']}{{{match}}}"):
+    for labels, series in usage:
         key = identify(labels)
         info = infos.get(key, {})
         path = info.get("cgroup", "").strip("/")
@@ -382,14 +467,14 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
 
 
 def _reckon(
-    history: History, step_s: float, check_s: float, start_s: float, settings: Mapping[LimitRule, MonitorSettings],
-    timeline: Timeline,
+    history: History, step_s: float, check_s: float, start_s: float, end_s: float,
+    settings: Mapping[LimitRule, MonitorSettings], timeline: Timeline,
 ) -> Row:  # fmt: skip
     """Both rules over one history; time begins at ``start_s``."""
-    times = list_times(history.usage, step_s)
+    times = list_times(history.usage, step_s, end_s)
     ordered = _hold(history.ordered, times)
     known = next((value for value in ordered if value is not None), None)
-    watch = Watch(known or 0.0, settings if known else {}, GAP_STEPS * step_s, timeline if known else None)
+    watch = Watch(known or 0.0, settings if known else {}, GAP_STEPS * step_s, timeline)
     previous: CpuReading | None = None
     for at_s, cores in zip(times, ordered, strict=True):
         if cores is not None and known:
@@ -407,8 +492,9 @@ def _reckon(
     return Row(history.workload, watch.conclude(), history.is_limited, history.host)
 
 
-def list_times(usage: Series, step_s: float) -> list[float]:
-    """The times of samples, in order, without those that only repeat the last one before a gap or the end.
+def list_times(usage: Series, step_s: float, end_s: float = -math.inf) -> list[float]:
+    """The times of samples, in order, without those that only repeat the last one before a gap, also that up to
+    ``end_s``, the end of what was asked for.
 
     For five minutes Prometheus goes on to give the last value of a series of which it knows nothing more.
     """
@@ -418,6 +504,8 @@ def list_times(usage: Series, step_s: float) -> list[float]:
         if kept and at_s - kept[-1] > GAP_STEPS * step_s:
             _drop_repeated(kept, usage)
         kept.append(at_s)
+    if kept and end_s - kept[-1] > GAP_STEPS * step_s:
+        _drop_repeated(kept, usage)
     return kept
 
 

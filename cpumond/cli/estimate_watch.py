@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import count_threads, find_vital, open_counter, read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
-from cpumond.cli.ending import ended_by
+from cpumond.cgroup.settings import AncestorCap
+from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.estimate_findings import Findings, Row
 from cpumond.cli.html import format_span
 from cpumond.cli.progress import Progress
 from cpumond.cli.tables import count, show_cores, show_name
 from cpumond.config import load_config
-from cpumond.discovery.workloads import Workload, pick_workloads
+from cpumond.discovery.workloads import Workload, list_above, pick_workloads
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
-from cpumond.monitor.estimate import WARM_UP_S, Timeline, Watch
+from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, merge
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 from cpumond.process import raise_descriptor_limit
 
@@ -31,6 +34,10 @@ MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
 """Between checks counters are read so often, for bursts that are shorter than a check; not of too many workloads."""
 MAX_GLANCED: Final = 500
+MAX_ENDED: Final = 2000
+"""Workloads that ended are told one by one, more of them as one."""
+ENDED_CHECKS: Final = 200
+"""For what a rule would have done to one: it is reckoned between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval so many times as long as it should be is a gap: the machine slept, or this program was stopped."""
 
@@ -69,19 +76,27 @@ class AccountedCgroup:
 Counted = Cgroup | AccountedCgroup
 
 
+class Order(NamedTuple):
+    """What a workload may use: ``cores``; whether a limit that is its alone says so, or one that it shares."""
+
+    cores: float
+    is_limited: bool = False
+    is_shared: bool = False
+
+
 class _Followed:
-    """One workload with its open cgroup, None as soon as it is gone."""
+    """One workload with its open cgroup."""
 
-    def __init__(self, workload: Workload, cgroup: Counted, watch: Watch, is_limited: bool) -> None:
+    def __init__(self, workload: Workload, cgroup: Counted, watch: Watch, order: Order) -> None:
         self.workload = workload
-        self.cgroup: Counted | None = cgroup
+        self.cgroup = cgroup
         self.watch = watch
-        self.is_limited = is_limited
+        self.order = order
 
-    def close(self) -> None:
-        if self.cgroup is not None:
-            self.cgroup.close()
-            self.cgroup = None
+    def conclude(self, most_checks: int = MOST_CHECKS, is_gone: bool = False) -> Row:
+        """What is known of it."""
+        found = self.watch.conclude(most_checks)
+        return Row(self.workload, found, self.order.is_limited, is_gone=is_gone, is_shared=self.order.is_shared)
 
 
 class HostWatch:
@@ -110,21 +125,24 @@ class HostWatch:
         self.begin_s = self.end_s = math.nan
         self.problems: dict[str, str] = {}
         self._followed: dict[str, _Followed] = {}
-        self._over: list[_Followed] = []
+        self._over: dict[str, Row] = {}
         self._refused: set[str] = set()
+        self._holders: Counter[str] = Counter()
         raise_descriptor_limit()
 
     def rescan(self) -> None:
         """Take in what began, and read orders anew. Raises UnavailableError when there is nothing at all."""
         paths = [path for root in self.roots for path in list_cgroups(root, self.root)]
         found = pick_workloads(paths, self._is_populated, find_vital())
+        found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
         places = {each.path for each in found}
+        self._holders = Counter(above for path in places for above in list_above(path))
         for path, followed in list(self._followed.items()):
             if path not in places:
                 # It ended, or what was a leaf holds workloads of its own now.
                 self._end(path)
-            elif followed.cgroup is not None:
-                followed.is_limited = self._read_order(followed.cgroup, followed.watch)
+            else:
+                self._read_order(followed)
         if not found and math.isnan(self.begin_s):
             where = os.path.join(self.hierarchies.cpu_root, self.root)
             raise UnavailableError(
@@ -132,15 +150,16 @@ class HostWatch:
                 "processes; start one, or say with --root where to look"
             )
         for workload in found:
-            if workload.path not in self._followed and workload.path not in self._refused:
+            if workload.path not in self._followed:
                 self._begin(workload)
 
     def _is_populated(self, path: str) -> bool:
         return any(count_threads(os.path.join(root, path)) > 0 for root in self.roots)
 
+    def _is_pause(self, workload: Workload) -> bool:
+        return workload.kind == "kubernetes" and is_pause(os.path.join(self.hierarchies.cpu_root, workload.path))
+
     def _begin(self, workload: Workload) -> None:
-        if workload.kind == "kubernetes" and is_pause(os.path.join(self.hierarchies.cpu_root, workload.path)):
-            return
         try:
             cgroup: Counted | None = open_cgroup(self.hierarchies, workload.path)
             if cgroup is None and len(self.roots) > 1:
@@ -152,30 +171,60 @@ class HostWatch:
             # It ended meanwhile, or its CPU time is counted nowhere.
             return
         watch = Watch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
-        followed = _Followed(workload, cgroup, watch, False)
-        followed.is_limited = self._read_order(cgroup, watch)
-        self._followed[workload.path] = followed
+        followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))
+        self._read_order(followed)
 
     def _refuse(self, path: str, why: str) -> None:
+        """Until the next rescan: it may have been for want of descriptors."""
         self._refused.add(path)
         self.problems[path] = why
 
     def _end(self, path: str) -> None:
+        """The workload is gone: only what is known of it is kept, in bounds."""
         followed = self._followed.pop(path)
-        followed.close()
+        followed.cgroup.close()
         if followed.watch.watched_s > 0.0:
-            self._over.append(followed)
+            row = followed.conclude(ENDED_CHECKS, is_gone=True)
+            if path not in self._over and len(self._over) >= MAX_ENDED:
+                path = f"others that ended, {'with' if row.is_limited else 'without'} a limit"
+                row = dataclasses.replace(row, workload=Workload("", "cgroup", path))
+            self._over[path] = merge_rows(self._over.get(path), row)
 
-    def _read_order(self, cgroup: Counted, watch: Watch) -> bool:
-        """Whether a quota, or fewer CPUs than the host has, bound the workload; ``watch`` learns what it ordered."""
+    def _read_order(self, followed: _Followed) -> None:
+        """What the workload ordered; as before where it ends meanwhile."""
+        path = followed.cgroup.path
         try:
-            quota = math.inf if isinstance(cgroup, AccountedCgroup) else read_quota(self.hierarchies, cgroup)
-            cpus = float(read_cpus(self.hierarchies, cgroup.path))
-            watch.move_hard(quota if quota < math.inf else cpus)
+            order = self._find_order(followed.cgroup)
         except CpumondError as error:
-            self.problems.setdefault(cgroup.path, str(error))
-            return False
-        return quota < math.inf or cpus < self.host_cores
+            self.problems.setdefault(path, str(error))
+            return
+        # Of a cgroup that is gone there are no limits to be read.
+        if any(os.path.isdir(os.path.join(root, path)) for root in self.roots):
+            followed.order = order
+            followed.watch.move_hard(order.cores)
+
+    def _find_order(self, cgroup: Counted) -> Order:
+        """A quota is the workload's order if it is its own or that of a cgroup which holds nothing else; so are fewer
+        CPUs than the cgroups around it have. What several share cannot be given away for each of them. Raises
+        CpumondError."""
+        path = cgroup.path
+        own, cap = math.inf, AncestorCap(math.inf)
+        if not isinstance(cgroup, AccountedCgroup):
+            own, cap = read_quota(self.hierarchies, cgroup), cgroup.read_ancestor_cap()
+        if cap.cores < own and self._is_alone_in(cap.path):
+            own = cap.cores
+        if own <= cap.cores and own < math.inf:
+            return Order(own, is_limited=True)
+        cpus = float(read_cpus(self.hierarchies, path))
+        around = next((above for above in list_above(path) if not self._is_alone_in(above)), "")
+        if cpus <= cap.cores and cpus < read_cpus(self.hierarchies, around):
+            return Order(cpus, is_limited=True)
+        cores = min(cap.cores, cpus)
+        return Order(cores, is_shared=cores < self.host_cores)
+
+    def _is_alone_in(self, place: str) -> bool:
+        """Whether the cgroup ``place`` holds one workload; of those above ``root`` nobody knows."""
+        return self._holders[place] == 1 and f"{place}/".startswith(f"{self.root}/" if self.root else "")
 
     @property
     def tick_s(self) -> float:
@@ -186,7 +235,6 @@ class HostWatch:
     def sample(self, is_check: bool = True) -> None:
         """One reading of each workload, for a check of each rule or between two."""
         for path, followed in list(self._followed.items()):
-            assert followed.cgroup is not None
             now_s = time.monotonic()
             try:
                 reading = followed.cgroup.read(now_s)
@@ -195,13 +243,20 @@ class HostWatch:
                 reading = None
             if reading is None:
                 self._end(path)
-            elif is_check:
+                continue
+            if path in self._refused:
+                self._refused.discard(path)
+                self.problems.pop(path, None)
+            if is_check:
                 followed.watch.add(reading)
             else:
                 followed.watch.glance(reading)
         now_s = time.monotonic()
         self.begin_s = now_s if math.isnan(self.begin_s) else self.begin_s
         self.end_s = now_s
+
+    def __len__(self) -> int:
+        return len(self._followed)
 
     def describe_progress(self) -> str:
         """One line: how far it is, how many workloads, and what they use."""
@@ -214,11 +269,10 @@ class HostWatch:
 
     def conclude(self) -> Findings:
         """What is known. Raises UnavailableError before the second sample."""
-        rows = [
-            Row(each.workload, each.watch.conclude(), each.is_limited, is_gone=each.cgroup is None)
-            for each in (*self._over, *self._followed.values())
-            if each.watch.watched_s > 0.0
-        ]
+        rows = dict(self._over)
+        for path, each in self._followed.items():
+            if each.watch.watched_s > 0.0:
+                rows[path] = merge_rows(rows.get(path), each.conclude())
         if not rows:
             raise UnavailableError("stopped before the second sample, so nothing is known yet; let it run longer")
         place = f"this host{f' below {show_name(self.root)}' if self.root else ''}"
@@ -234,8 +288,8 @@ class HostWatch:
         vital = [path for path in find_vital() if f"{path}/".startswith(f"{self.root}/" if self.root else "")]
         named_notes += [f"left out {show_name(path)}: {find_vital()[path]}" for path in sorted(vital)]
         return Findings(
-            "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, rows, self.timeline,
-            [*self._list_notes(length_s), *notes], named_notes,
+            "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
+            self.timeline, [*self._list_notes(length_s), *notes], named_notes,
         )  # fmt: skip
 
     def _list_notes(self, length_s: float) -> list[str]:
@@ -247,20 +301,20 @@ class HostWatch:
             notes.append(f"less than {span}: what was seen is taken to go on the same until limits are down")
         if os.path.exists(load_config(None).control_socket):
             notes.append("an agent of cpumond runs on this host: a limit that it lowered looks like what was ordered")
-        if any(each.cgroup is None for each in self._over):
+        if self._over:
             notes.append("some workloads ended; their last moments, up to a sample's length, are not counted")
         return notes
 
     def close(self) -> None:
         """Give all descriptors back."""
         for followed in self._followed.values():
-            followed.close()
+            followed.cgroup.close()
 
 
 def watch_host(
     root: str, duration_s: float, settings: Mapping[LimitRule, MonitorSettings]
 ) -> tuple[Findings, Callable[[str], list[str]]]:
-    """Watch for ``duration_s``, less when SIGINT or SIGTERM comes: the findings, and the leaves below a cgroup.
+    """Watch for ``duration_s``, less when SIGINT, SIGTERM or SIGHUP comes: the findings, and the leaves below a cgroup.
 
     Raises UnavailableError when there is no cgroup like a workload, or nothing is known when it ends.
     """
@@ -269,7 +323,8 @@ def watch_host(
     with contextlib.ExitStack() as stack:
         stack.callback(watch.close)
         stack.callback(progress.end)
-        ended = stack.enter_context(ended_by((signal.SIGINT, signal.SIGTERM)))
+        signals = stack.enter_context(contextlib.ExitStack())
+        ended = signals.enter_context(ended_by((signal.SIGINT, *list_ending_signals())))
         watch.rescan()
         begin_s = next_s = rescan_s = time.monotonic()
         check_s, is_last = -math.inf, False
@@ -289,6 +344,9 @@ def watch_host(
             next_s = max(next_s + watch.tick_s, now_s)
             if not is_last:
                 ended.wait(next_s - time.monotonic())
+        # Reckoning may take a while with many workloads; another signal ends it as it ends any command.
+        signals.close()
+        progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
 
 
@@ -319,10 +377,17 @@ def list_leaves(root: str, path: str) -> list[str]:
     return sorted(place for place in places if place not in inner)
 
 
+def merge_rows(earlier: Row | None, later: Row) -> Row:
+    """Two rows that are told as one: a cgroup that came again, or many that ended."""
+    if earlier is None:
+        return later
+    return dataclasses.replace(later, estimate=merge(earlier.estimate, later.estimate))
+
+
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """The least quota that bounds a workload, in cores, infinity where there is none: its own, one above it, or that of
-    an only child, where engines put a container's limit below its cgroup. Raises CgroupReadError."""
-    own, least = _read_own(cgroup), cgroup.read_ancestor_cap().cores
+    """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of an only child, where
+    engines put a container's limit. Raises CgroupReadError."""
+    own = _read_own(cgroup)
     path = cgroup.path
     while own == math.inf:
         children = list_cgroups(hierarchies.cpu_root, path, 0)[1:]
@@ -336,7 +401,7 @@ def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
             own = _read_own(child)
         finally:
             child.close()
-    return min(own, least)
+    return own
 
 
 def _read_own(cgroup: Cgroup) -> float:

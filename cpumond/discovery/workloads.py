@@ -6,11 +6,14 @@ name, a Slurm job's number, a pod's uid. What a path does not tell (a container'
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
+
+from cpumond.discovery.units import slice_path
 
 Kind = Literal[
     "docker", "podman", "containerd", "cri-o", "container", "kubernetes", "slurm", "lxc", "machine", "unit", "cgroup"
@@ -203,9 +206,11 @@ def list_above(path: str) -> Iterator[str]:
 # ---- sources
 
 
+_ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
+"""A glob for an id: one digit alone would let ``libpod-conmon-ID.scope`` and ``docker/buildkit`` through."""
 _VARIABLE: Final = (
-    (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), "*"),
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
+    (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),
     (re.compile(r"^(uid_|job_|task_|user-|user@|session-)[0-9]+(?=$|\.)"), r"\1*"),
     (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
     (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
@@ -235,26 +240,33 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
     for workload in workloads:
         path = workload.path
         if workload.kind == "unit" and _is_in_slices(path):
-            units.setdefault((path.partition("/")[0], path[path.rindex(".") :]), []).append(path)
+            units.setdefault((path.rpartition("/")[0], path[path.rindex(".") :]), []).append(path)
         elif workload.kind == "cgroup":
             plain.setdefault(path.rpartition("/")[0], []).append(path)
         else:
             for leaf in leaves(path) if workload.kind == "slurm" else [path]:
                 globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
-    found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in sorted(globs.items())]
-    found += [
-        SourceSketch({"kind": "systemd", "slices": [top], "pattern": f"*{suffix}"}, "unit", tuple(paths), is_system)
-        for (top, suffix), paths in sorted(units.items())
-        for is_system in [top in _SYSTEM_SLICES]
-    ]
+    # A pattern may match what is above a longer one's, as scopes of podman do where crun made some of them.
+    ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
+    found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
+    for (place, suffix), paths in sorted(units.items()):
+        # A slice above it that is a source finds these, too.
+        outer = next((above for above in list_above(place) if (above, suffix) in units), None)
+        if outer is not None:
+            units[outer, suffix] += paths
+    for (place, suffix), paths in sorted(units.items()):
+        if not any((above, suffix) in units for above in list_above(place)):
+            keys: dict[str, str | list[str]] = {"kind": "systemd", "slices": [place.rpartition("/")[2]]}
+            keys["pattern"] = f"*{suffix}"
+            found.append(SourceSketch(keys, "unit", tuple(paths), _is_of_system(place)))
     for parent, paths in sorted(plain.items()):
         if parent and len(paths) > 1:
-            keys: dict[str, str | list[str]] = {"kind": "glob", "pattern": f"{_escape(parent)}/*"}
-            found.append(SourceSketch(keys, "cgroup", tuple(paths)))
+            keys = {"kind": "glob", "pattern": f"{_escape(parent)}/*"}
+            found.append(SourceSketch(keys, "cgroup", tuple(paths), _is_of_system(parent)))
         else:
             for path in paths:
                 keys = {"kind": "glob" if _NO_GLOB.search(path) else "static", "pattern": _escape(path)}
-                found.append(SourceSketch(keys, "cgroup", (path,)))
+                found.append(SourceSketch(keys, "cgroup", (path,), _is_of_system(path)))
     return found
 
 
@@ -265,11 +277,15 @@ def _sketch_glob(kind: Kind, pattern: str, paths: list[str]) -> SourceSketch:
         ids = {match["id"] for path in paths if (match := re.search(expression, path))}
         if len(ids) == len(set(paths)):
             keys["id_regex"] = expression
-    return SourceSketch(keys, kind, tuple(paths))
+    return SourceSketch(keys, kind, tuple(paths), kind == "unit" and _is_of_system(paths[0]))
+
+
+def _is_of_system(path: str) -> bool:
+    return path.partition("/")[0] in _SYSTEM_SLICES
 
 
 def generalise(path: str) -> str:
-    """A glob for ``path`` and its like: ids, uids, numbers of jobs and the like are a ``*``."""
+    """A glob for ``path`` and its like, in place of ids, uids, numbers of jobs and the like."""
     parts = []
     for part in path.split("/"):
         general = _escape(part)
@@ -279,9 +295,20 @@ def generalise(path: str) -> str:
     return "/".join(parts)
 
 
-def find_roots(paths: Iterable[str]) -> list[str]:
-    """``managed_roots`` for the cgroups at ``paths``: their first components."""
-    return sorted({path.partition("/")[0] for path in paths})
+def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
+    """``managed_roots`` for what these sources find: as far down as its paths have the same beginning."""
+    roots = set()
+    for sketch in sketches:
+        slices = sketch.keys.get("slices", [])
+        if slices:
+            roots.add(slice_path(slices[0]))
+            continue
+        for path in sketch.paths:
+            pairs = zip(path.split("/"), str(sketch.keys["pattern"]).split("/"), strict=True)
+            # A "?" is only in place of a sign that would mean something in a glob.
+            fixed = itertools.takewhile(lambda pair: not re.search(r"[*\[]", pair[1]), pairs)
+            roots.add("/".join(part for part, _ in fixed) or path.partition("/")[0])
+    return sorted(root for root in roots if roots.isdisjoint(list_above(root)))
 
 
 def _is_in_slices(path: str) -> bool:

@@ -88,14 +88,25 @@ class Timeline:
 
     def add(self, at_s: float, seconds: float, values: Iterable[float]) -> None:
         """``values`` in cores for the ``seconds`` up to ``at_s``."""
-        number = int(max(at_s - seconds / 2.0 - self.begin_s, 0.0) / self.bin_s)
-        row = self.bins.setdefault(number, [0.0] * (2 + len(RULES)))
-        for index, value in enumerate(values):
-            row[index] += value * seconds
+        every = list(values)
+        end = max(at_s - self.begin_s, 0.0) / self.bin_s
+        begin = max(end - seconds / self.bin_s, 0.0)
+        # The bin that is only touched gets nothing.
+        for number in range(int(begin), max(math.ceil(end - 1e-9), int(begin) + 1)):
+            share_s = (min(end, number + 1.0) - max(begin, float(number))) * self.bin_s
+            row = self.bins.setdefault(number, [0.0] * (2 + len(RULES)))
+            for index, value in enumerate(every):
+                row[index] += value * share_s
 
     def list_points(self) -> list[tuple[float, list[float]]]:
-        """(Seconds since the begin, mean cores of the bin that begins there), in order."""
-        return [(number * self.bin_s, [each / self.bin_s for each in row]) for number, row in sorted(self.bins.items())]
+        """(Seconds since the begin, mean cores of the bin that begins there), in order; 0 where nothing is known."""
+        if not self.bins:
+            return []
+        nothing = [0.0] * (2 + len(RULES))
+        return [
+            (number * self.bin_s, [each / self.bin_s for each in self.bins.get(number, nothing)])
+            for number in range(min(self.bins), max(self.bins) + 1)
+        ]
 
 
 class _Interval(NamedTuple):
@@ -118,25 +129,30 @@ class _Interval(NamedTuple):
 class _Follower:
     """One rule over one workload."""
 
-    __slots__ = ("bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "settings", "state", "warm")
+    __slots__ = (
+        "bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "ordered_cpu_s", "settings", "state",
+        "warm",
+    )  # fmt: skip
 
     def __init__(self, state: JobState, settings: MonitorSettings) -> None:
         self.state = state
         self.settings = settings
         self.held_s = self.held_most_s = 0.0
         self.extra_periods = self.extra_throttled = 0
-        self.warm = (0.0, 0.0, 0.0)
+        self.ordered_cpu_s = 0.0
+        self.warm = (0.0, 0.0, 0.0, 0.0)
         self.bank_cpu_s = 0.0
         """What the kernel's burst would have kept of the limit, core-seconds."""
 
     @property
-    def sums(self) -> tuple[float, float, float]:
-        """Core-seconds reclaimed; seconds held back, and at most."""
-        return self.state.preemptible_cpu_s, self.held_s, self.held_most_s
+    def sums(self) -> tuple[float, float, float, float]:
+        """Core-seconds reclaimed, and ordered; seconds held back, and at most."""
+        return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s
 
     def add(self, reading: CpuReading, past: _Interval) -> None:
         """One check, ``past`` the reading before."""
         state, s = self.state, self.settings
+        self.ordered_cpu_s += state.hard_cores * past.seconds
         limit, most_cpu_s = state.limit_cores, (s.burst_ratio or 0.0) * state.limit_cores * CFS_PERIOD_S
         if limit >= state.hard_cores:
             self.bank_cpu_s = most_cpu_s
@@ -178,12 +194,16 @@ class _Follower:
         )
 
     def conclude(self, seconds: float, ordered_cores: float) -> RuleEstimate:
-        """Means over the last ``seconds``, those since ``warm`` was noted."""
-        reclaimable, held, most = (
+        """Means over the last ``seconds``, those since ``warm`` was noted.
+
+        What can be reclaimed is the same share of ``ordered_cores``, the mean over all the time, as it was of what was
+        ordered in those seconds: an order that changed does not make it more than all.
+        """
+        reclaimable, ordered, held, most = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )
-        share = reclaimable / ordered_cores if ordered_cores > 0.0 else 0.0
-        return RuleEstimate(reclaimable, share, held, most, self.state.limit_cores)
+        share = reclaimable / ordered if ordered > 0.0 else 0.0
+        return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores)
 
 
 class Watch:
@@ -262,6 +282,8 @@ class Watch:
         self._most_cores = max(self._most_cores, usage_cores)
         if self.watched_s < 2.0 * WARM_UP_S:
             self._first.append(past)
+        else:
+            self._first = []
         if self._warm_s == 0.0 and self.watched_s >= WARM_UP_S:
             self._warm_s = self.watched_s
             for follower in self._followers.values():
@@ -270,12 +292,12 @@ class Watch:
             limits = [follower.state.limit_cores for follower in self._followers.values()]
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
-    def conclude(self) -> Estimate:
-        """What is known so far."""
+    def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
+        """What is known so far; ``most_checks`` of a workload that was watched for a short time, before it counts."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:
-            rounds = min(math.ceil(SETTLED_S / seconds), max(MOST_CHECKS // len(self._first), 1))
+            rounds = min(math.ceil(SETTLED_S / seconds), max(most_checks // len(self._first), 1))
             followers = {rule: self._continue(s, rounds) for rule, s in self._settings.items()}
             rules = {rule: follower.conclude(seconds * rounds, ordered) for rule, follower in followers.items()}
         else:
@@ -355,6 +377,12 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
         sum(each.used_cpu_s for each in every),
         rules,
     )
+
+
+def merge(earlier: Estimate, later: Estimate) -> Estimate:
+    """One workload at two times, or two that are told as one: means over the time watched of both."""
+    both = add_up((earlier, later), max(earlier.watched_s + later.watched_s, 1e-9))
+    return msgspec.structs.replace(both, used_most_cores=max(earlier.used_most_cores, later.used_most_cores))
 
 
 def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) -> tuple[Confidence, list[str]]:

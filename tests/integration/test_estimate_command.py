@@ -349,6 +349,21 @@ def test_progress_on_a_terminal_and_ctrl_c(host: CgroupTree) -> None:
     assert "Note: stopped after" in output
 
 
+def test_a_terminal_that_goes_away_ends_it_with_what_is_known(host: CgroupTree) -> None:
+    process = start("--root", host.top, "--json")
+    try:
+        wait_until(lambda: any(WEB in name for name in list_open(process.pid)), "the first sample")
+        before = read_counters(host)
+        wait_until(lambda: sum(read_counters(host).values()) > sum(before.values()) + 1.0, "it has seen some use", 100)
+        process.send_signal(signal.SIGHUP)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, errors) == (0, "")
+    assert len(json.loads(output)["workloads"]) == 3
+
+
 def test_nothing_to_watch_is_one_sentence(cgroups: CgroupTree) -> None:
     for path, said in ((cgroups.top, "looks like a workload"), (f"{cgroups.top}/none", "there is no cgroup")):
         result = run("--root", path, "--duration", "1")

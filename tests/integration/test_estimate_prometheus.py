@@ -125,7 +125,7 @@ def test_history_of_containers(prometheus: Prometheus, tmp_path: Path) -> None:
         [*COMMAND[:3], "check-config", "--config", str(config)], capture_output=True, text=True, timeout=60, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert 'pattern = "docker/*"' in config.read_text()
+    assert 'pattern = "docker/[0-9a-f][0-9a-f]*"' in config.read_text()
 
 
 @pytest.mark.prometheus
@@ -149,7 +149,7 @@ class OddServer:
     """Answers each request with what ``answer`` says: a status and a body; keeps the headers."""
 
     def __init__(self) -> None:
-        self.status, self.body = 200, b""
+        self.status, self.body, self.encoding = 200, b"", ""
         self.seen: list[Any] = []
         odd = self
 
@@ -159,6 +159,8 @@ class OddServer:
                 odd.seen.append(self.headers)
                 self.send_response(odd.status)
                 self.send_header("content-length", str(len(odd.body)))
+                if odd.encoding:
+                    self.send_header("content-encoding", odd.encoding)
                 self.end_headers()
                 self.wfile.write(odd.body)
 
@@ -214,6 +216,14 @@ def test_odd_answers_are_one_sentence(odd: OddServer, status: int, body: bytes, 
     result = run(odd.url)
     assert (result.returncode, result.stdout) == (code, "")
     assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_answer_that_is_not_packed_as_it_says_is_one_sentence(odd: OddServer) -> None:
+    odd.body, odd.encoding = b"hello", "gzip"
+    result = run(odd.url)
+    assert (result.returncode, result.stdout) == (69, "")
+    assert result.stderr.startswith(f"cpumond: {odd.url}: the connection to Prometheus failed: ")
     assert result.stderr.count("\n") == 1
 
 

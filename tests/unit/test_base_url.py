@@ -30,6 +30,8 @@ def test_an_address_and_the_path_to_it(url: str, parsed: str):
         ("http://a:b", "is not an address: "),
         ("http://a?b=c", "nothing may follow the path"),
         ("http://a/#b", "nothing may follow the path"),
+        ("http://a:1/?", "nothing may follow the path"),
+        ("http://a:1#", "nothing may follow the path"),
     ],
 )
 def test_what_is_no_address_is_said(url: str, problem: str):
@@ -40,6 +42,7 @@ def test_what_is_no_address_is_said(url: str, problem: str):
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown():
-    with pytest.raises(ConfigError, match=r"^scheduler\.url: must hold no user name or password") as caught:
+    refused = r"^scheduler\.url: must hold no user name or password, use scheduler"
+    with pytest.raises(ConfigError, match=refused) as caught:
         parse_base_url("http://agent:s3cret@127.0.0.1:9757", "scheduler.url", "scheduler.token_file", 9757)
     assert "s3cret" not in str(caught.value)

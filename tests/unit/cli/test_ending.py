@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from cpumond.cli.ending import ended_by
+from cpumond.cli.ending import ended_by, list_ending_signals
 
 NUMBERS = (signal.SIGUSR1,)
 
@@ -43,3 +43,13 @@ def test_more_signals_than_a_pipe_holds_do_no_harm():
         for _ in range(70_000):
             ending.set()
         assert ending.is_set()
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    """As under nohup."""
+    assert list_ending_signals() == [signal.SIGTERM, signal.SIGHUP]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert list_ending_signals() == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
+import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cpumond.cli.estimate_watch import GLANCE_S, HostWatch, list_leaves
-from cpumond.errors import UnavailableError
+from cpumond.cli.estimate_findings import Row, describe, render_text
+from cpumond.cli.estimate_watch import GLANCE_S, HostWatch, list_leaves, watch_host
+from cpumond.discovery.workloads import Workload, list_above, pick_workloads
+from cpumond.errors import CgroupReadError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.rules import RULES
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
@@ -139,3 +145,119 @@ def test_nothing_is_known_before_the_second_sample(tmp_path: Path) -> None:
 def test_without_a_workload_there_is_nothing_to_do(tmp_path: Path, root: str, said: str) -> None:
     with pytest.raises(UnavailableError, match=said):
         watch_tree(tmp_path, {"empty": v2_cgroup()}, root).rescan()
+
+
+def watch_twice(watch: HostWatch) -> dict[str, Row]:
+    """The rows after two samples."""
+    watch.rescan()
+    watch.sample()
+    threading.Event().wait(0.01)
+    watch.sample()
+    return {row.workload.path: row for row in watch.conclude().rows}
+
+
+def test_a_quota_that_several_share_is_no_order_of_each(tmp_path: Path) -> None:
+    job = {**v2_cgroup(), "cgroup.procs": "1\n"}
+    jobs = {f"j{number}.service": job for number in range(10)}
+    own = {**v2_cgroup(quota="50000 100000"), "cgroup.procs": "1\n"}
+    tree = {"batch.slice": {**v2_cgroup(quota="1000 100000"), **jobs}, "other.slice": {**v2_cgroup(), "a.service": own}}
+    watch = watch_tree(tmp_path, tree)
+    rows = watch_twice(watch)
+    found = watch.conclude()
+    shared = [row for path, row in rows.items() if path.startswith("batch")]
+    assert [(row.is_limited, row.is_shared) for row in shared] == [(False, True)] * 10
+    assert [row.estimate.ordered_cores for row in shared] == pytest.approx([0.01] * 10)
+    assert rows["other.slice/a.service"].is_limited
+    assert found.total(True).ordered_cores == pytest.approx(0.5, rel=0.05)
+    assert "10 of these are under a limit that others share" in " ".join(describe(found))
+    assert "0.01 (shared)" in render_text(found, 20, None, False)
+    watch.close()
+
+
+def test_a_quota_above_the_root_may_be_shared_with_what_is_not_seen(tmp_path: Path) -> None:
+    tree = {"a.slice": {**v2_cgroup(quota="1000 100000"), "a-b.slice": {**v2_cgroup(), "x.service": v2_cgroup()}}}
+    for root, is_limited in (("a.slice", True), ("a.slice/a-b.slice", False), ("", True)):
+        watch = watch_tree(tmp_path / (root or "all"), tree, root)
+        (row,) = watch_twice(watch).values()
+        assert (row.is_limited, row.is_shared) == (is_limited, not is_limited)
+        watch.close()
+
+
+def test_cpus_that_several_share_are_no_order_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = {"": 8, "batch.slice": 4, "batch.slice/own.service": 2}
+
+    def read(_: object, path: str) -> int:
+        return next(cpus[place] for place in (path, *list_above(path), "") if place in cpus)
+
+    monkeypatch.setattr("cpumond.cli.estimate_watch.read_cpus", read)
+    jobs = {name: v2_cgroup() for name in ("own.service", "a.service", "b.service")}
+    watch = watch_tree(tmp_path, {"batch.slice": {**v2_cgroup(), **jobs}, "x.slice": {"free.service": v2_cgroup()}})
+    rows = {row.workload.name: row for row in watch_twice(watch).values()}
+    orders = {name: (row.estimate.ordered_cores, row.is_limited, row.is_shared) for name, row in rows.items()}
+    assert orders == {
+        "own.service": (2.0, True, False), "a.service": (4.0, False, True), "b.service": (4.0, False, True),
+        "free.service": (8.0, False, False),
+    }  # fmt: skip
+    watch.close()
+
+
+def test_what_ends_while_orders_are_read_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_tree(tmp_path, {"docker": {**v2_cgroup(), ID: v2_cgroup(quota="100000 100000")}})
+    watch_twice(watch)
+    mount = find_mount(watch)
+
+    def pick(*arguments: Any) -> list[Workload]:
+        found = pick_workloads(*arguments)
+        shutil.rmtree(mount / "docker" / ID)
+        return found
+
+    monkeypatch.setattr("cpumond.cli.estimate_watch.pick_workloads", pick)
+    watch.rescan()
+    (row,) = watch.conclude().rows
+    assert (row.is_limited, row.estimate.ordered_cores) == (True, 1.0)
+    watch.close()
+
+
+def test_what_could_not_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_tree(tmp_path, {"docker": {**v2_cgroup(), ID: v2_cgroup()}})
+
+    def refuse(*_: object) -> None:
+        raise CgroupReadError("docker", OSError(errno.EMFILE, "too many"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cpumond.cli.estimate_watch.open_cgroup", refuse)
+        watch.rescan()
+    assert f"docker/{ID}" in watch.problems
+    assert len(watch_twice(watch)) == 1
+    assert watch.problems == {}
+    watch.close()
+
+
+def test_what_ended_is_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row for each path, and from a number on one for all of them; the sums stay."""
+    monkeypatch.setattr("cpumond.cli.estimate_watch.MAX_ENDED", 2)
+    watch = watch_tree(tmp_path, {"jobs": {**v2_cgroup(), "stays": {**v2_cgroup(), "cgroup.procs": "1\n"}}})
+    mount = find_mount(watch)
+    for name in ("a", "b", "a", "c", "d", "b"):
+        make_tree(mount / "jobs" / name, {**v2_cgroup(), "cgroup.procs": "1\n"})
+        watch.rescan()
+        watch.sample()
+        use(watch, f"jobs/{name}", 1_000_000)
+        threading.Event().wait(0.01)
+        watch.sample()
+        shutil.rmtree(mount / "jobs" / name)
+        watch.rescan()
+    rows = watch.conclude().rows
+    used = {row.workload.name: row.estimate.used_cpu_s for row in rows}
+    assert used == pytest.approx({"a": 2.0, "b": 2.0, "others that ended, without a limit": 2.0, "stays": 0.0})
+    assert [row.workload.name for row in rows if row.is_gone] == ["a", "b", "others that ended, without a limit"]
+    assert watch.conclude().total().used_cpu_s == pytest.approx(6.0)
+    watch.close()
+
+
+def test_the_reckoning_at_the_end_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_tree(tmp_path, {"docker": {**v2_cgroup(), ID: v2_cgroup()}})
+    monkeypatch.setattr("cpumond.cli.estimate_watch.HostWatch", lambda *_: watch)
+    monkeypatch.setattr(watch, "conclude", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        watch_host("", 0.0, SETTINGS)

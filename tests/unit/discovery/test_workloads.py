@@ -6,7 +6,15 @@ import pytest
 
 from cpumond.config import Source
 from cpumond.discovery import list_jobs
-from cpumond.discovery.workloads import classify, find_roots, generalise, list_sources, pick_workloads
+from cpumond.discovery.workloads import (
+    Workload,
+    classify,
+    find_roots,
+    generalise,
+    list_above,
+    list_sources,
+    pick_workloads,
+)
 from cpumond.testing import make_tree
 
 ID = "3f9ab1c2d4e5" + "0" * 52
@@ -143,12 +151,12 @@ def test_what_must_not_be_lowered_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("path", "pattern"),
     [
-        (f"docker/{ID}", "docker/*"),
-        (f"system.slice/docker-{ID}.scope", "system.slice/docker-*.scope"),
-        (f"machine.slice/libpod-{ID}.scope/container", "machine.slice/libpod-*.scope/container"),
+        (f"docker/{ID}", "docker/[0-9a-f][0-9a-f]*"),
+        (f"system.slice/docker-{ID}.scope", "system.slice/docker-[0-9a-f][0-9a-f]*.scope"),
+        (f"machine.slice/libpod-{ID}.scope/container", "machine.slice/libpod-[0-9a-f][0-9a-f]*.scope/container"),
         (f"{POD}/cri-containerd-{ID}.scope",
-         "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod*.slice/cri-containerd-*.scope"),
-        (f"kubepods/pod{UID}/{ID}", "kubepods/pod*/*"),
+         "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod*.slice/cri-containerd-[0-9a-f][0-9a-f]*.scope"),
+        (f"kubepods/pod{UID}/{ID}", "kubepods/pod*/[0-9a-f][0-9a-f]*"),
         ("slurm/uid_0/job_7/step_batch/task_0", "slurm/uid_*/job_*/step_*/task_*"),
         ("lxc.payload.web", "lxc.payload.*"),
         ("machine.slice/machine-qemu.scope", "machine.slice/machine-*.scope"),
@@ -167,16 +175,21 @@ def test_sources_find_what_they_are_made_of(tmp_path) -> None:
         "system.slice/b.service", "batch.slice/batch-night.slice/run-1.scope", "jobs/a", "jobs/b", "alone",
         "user.slice/user-1000.slice/user@1000.service/app.slice/c.service", f"system.slice/docker-{'b' * 64}.scope",
     ]  # fmt: skip
+    one, other = "c0" * 32, "e1" * 32
+    paths += [f"machine.slice/libpod-{one}.scope", f"{POD}/crio-{other}.scope"]
+    no_workloads = [
+        f"machine.slice/libpod-conmon-{one}.scope", f"{POD}/crio-conmon-{other}.scope", "docker/buildkit",
+    ]  # fmt: skip
     tree: dict[str, dict] = {}
     every = set()
-    for path in paths:
+    for path in paths + no_workloads:
         place, so_far = tree, ""
         for part in path.split("/"):
             place = place.setdefault(part, {})
             so_far = f"{so_far}/{part}" if so_far else part
             every.add(so_far)
     root = make_tree(tmp_path, tree)
-    workloads = pick_workloads(every, populated)
+    workloads = pick_workloads(every, lambda path: path not in no_workloads)
     sketches = list_sources(workloads, lambda path: [each for each in paths if f"{each}/".startswith(f"{path}/")])
     scan = list_jobs([Source(**sketch.keys) for sketch in sketches], [], root)
     assert scan.problems == []
@@ -185,5 +198,41 @@ def test_sources_find_what_they_are_made_of(tmp_path) -> None:
     assert named[f"docker/{ID}"] == (SHORT, "")
     assert named["slurm/uid_0/job_7/step_0/task_1"] == ("job_7/step_0/task_1", "7")
     assert named[f"{POD}/cri-containerd-{'a' * 64}.scope"] == ("a" * 12, LOW)
-    assert [sketch.keys["slices"] for sketch in sketches if sketch.keep_shadow] == [["system.slice"]]
-    assert find_roots(["a/b", "a", "b/c"]) == ["a", "b"]
+    kept = [sketch.keys.get("slices") or sketch.keys["pattern"] for sketch in sketches if sketch.keep_shadow]
+    assert kept == ["user.slice/user-*.slice/user@*.service/app.slice/c.service", ["system.slice"]]
+    assert find_roots(sketches) == [
+        "alone", "batch.slice/batch-night.slice", "docker", "jobs", "kubepods.slice/kubepods-burstable.slice",
+        "machine.slice", "slurm", "system.slice", "user.slice",
+    ]  # fmt: skip
+
+
+def test_containers_of_two_runtimes_are_found_where_their_limits_are(tmp_path) -> None:
+    paths = [f"machine.slice/libpod-{ID}.scope/container", f"machine.slice/libpod-{OTHER}.scope"]
+    root = make_tree(
+        tmp_path, {"machine.slice": {f"libpod-{ID}.scope": {"container": {}}, f"libpod-{OTHER}.scope": {}}}
+    )
+    every = {above for path in paths for above in (path, *list_above(path))}
+    sketches = list_sources(pick_workloads(every, populated), lambda path: [path])
+    scan = list_jobs([Source(**sketch.keys) for sketch in sketches], [], root)
+    assert sorted(job.path for job in scan.jobs) == sorted(paths)
+
+
+def test_no_more_is_managed_than_what_was_found() -> None:
+    work = "work.slice/work-a.slice"
+    units = [f"{work}/x.service", f"{work}/work-a-b.slice/y.service", "system.slice/system-getty.slice/g.service"]
+    plain = ["system.slice/a.service/inner", "lxc.payload.web", "deep/inner/a*b"]
+    every = {above for path in (*units, *plain) for above in (path, *list_above(path))}
+    sketches = list_sources(pick_workloads(every, populated), lambda path: [path])
+    found = {path: sketch for sketch in sketches for path in sketch.paths}
+    assert found[units[0]] is found[units[1]]
+    assert found[units[0]].keys["slices"] == ["work-a.slice"]
+    assert find_roots(sketches) == ["deep/inner/a*b", "lxc.payload.web", "system.slice", work]
+    assert {path for path, sketch in found.items() if sketch.keep_shadow} == {units[2], "system.slice/a.service"}
+
+
+def test_a_cgroup_of_the_systems_is_kept_in_shadow_mode() -> None:
+    for path in ("system.slice/odd", "user.slice/user-1000.slice/user@1000.service/odd"):
+        (sketch,) = list_sources([Workload(path, "cgroup", "odd")], lambda path: [path])
+        assert sketch.keep_shadow
+    (sketch,) = list_sources([Workload("jobs/odd", "cgroup", "odd")], lambda path: [path])
+    assert not sketch.keep_shadow

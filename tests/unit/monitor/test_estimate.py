@@ -14,6 +14,7 @@ from cpumond.monitor.estimate import (
     add_up,
     estimate,
     judge_confidence,
+    merge,
 )
 from cpumond.monitor.model import CpuReading, MonitorSettings
 from cpumond.monitor.rules import RULES
@@ -191,3 +192,39 @@ def test_the_kernels_burst_lets_a_little_more_than_the_limit_through() -> None:
     assert estimate(readings(*uses), 8.0, SETTINGS).rules["peak"].held_back_most_ratio == 0.0
     plain = {"peak": MonitorSettings(limit_rule="peak", burst_ratio=0.0, reserve_ratio=0.0)}
     assert estimate(readings(*uses), 8.0, plain).rules["peak"].held_back_most_ratio > 0.0
+
+
+@pytest.mark.parametrize(("before", "after", "seconds"), [(1.0, 16.0, 300), (16.0, 1.0, 300), (1.0, 16.0, 120)])
+def test_no_more_than_what_was_ordered_can_be_reclaimed(before: float, after: float, seconds: int) -> None:
+    """Whenever the order changes."""
+    watch = Watch(before, SETTINGS)
+    for number, reading in enumerate(readings(*[0.3] * seconds)):
+        if number == min(130, seconds - 20):
+            watch.move_hard(after)
+        watch.add(reading)
+    found = watch.conclude()
+    for each in found.rules.values():
+        assert 0.0 < each.reclaimable_ratio < 1.0
+        assert each.reclaimable_cores == pytest.approx(each.reclaimable_ratio * found.ordered_cores)
+    assert add_up([found], seconds).rules["peak"].reclaimable_ratio < 1.0
+
+
+def test_an_interval_is_spread_over_its_bins_and_gaps_are_bins_too() -> None:
+    timeline = Timeline(0.0, 600.0)
+    timeline.add(5.0, 4.5, (2.0,))
+    timeline.add(9.0, 1.0, (4.0,))
+    assert [values[0] for _, values in timeline.list_points()] == [1.0, 2.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 4.0]
+    assert [at_s for at_s, _ in timeline.list_points()] == list(range(9))
+
+
+def test_two_times_of_a_workload_are_one() -> None:
+    both = merge(estimate(readings(*[1.0] * 300), 4.0, SETTINGS), estimate(readings(*[2.0] * 100), 8.0, SETTINGS))
+    assert (both.watched_s, both.used_cpu_s) == (pytest.approx(400.0), pytest.approx(500.0))
+    assert (both.ordered_cores, both.used_cores, both.used_most_cores) == pytest.approx((5.0, 1.25, 2.0))
+
+
+def test_the_first_minutes_are_kept_only_while_they_are_needed() -> None:
+    watch = Watch(4.0, SETTINGS)
+    for reading in readings(*[1.0] * 300):
+        watch.add(reading)
+    assert watch._first == []
