@@ -51,6 +51,7 @@ MORE_FOR = {
     "cpumond.monitor.shapes": {"random"},  # a generator with a seed: the same numbers each time
 }
 BELOW: dict[str, set[str]] = {
+    "base_url": {"errors"},
     "decode": set(),
     "errors": set(),
     "units": set(),
@@ -60,7 +61,7 @@ BELOW: dict[str, set[str]] = {
     "cgroup": {"errors", "units", "monitor.model", "cgroup"},
     "config": {"decode", "errors", "units", "monitor.model"},
     "discovery": {"errors", "units", "config", "discovery"},
-    "reporters": {"", "decode", "errors", "units", "config", "wire", "reporters"},
+    "reporters": {"", "base_url", "decode", "errors", "units", "config", "wire", "reporters"},
     "executor": {"", "decode", "errors", "units", "config", "wire", "executor"},
     "log": set(),
     "process": {"errors", "config"},
@@ -75,7 +76,7 @@ BELOW: dict[str, set[str]] = {
         "", "decode", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler",
         "api.server", "connections",
     },
-    "api": {"", "errors", "units", "wire", "fairshare", "scheduler", "web", "api"},
+    "api": {"", "config", "errors", "units", "wire", "fairshare", "scheduler", "web", "api"},
 }  # fmt: skip
 """Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself)."""
 
