@@ -98,7 +98,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
         "because": words.describe_limit(
             state, s, now_s, "" if held_at is None else _show_clock(held_at, wall_s), job.notes
         ),
-        "next": words.describe_next(state, s, now_s, hindrance),
+        "next": words.describe_next(state, s, now_s, hindrance, job.notes),
     }
 
 

@@ -17,7 +17,7 @@ from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
-from cpumond.monitor.policy import compute_floor
+from cpumond.monitor.policy import compute_floor, restart_at
 from cpumond.wire import MAX_NAME, JobReport
 
 NO_LABELS: Mapping[str, str] = {}
@@ -191,6 +191,16 @@ class Tracked:
     def late_cpu_s(self) -> float:
         """``JobState.late_cpu_s`` of the time in which the agent wrote the limit, in core-seconds."""
         return self.state.late_cpu_s if self.writes else self.kept_late_s
+
+    def restart(self, limit_cores: float, now_s: float) -> None:
+        """Go on anew from a given limit, with a base at the next tick: without one there are no looks either."""
+        self.state = restart_at(self.state, limit_cores, now_s)
+        self.next_check_s = -math.inf
+
+    def follow_writes(self) -> None:
+        """Have the state know whether its limit is one that is written."""
+        if self.state.is_written != self.writes:
+            self.state = msgspec.structs.replace(self.state, is_written=self.writes)
 
     def begin_writes(self) -> None:
         """The agent writes the limit from now on: what counted as late before was not its doing."""

@@ -65,8 +65,9 @@ class LookSchedule:
         self._find_next()
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
-        """The looks that are due; of ``stride`` > 1 only every so many jobs, in turns, and none that a check has just
-        seen. One that comes late does not move the next; those that were missed are not made up for.
+        """The looks that are due; of ``stride`` > 1 only every so many jobs, in turns, and none that a check has seen
+        in the last quarter of a period: so no gap is longer than 5/4 of one. One that comes late does not move the
+        next; those that were missed are not made up for.
         """
         due: list[Watched] = []
         for each in self._rounds.values():
@@ -76,7 +77,7 @@ class LookSchedule:
                     each.next_s = now_s + each.period_s
                 each.turn += 1
                 watched = each.watched if stride == 1 else each.watched[each.turn % stride :: stride]
-                checked_s = now_s - each.period_s / 2
+                checked_s = now_s - each.period_s / 4
                 if self._filled_s > checked_s:
                     watched = [item for item in watched if not was_seen(item[2], checked_s)]
                 due += watched

@@ -48,7 +48,8 @@ from cpumond.config import AgentConfig
 from cpumond.discovery import concerns, describe_source, list_jobs
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
 from cpumond.monitor.model import Decision
-from cpumond.monitor.policy import rebase, reject, restart_at, settle
+from cpumond.monitor.peak import forgive, put_off_cut
+from cpumond.monitor.policy import rebase, reject, settle
 from cpumond.monitor.protect import compute_throttled_ratio
 from cpumond.monitor.rules import check, look
 from cpumond.reporters import REPORTERS, Reporter
@@ -327,7 +328,7 @@ class Agent:
             if writes.override_ttl_s > 0:
                 job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
             job.reapply_at_s = None
-            job.state = restart_at(job.state, found_cores, now_s)
+            job.restart(found_cores, now_s)
             return
         calm_s = max(CALM_S, 4 * writes.drift_backoff_s * 2**job.losses)
         job.losses = job.losses + 1 if now_s - job.lost_at_s < calm_s else 1
@@ -487,7 +488,7 @@ class Agent:
         if found is not None and found != job.in_force:
             self.units.forget(job.unit)
             job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
-            job.state = restart_at(job.state, read_limit_cores(job, found), now_s)
+            job.restart(read_limit_cores(job, found), now_s)
             job.write_after_s = now_s + ASK_AGAIN_S
             self._report_due = True
 
@@ -564,7 +565,7 @@ class Agent:
         if self.config.writes.override_ttl_s > 0:
             job.override_until_s, job.override_by = now_s + self.config.writes.override_ttl_s, SET_PROPERTY
         job.reapply_at_s = None
-        job.state = restart_at(job.state, found_cores, now_s)
+        job.restart(found_cores, now_s)
 
     # ---- 2. + 3. sample, smooth, vote, decide
 
@@ -606,6 +607,8 @@ class Agent:
                 self._complain(job, error)
                 continue
             job.decision = decision
+            if job.state.held is not before.held and job.is_held:
+                job.state = forgive(job.state, before)
             if job.state.throttled_cpu_s != before.throttled_cpu_s:
                 self.totals.throttled_cpu_s += job.state.throttled_cpu_s - before.throttled_cpu_s
                 self.totals.late_cpu_s += job.state.late_cpu_s - before.late_cpu_s if job.writes else 0.0
@@ -663,7 +666,11 @@ class Agent:
         if reading is None or looked is None:
             return None
         after, decision = looked
-        if decision.kind != "restore" or _find_obstacle(job, decision, self.is_paused(), bool(self._covered), now_s):
+        if decision.kind != "restore":
+            job.state = after
+            self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
+            return None
+        if _find_obstacle(job, decision, self.is_paused(), bool(self._covered), now_s):
             return None
         found = read_settings_or_none(job)
         if found is None:
@@ -763,7 +770,7 @@ class Agent:
             return
         if decision.new_cores > decision.old_cores:
             job.before_asking = None  # written over: an answer says nothing about it any more
-        moved = applied.cores != decision.old_cores or kind in ("reapply", "pin")
+        moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
             "applied",
@@ -773,7 +780,9 @@ class Agent:
         if kind != "reapply":
             job.reapply_at_s = None
         if not moved:
-            return  # a bound of the kernel holds the limit where it is
+            if kind == "shrink":  # a bound of the kernel or of its threads holds the limit where it is
+                job.state = put_off_cut(job.state, now_s)
+            return
         self._report_due = True
         if kind == "restore":
             self.totals.restores += 1
@@ -810,7 +819,7 @@ class Agent:
                 job.override_until_s = None
                 if job.pinned_cores is not None:
                     job.pinned_cores, self._rescan_due = None, True
-                job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+                job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
@@ -834,12 +843,12 @@ class Agent:
             pin = pins.get(job.found.job_id) if job.writes else None
             if pin is None and job.pinned_cores is not None:
                 job.pinned_cores = None
-                job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+                job.restart(read_limit_cores(job, job.in_force), now_s)
             elif pin is not None and not self.is_paused() and job.pinned_cores != pin.cpu_limit:
                 job.pinned_cores = pin.cpu_limit
                 job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
                 old = job.state.limit_cores
-                job.state = restart_at(job.state, pin.cpu_limit, now_s)
+                job.restart(pin.cpu_limit, now_s)
                 decision = Decision("hold", old, job.state.limit_cores)
                 for item in self._secure([(job, "pin", decision)]):
                     self._apply_one(*item, now_s)
@@ -851,7 +860,7 @@ class Agent:
         limit = job.state.limit_cores if job.contested else read_limit_cores(job, job.in_force)
         job.reapply_at_s = now_s if job.contested else None
         job.override_until_s, job.contested, job.losses, job.pinned_cores = None, False, 0, None
-        job.state = restart_at(job.state, limit, now_s)
+        job.restart(limit, now_s)
 
     # ---- the scheduler's jobs
 

@@ -60,7 +60,7 @@ class Peaks(msgspec.Struct, frozen=True):
     """Content of ``peaks.state``: cgroup path -> what was learned about its job; valid for one boot of the machine.
 
     ``root``: (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` makes seconds since 1970 of the times in
-    it, as the clocks were when it was written.
+    it, as the clocks were when it was written; it is used where the times are of another time namespace.
     """
 
     boot_id: str
@@ -154,7 +154,9 @@ class PeakFile:
         if content.boot_id != self._boot_id or content.root != self._root_id:
             log.info("peaks_begin_anew", error=f"{self.path}: it is of another boot or another hierarchy")
             return
-        shift_s = content.clock_offset_s - self._read_clock_offset_s()
+        # Within one boot the times hold, whatever the wall clock did; what lies ahead is of another time namespace.
+        is_ahead = any(each.at_s > self._clock.monotonic_s() for each in content.jobs.values())
+        shift_s = content.clock_offset_s - self._read_clock_offset_s() if is_ahead else 0.0
         self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
 
     def recall(self, job: Tracked, now_s: float) -> bool:
@@ -240,6 +242,10 @@ class PeakFile:
             self.problem = ""
         except (CpumondError, OSError, ValueError) as error:
             self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
+        except Exception as error:
+            # Else the thread would end in silence, and nobody would know that nothing is stored.
+            log.exception("peaks_thread_failed")
+            self._say(f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent")
 
     def _say(self, problem: str) -> None:
         """Once while it fails."""

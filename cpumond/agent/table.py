@@ -24,7 +24,8 @@ from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import CgroupReadError, CpumondError
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
-from cpumond.monitor.policy import compute_floor, move_hard, restart_at
+from cpumond.monitor.policy import compute_floor, move_hard
+from cpumond.monitor.protect import advise_without_pressure
 from cpumond.process import find_room
 from cpumond.units import cores_to_quota_us
 
@@ -138,7 +139,7 @@ class JobTable:
 
     def _find_room(self) -> float:
         """How many descriptors new jobs may take: without the others no limit could be written, or put back."""
-        held = sum(job.cgroup.DESCRIPTORS + (job.settings.pressure_restore_ratio > 0.0) for job in self)
+        held = sum(job.cgroup.DESCRIPTORS + job.settings.follows_pressure for job in self)
         return find_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - held
 
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
@@ -151,7 +152,7 @@ class JobTable:
         watches: list[object] = []
         try:
             settings, mode = resolve_job(self.config, found, cgroup.place, self._settings)
-            needed = cgroup.DESCRIPTORS + (settings.pressure_restore_ratio > 0.0)
+            needed = cgroup.DESCRIPTORS + settings.follows_pressure
             if needed > self._room:
                 raise CgroupReadError(
                     cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
@@ -184,6 +185,7 @@ class JobTable:
             elif original != in_force and job.writes:
                 job.reapply_at_s = now_s
             job.follow_period()
+            job.follow_writes()
         except CpumondError:
             self.watcher.unwatch(watches)
             cgroup.close()
@@ -255,6 +257,8 @@ class JobTable:
         job.state = start_state(job.state.hard_cores, now_s, limit)
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
+        if self.writer.has_other_burst(job, limit):
+            job.reapply_at_s = now_s  # the run before had another burst_ratio
 
     def _look_again(self, job: Tracked, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> None:
         """Settings, mode, refusal and the quotas above may have changed since the last look."""
@@ -270,6 +274,7 @@ class JobTable:
                 self.ask_labels(job)
         job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
         self._put_back(job, wrote, now_s)
+        job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
         self.follow_hard(job, now_s)
 
@@ -280,14 +285,14 @@ class JobTable:
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
         if settings.limit_rule != before.limit_rule or settings.actuator != before.actuator:
             # The limit stays where it is until the other rule has measured; smoothed values and peaks mean another use.
-            job.state = restart_at(job.state, job.state.limit_cores, now_s)
+            job.restart(job.state.limit_cores, now_s)
         if settings.burst_ratio != before.burst_ratio and settings.actuator == "quota" and job.touched:
             job.reapply_at_s = now_s  # writes what differs: the burst, not the quota
         if settings.vote_mode != before.vote_mode:
             job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
-        asked = bool(job.settings.pressure_restore_ratio) != bool(settings.pressure_restore_ratio)
+        asked = before.follows_pressure != settings.follows_pressure
         job.settings, job.mode = settings, mode
         if asked:
             self._follow_pressure(job)
@@ -296,11 +301,11 @@ class JobTable:
         """Have a job's pressure read where ``pressure_restore_ratio`` asks for it; looked for once, missed in one
         line of the log (pain 28)."""
         try:
-            job.cgroup.follow_pressure(job.settings.pressure_restore_ratio > 0.0)
+            job.cgroup.follow_pressure(job.settings.follows_pressure)
         except CgroupReadError as error:
             if not self._said_no_pressure:
                 log.warning("pressure_unknown", job_id=job.found.job_id, error=str(error),
-                            advice="pressure_restore_ratio does not act, throttle_restore_ratio does")  # fmt: skip
+                            advice=advise_without_pressure(job.settings))  # fmt: skip
             self._said_no_pressure = True
 
     def _put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
@@ -313,7 +318,7 @@ class JobTable:
         if restored:
             self.writer.restore(job)
         if restored or job.writes != wrote:
-            job.state = restart_at(job.state, read_limit_cores(job, job.in_force), now_s)
+            job.restart(read_limit_cores(job, job.in_force), now_s)
         if job.writes != wrote:
             (job.begin_writes if job.writes else job.end_writes)()
 

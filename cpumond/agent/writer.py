@@ -62,10 +62,12 @@ ASK_AGAIN_S = 60.0
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The outcome of one write: the cores now in force (None: the cgroup is gone) and which bound moved them."""
+    """The outcome of one write: the cores now in force (None: the cgroup is gone), which bound moved them, and whether
+    anything had to be written."""
 
     cores: float | None
     notes: tuple[str, ...] = ()
+    wrote: bool = False
 
 
 class LimitWriter:
@@ -417,7 +419,7 @@ class LimitWriter:
             job.refused = refusal
             self.restore(job)
             raise RefusedError(f"{job.cgroup.path}: {refusal}, so it is not changed")
-        target = self._compute_target(job, cores)
+        target, writes = self._compute_target(job, cores), self.writes_total
         if target.settings.burst_us != job.in_force.burst_us and self._look_at_burst(job):
             target = self._compute_target(job, cores)
         try:
@@ -446,7 +448,7 @@ class LimitWriter:
                 f"{job.cgroup.path}: it has no limit file, and systemd cannot be told to make one "
                 f"({self.units.problem or 'it refused the limit'}), so it is not changed"
             )
-        return Applied(target.cores if written else None, target.notes)
+        return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
         """Take over a burst that somebody else wrote: it is kept as far as it fits under the quota, and put back in
@@ -454,6 +456,10 @@ class LimitWriter:
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
         self.keep(job)
+
+    def has_other_burst(self, job: Tracked, cores: float) -> bool:
+        """Whether the burst in force is not the one of a limit of ``cores``."""
+        return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _look_at_burst(self, job: Tracked) -> bool:
         """Whether somebody else wrote the burst since the last look: no event tells. Raises CgroupReadError."""

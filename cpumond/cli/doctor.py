@@ -164,7 +164,8 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     if hierarchies is not None:
         jobs = _examine_jobs(config, hierarchies, look)
     version = 1 if hierarchies is None else hierarchies.cpu_version
-    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + _wants_pressure(config, jobs)
+    follows_pressure = any(each.follows_pressure for each in _list_settings(config, jobs))
+    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + follows_pressure
     look(
         "descriptors",
         lambda: check_descriptors(*read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job),
@@ -251,16 +252,11 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
         lambda: check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
     )
     look("limits above", lambda: check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
-    wanted = _wants_pressure(config, jobs)
-    look("pressure of jobs", lambda: check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanted))
+    wanting = [each for each in _list_settings(config, jobs) if each.follows_pressure]
+    look("pressure of jobs", lambda: check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting))
     look("rights", lambda: [check_rights(hierarchies.cpu_version, directories)])
     look("counter read", lambda: [measure_read(hierarchies, jobs[0].path if jobs else "")])
     return jobs
-
-
-def _wants_pressure(config: AgentConfig, jobs: list[FoundJob]) -> bool:
-    """Whether some job's pressure is to be read."""
-    return any(each.pressure_restore_ratio for each in _list_settings(config, jobs))
 
 
 def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSettings]:

@@ -17,9 +17,11 @@ from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import POLKIT_UNIT, BusSeen
 from cpumond.cli.tables import count
 from cpumond.errors import CgroupReadError, CpumondError
+from cpumond.monitor.protect import advise_without_pressure
 
 if TYPE_CHECKING:
     from cpumond.cgroup.mounts import Hierarchies
+    from cpumond.monitor.model import MonitorSettings
 
 MANAGERS: Final = (
     ("kubelet", re.compile(r"kubepods(?:-[\w-]+)?(?:\.slice)?")),
@@ -215,8 +217,10 @@ def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] |
 # ---- pressure
 
 
-def check_job_pressure(unified_root: str | None, paths: Sequence[str], is_wanted: bool) -> list[Finding]:
-    """PSI of the jobs' own cgroups; nothing where there is no job to look at."""
+def check_job_pressure(
+    unified_root: str | None, paths: Sequence[str], wanting: Sequence[MonitorSettings]
+) -> list[Finding]:
+    """PSI of the jobs' own cgroups; nothing where there is no job to look at. ``wanting``: settings that read it."""
     from cpumond.cgroup.files import open_pressure
 
     reasons: dict[str, str] = {}
@@ -225,13 +229,14 @@ def check_job_pressure(unified_root: str | None, paths: Sequence[str], is_wanted
             os.close(open_pressure(unified_root, path))
         except CgroupReadError as error:
             reasons[path] = str(error)
-    if reasons and is_wanted:
-        advice = "pressure_restore_ratio does not act there, throttle_restore_ratio does"
+    if reasons and wanting:
+        # A weight is the worse case: there is no other sign.
+        advice = advise_without_pressure(max(wanting, key=lambda each: each.actuator == "weight"))
         text = f"not of {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
         return [Finding("pressure of jobs", "warn", text, advice)]
     if not paths:
         return []
     here = len(paths) - len(reasons)
-    asked = "pressure_restore_ratio is on" if is_wanted else "pressure_restore_ratio is off"
+    asked = "pressure_restore_ratio is on" if wanting else "pressure_restore_ratio is off"
     why = f"; {next(iter(reasons.values()))}" if reasons else ""
     return [Finding("pressure of jobs", "ok", f"told of {here} of {count(len(paths), 'job')} ({asked}){why}")]

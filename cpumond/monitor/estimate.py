@@ -180,7 +180,8 @@ class _Follower:
 
     def rebase(self, reading: CpuReading) -> None:
         """The next interval begins at ``reading``."""
-        self.state = policy.rebase(self.state, self._complete(reading))
+        # What was throttled in a gap is as unknown as the use in it.
+        self.state = policy.rebase(msgspec.structs.replace(self.state, seen=None), self._complete(reading))
 
     def _complete(self, reading: CpuReading) -> CpuReading:
         """The counters as they were if the limit had been in force."""

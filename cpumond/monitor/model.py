@@ -30,6 +30,8 @@ Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
+QUOTA_OPTIONS: Final = ("burst_ratio", "min_cores_per_thread")
+"""They say nothing where the limit is only a weight."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
 
@@ -37,23 +39,26 @@ MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 class RuleDefaults(msgspec.Struct, frozen=True):
     """What an option that is not set means under a ``limit_rule``, and which options say nothing under it.
 
-    ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found.
+    ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found;
+    ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, it is 0 with a quota.
     """
 
     throttle_poll_s: float
     burst_ratio: float | None
+    weight_pressure_ratio: float
     idle_options: tuple[str, ...]
 
 
 RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
-    "document": RuleDefaults(0.0, None, ("throttle_budget", "reserve_ratio", "peak_memory")),
+    "document": RuleDefaults(0.0, None, 0.0, ("throttle_budget", "reserve_ratio", "peak_memory")),
     "peak": RuleDefaults(
         0.2,
         1.0,
+        0.1,  # use alone cannot show that others take the CPU
         (
-            "smoothing_factor", "smoothing_seed", "relative_upper_bound", "relative_lower_bound",
-            "increase_coefficient", "decrease_coefficient", "vote_mode", "vote_window_size",
-            "vote_decision_threshold", "headroom_ratio", "throttle_restore_ratio", "throttle_vote",
+            "relative_upper_bound", "relative_lower_bound", "increase_coefficient", "decrease_coefficient",
+            "vote_mode", "vote_window_size", "vote_decision_threshold", "headroom_ratio", "throttle_restore_ratio",
+            "throttle_vote",
         ),
     ),
 }  # fmt: skip
@@ -63,8 +68,9 @@ RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The resulting section ``job-cpu-monitor`` of one job (1.1); every name is the documents' option name.
 
-    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s`` and
-    ``burst_ratio`` that are not given become what ``RULE_DEFAULTS`` says, so that the first is never None.
+    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s``,
+    ``burst_ratio`` and ``pressure_restore_ratio`` that are not given become what ``RULE_DEFAULTS`` says, so that the
+    first and the last are never None.
     """
 
     mode: Mode | None = None
@@ -95,7 +101,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     actuator: Actuator = "quota"
     burst_ratio: Ratio | None = None
     throttle_restore_ratio: Ratio = 0.09
-    pressure_restore_ratio: Ratio = 0.0
+    pressure_restore_ratio: Ratio | None = None
     throttle_vote: bool = False
     restore_hold_s: Duration = msgspec.field(name="restore_hold", default=0.0)
     startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
@@ -106,14 +112,23 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             msgspec.structs.force_setattr(self, "throttle_poll_s", defaults.throttle_poll_s)
         if self.burst_ratio is None:
             msgspec.structs.force_setattr(self, "burst_ratio", defaults.burst_ratio)
+        if self.pressure_restore_ratio is None:
+            ratio = defaults.weight_pressure_ratio if self.actuator == "weight" else 0.0
+            msgspec.structs.force_setattr(self, "pressure_restore_ratio", ratio)
 
     @property
     def poll_s(self) -> float:
         """Seconds between looks at throttling, 0 for none: under the documents' rule they act by
-        ``throttle_restore_ratio``, so there are none where that is off, or where the limit is only a weight."""
-        if self.limit_rule == "document" and (self.throttle_restore_ratio == 0.0 or self.actuator == "weight"):
+        ``throttle_restore_ratio``, so there are none where that is off or more than any share, or where the limit is
+        only a weight."""
+        if self.limit_rule == "document" and (self.actuator == "weight" or not 0.0 < self.throttle_restore_ratio < 1.0):
             return 0.0
         return self.throttle_poll_s or 0.0
+
+    @property
+    def follows_pressure(self) -> bool:
+        """Whether the pressure of the job is to be read."""
+        return bool(self.pressure_restore_ratio)
 
 
 DEFAULT_SETTINGS: Final = MonitorSettings()
@@ -156,10 +171,11 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
         if name in named
     ]
     if "throttle_poll" in named and settings.throttle_poll_s and not settings.poll_s:
-        reason = 'actuator = "weight"' if settings.actuator == "weight" else "throttle_restore_ratio = 0"
+        ratio = f"throttle_restore_ratio = {settings.throttle_restore_ratio:g}"
+        reason = 'actuator = "weight"' if settings.actuator == "weight" else ratio
         found.append(f'throttle_poll has no effect under limit_rule = "{rule}" with {reason}')
-    if "burst_ratio" in named and settings.actuator == "weight":
-        found.append('burst_ratio has no effect with actuator = "weight"')
+    if settings.actuator == "weight":
+        found += [f'{name} has no effect with actuator = "weight"' for name in QUOTA_OPTIONS if name in named]
     return found
 
 
@@ -234,12 +250,15 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
     summed over CPUs; the kernel counts each time when it is over. ``late_cpu_s``: the part of it in intervals that
     began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight holds
-    nobody back. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two.
+    nobody back. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two;
+    None where nobody accounts for what was before.
 
     Of rule ``peak`` (limit_rules.md 2): ``peak_cores`` the highest use of late, fading, None before its first check;
     ``peak_at_s`` when it was seen; ``caution`` in [0, 7], the half-life is ``peak_memory`` * 2 ^ caution; ``watched_s``
     seconds that the rule follows the job; ``held`` how often it was held back in them. ``cfs_period_s``: one
-    enforcement period.
+    enforcement period. ``no_cut_until_s``: a cut had no effect, as a bound of the kernel or of the job's threads held
+    the limit; none is decided before this moment. ``is_written``: the limit is in force; else it is only what it would
+    be (mode shadow), throttled periods are not its doing, and use above it is what it would have held back.
     """
 
     hard_cores: float
@@ -263,6 +282,8 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     watched_s: float = 0.0
     held: HeldBack = NEVER_HELD
     cfs_period_s: float = 0.1
+    no_cut_until_s: float = -math.inf
+    is_written: bool = True
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

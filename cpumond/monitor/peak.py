@@ -8,13 +8,19 @@ adjusted for each job so that it is held back for no more than ``throttle_budget
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
 
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, Kind, MonitorSettings
 from cpumond.monitor.policy import Stepped, compute_floor, smooth
-from cpumond.monitor.protect import account_throttling, compute_throttled_ratio, is_pressed
+from cpumond.monitor.protect import (
+    account_throttling,
+    compute_pressure_ratio,
+    compute_throttled_ratio,
+    is_pressed,
+)
 
 MAX_CAUTION: Final = 7.0
 """The half-life is at most 2 ^ this times ``peak_memory``."""
@@ -24,6 +30,8 @@ STEP: Final = 0.05
 """Smaller cuts are not worth a write, as a share of the limit."""
 FIRST_SECONDS: Final = 10.0
 """Nothing is lowered so long after the start of a job; ``start_delay`` and ``startup_boost`` may be longer."""
+RETRY_CUT_S: Final = 60.0
+"""A cut that had no effect is decided again so much later: the threads that were in its way may have ended."""
 
 
 def step(
@@ -37,14 +45,17 @@ def step(
 ) -> Stepped:
     """One check, for a measured ``usage_cores`` over ``interval_s``; as ``policy.step``."""
     hard, limit = state.hard_cores, state.limit_cores
-    held_s = _held_s(state, base, usage_cores, s)
+    pressed = is_pressed(pressure_ratio, s)
+    held_s = _held_s(state, base, usage_cores, interval_s, pressed, s)
     caution = _pay(state.caution, held_s, interval_s, s)
     faded = find_peak(state, s) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
+    # A burst may carry the use above what was ordered, which the job is not to get.
     peak, peak_at_s = (usage_cores, base.at_s) if usage_cores >= faded else (faded, state.peak_at_s)
-    held, hold_until_s = state.held, state.hold_until_s
+    peak = min(peak, hard)
+    held, hold_until_s, no_cut_until_s = state.held, state.hold_until_s, state.no_cut_until_s
     kind: Kind = "hold"
     new_limit = limit
-    if limit < hard and (held_s > 0.0 or is_pressed(pressure_ratio, s)):
+    if limit < hard and (held_s > 0.0 or pressed):
         kind, new_limit = "restore", hard
         if limit > peak:  # it wanted at least this
             peak, peak_at_s = limit, base.at_s
@@ -57,8 +68,11 @@ def step(
                 kind, new_limit = "grow", target
         elif target <= limit * (1.0 - STEP) and s.direction != "up-only":
             first_s = max(FIRST_SECONDS, s.startup_boost_s)
-            if base.at_s >= hold_until_s and base.at_s > state.started_at_s + first_s:
+            not_before_s = max(hold_until_s, no_cut_until_s)
+            if base.at_s >= not_before_s and base.at_s > state.started_at_s + first_s:
                 kind, new_limit = "shrink", target
+    if new_limit > limit:
+        no_cut_until_s = -math.inf
     smoothed = smooth(state, usage_cores, s)
     throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
     after = JobState(
@@ -83,23 +97,32 @@ def step(
         state.watched_s + interval_s,
         held,
         state.cfs_period_s,
+        no_cut_until_s,
+        state.is_written,
     )
     return after, Decision(kind, limit, new_limit, usage_cores, None, interval_s, throttled_ratio, pressure_ratio)
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back;
-    None where it was not. The use goes on being measured from check to check."""
+    """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back.
+    None where it was not; under a weight the state then, as the next look measures from this one. The use of a check
+    goes on being measured from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
     if s.actuator == "weight" and reading.at_s <= seen.at_s:
         return None
     usage_cores = max(reading.total_cpu_s - seen.total_cpu_s, 0.0) / max(reading.at_s - seen.at_s, 1e-9)
-    held_s = _held_s(state, reading, usage_cores, s)
-    if held_s <= 0.0:
+    is_weight = s.actuator == "weight"
+    pressure_ratio = compute_pressure_ratio(seen, reading) if is_weight and s.pressure_restore_ratio else 0.0
+    held_s = _held_s(state, reading, usage_cores, 0.0, is_pressed(pressure_ratio, s), s)
+    if held_s <= 0.0 and not is_weight:
         return None
     throttled_cpu_s, late_cpu_s = account_throttling(state, reading, s)
+    ratio = compute_throttled_ratio(seen, reading)
+    if held_s <= 0.0:
+        after = msgspec.structs.replace(state, seen=reading, throttled_cpu_s=throttled_cpu_s, late_cpu_s=late_cpu_s)
+        return after, Decision("hold", limit, limit, usage_cores, None, 0.0, ratio, pressure_ratio, by_look=True)
     peak = find_peak(state, s)
     after = msgspec.structs.replace(
         state,
@@ -112,9 +135,19 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
         caution=_pay(state.caution, held_s, 0.0, s),
         held=_add(state.held, held_s, reading.at_s, limit),
         hold_until_s=reading.at_s + s.restore_hold_s,
+        no_cut_until_s=-math.inf,
     )
-    ratio = compute_throttled_ratio(seen, reading)
-    return after, Decision("restore", limit, hard, usage_cores, None, 0.0, ratio, by_look=True)
+    return after, Decision("restore", limit, hard, usage_cores, None, 0.0, ratio, pressure_ratio, by_look=True)
+
+
+def put_off_cut(state: JobState, now_s: float) -> JobState:
+    """The state after a cut had no effect: a bound held the limit where it is."""
+    return msgspec.structs.replace(state, no_cut_until_s=now_s + RETRY_CUT_S)
+
+
+def forgive(state: JobState, before: JobState) -> JobState:
+    """``state`` with what rule ``peak`` had learned ``before``: it was not its limit that held the job back."""
+    return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 
 def find_peak(state: JobState, s: MonitorSettings) -> float:
@@ -134,15 +167,22 @@ def find_half_life_s(state: JobState, s: MonitorSettings) -> float:
     return float(s.peak_memory_s * 2.0**state.caution)
 
 
-def _held_s(state: JobState, reading: CpuReading, usage_cores: float, s: MonitorSettings) -> float:
+def _held_s(
+    state: JobState, reading: CpuReading, usage_cores: float, interval_s: float, pressed: bool, s: MonitorSettings
+) -> float:
     """How long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
 
-    A weight cuts nothing off: there use above the limit is the sign, for as long as one period.
+    A weight cuts nothing off: there use above the limit is the sign, or that it waits (``pressed``), each for as long
+    as one period. Under a quota waiting for others is not charged. A limit that is not written holds nobody back: it
+    would have done so where the use in ``interval_s`` was above it, until the next look.
     """
     if state.limit_cores >= state.hard_cores or state.seen is None:
         return 0.0
+    if not state.is_written:
+        until_look_s = state.cfs_period_s if s.actuator == "weight" else s.poll_s or interval_s
+        return min(until_look_s, interval_s) if usage_cores > state.limit_cores else 0.0
     if s.actuator == "weight":
-        return state.cfs_period_s if usage_cores > state.limit_cores else 0.0
+        return state.cfs_period_s if pressed or usage_cores > state.limit_cores else 0.0
     return state.cfs_period_s * max(reading.nr_throttled - state.seen.nr_throttled, 0)
 
 

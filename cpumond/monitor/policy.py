@@ -73,13 +73,24 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
     interval_s = reading.at_s - base.at_s
     usage_cores = max(reading.total_cpu_s - base.total_cpu_s, 0.0) / interval_s
     after, decision = step(state, reading, usage_cores, interval_s, 1.0, s)
+    if decision.kind != "restore":
+        return None
     ratio = compute_throttled_ratio(seen, reading)
     return after, msgspec.structs.replace(decision, throttled_ratio=ratio, by_look=True)
 
 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
-    """The next interval starts at ``reading`` (or at the next good one): after a late tick, a suspend, a pause."""
-    return msgspec.structs.replace(state, base=reading, seen=state.seen if reading is None else reading)
+    """The next interval starts at ``reading`` (or at the next good one): after a late tick, a suspend, a pause.
+
+    Use and throttled time in between are not counted, they cannot be trusted; throttled periods are, by the next look
+    or check: they show that a limit held the job back.
+    """
+    before, seen = state.seen, reading
+    if before is None or reading is None:
+        seen = before or reading
+    elif before.identity == reading.identity and before.nr_throttled < reading.nr_throttled:
+        seen = msgspec.structs.replace(reading, nr_periods=before.nr_periods, nr_throttled=before.nr_throttled)
+    return msgspec.structs.replace(state, base=reading, seen=seen)
 
 
 def step(
@@ -134,6 +145,8 @@ def step(
         state.watched_s,
         state.held,
         state.cfs_period_s,
+        state.no_cut_until_s,
+        state.is_written,
     )
     return after, Decision(kind, limit, new_limit, usage_cores, votes_sum, interval_s, throttled_ratio, pressure_ratio)
 
@@ -268,7 +281,8 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
     """A fresh window at a given limit, after somebody else or the mode moved it, or another rule takes over; the
-    aggregates go on, and so does what rule ``peak`` learned about the job."""
+    aggregates go on, and so does what rule ``peak`` learned about the job. What was throttled so far was the doing of
+    the limit before."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),
@@ -277,6 +291,8 @@ def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
         window=(),
         usages=(),
         base=None,
+        seen=None,
         peak_cores=None,
         hold_until_s=max(state.hold_until_s, now_s),
+        no_cut_until_s=-math.inf,
     )

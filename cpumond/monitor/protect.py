@@ -37,7 +37,14 @@ def needs_restore(
 
 def is_pressed(pressure_ratio: float, settings: MonitorSettings) -> bool:
     """Whether some task waited for CPU for more than ``pressure_restore_ratio`` of the time; 0 turns it off."""
-    return 0.0 < settings.pressure_restore_ratio < pressure_ratio
+    return 0.0 < (settings.pressure_restore_ratio or 0.0) < pressure_ratio
+
+
+def advise_without_pressure(settings: MonitorSettings) -> str:
+    """What it means that the kernel does not tell the pressure of a job, and what to do."""
+    if settings.actuator == "weight":
+        return 'nothing shows that it waits for others: use actuator = "quota", or PSI (kernel parameter psi=1)'
+    return "pressure_restore_ratio does not act there, throttle_restore_ratio does"
 
 
 def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSettings) -> tuple[float, float]:

@@ -90,7 +90,12 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
             f"The half-life began at {_span(s.peak_memory_s * 2.0**FIRST_CAUTION)} and goes down to {shortest}, since "
             f"no lowered limit held this job back so far ({watched})."
         )
-    what = "its use was above a lowered limit" if s.actuator == "weight" else "a lowered limit held this job back"
+    if not state.is_written:
+        what = "a lowered limit, were it written, would have held this job back"
+    elif s.actuator == "weight":
+        what = "its use was above a lowered limit, or it waited for others,"
+    else:
+        what = "a lowered limit held this job back"
     back = "at once" if held.after_s <= 0.0 else f"after {format_span(held.after_s)}"
     share, budget = _share(held_ratio(state), 2), _share(s.throttle_budget, 2)
     story = (
@@ -108,10 +113,12 @@ def held_ratio(state: JobState) -> float:
     return min(state.held.held_s / state.watched_s, 1.0) if state.watched_s > 0.0 else 0.0
 
 
-def describe_next(state: JobState, s: MonitorSettings, now_s: float, hindrance: str = "") -> str:
+def describe_next(
+    state: JobState, s: MonitorSettings, now_s: float, hindrance: str = "", notes: Sequence[str] = ()
+) -> str:
     """What the next check does if the use is as in the last one, and what else would move the limit.
 
-    ``hindrance`` why no step is written, for example "it is pinned".
+    ``hindrance`` why no step is written, for example "it is pinned"; ``notes`` as of ``describe_limit``.
     """
     if state.base is None:
         return "the first one only begins to measure"
@@ -135,6 +142,9 @@ def describe_next(state: JobState, s: MonitorSettings, now_s: float, hindrance: 
             step += f", one is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
     elif s.direction == "up-only" or now_s + s.check_period_s <= find_not_lowered_until_s(state, s):
         step = f"hold: {_why_not_lowered(state, s, now_s)}"
+    elif (left_s := state.no_cut_until_s - now_s) > s.check_period_s:
+        bound = _find_bound(notes) or "held where it is by a bound"
+        step = f"hold: it is {bound}; a cut is tried again in {format_span(left_s)}"
     else:
         step = f"lower it to {format_cores(target)}{unwritten}"
     text = step
@@ -142,7 +152,12 @@ def describe_next(state: JobState, s: MonitorSettings, now_s: float, hindrance: 
         return text
     if s.direction != "down-only":
         text += f"; a use above {format_cores(limit / (1.0 + s.reserve_ratio))} raises it"
-    sign = "a use above the limit" if s.actuator == "weight" else "one throttled period"
+    if not state.is_written:
+        return text
+    sign = "one throttled period"
+    if s.actuator == "weight":
+        waits = f" or a wait for more than {_share(s.pressure_restore_ratio or 0.0)} % of the time"
+        sign = f"a use above the limit{waits if s.pressure_restore_ratio else ''}"
     looks = f" (looked for each {format_duration(s.poll_s)})" if s.poll_s else ""
     return f"{text}; {sign}{looks} gives back all {format_cores(hard)}"
 
@@ -161,8 +176,13 @@ def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: S
             boosted = s.startup_boost_s > FIRST_SECONDS
             why = "startup_boost" if boosted else f"nothing is lowered in the first {FIRST_SECONDS:g} s"
         return f"it is not lowered for {format_span(left_s)} more ({why})"
-    held_to = next((note for note in notes if note.startswith(("held to", "raised to"))), "")
-    return f"it is {held_to}" if held_to else "that is for the next check"
+    bound = _find_bound(notes)
+    return f"it is {bound}" if bound else "that is for the next check"
+
+
+def _find_bound(notes: Sequence[str]) -> str:
+    """What kept the last write from going lower, "" where nothing did."""
+    return next((note for note in notes if note.startswith(("held to", "raised to"))), "")
 
 
 def _why_not_raised(s: MonitorSettings) -> str:

@@ -118,7 +118,7 @@ def follow_the_text(course: Course, s: MonitorSettings) -> list[float]:
             used = (r.total_cpu_s - total_cpu_s) / dt
             at_s, total_cpu_s, seen = r.at_s, r.total_cpu_s, seen_now
             caution = min(max(caution + (hit_s - s.throttle_budget * dt) / 1.0, 0.0), 7.0)
-            peak = max(used, peak * 2.0 ** (-dt / (s.peak_memory_s * 2.0**caution)))
+            peak = min(max(used, peak * 2.0 ** (-dt / (s.peak_memory_s * 2.0**caution))), hard)
             if n > 0 and limit < hard:
                 peak = max(peak, limit)
                 limit = hard

@@ -767,10 +767,10 @@ IDLE: dict[str, tuple[str, list[str]]] = {
         "[monitor]\npeak_memory = '9s'\n", ['monitor.peak_memory has no effect under limit_rule = "document"'],
     ),
     "below the level that sets the rule": (
-        f"[monitor]\n{PEAK}[operation.op.job-cpu-monitor]\nsmoothing_factor = 0.2\n{OF_SOURCE}vote_mode = 'ytsaurus'\n",
+        f"[monitor]\n{PEAK}[operation.op.job-cpu-monitor]\nheadroom_ratio = 0.2\n{OF_SOURCE}vote_mode = 'ytsaurus'\n",
         [
             'source 1.job-cpu-monitor.vote_mode has no effect under limit_rule = "peak"',
-            'operation.op.job-cpu-monitor.smoothing_factor has no effect under limit_rule = "peak"',
+            'operation.op.job-cpu-monitor.headroom_ratio has no effect under limit_rule = "peak"',
         ],
     ),
     "a default that a source's rule has a use for": (f"[monitor]\nthrottle_budget = 0.01\n{OF_SOURCE}{PEAK}", []),

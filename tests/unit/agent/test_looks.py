@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
@@ -133,6 +134,116 @@ def test_a_weight_is_given_back_when_use_is_above_the_limit(make_node):
         node.use(name, used * 0.2, 0.0, 0.2)
     node.agent.look(node.clock.monotonic_s())
     assert [node.read(name, "cpu.weight") for name in "ab"] == ["100", "26"]
+
+
+def test_under_a_weight_each_look_measures_from_the_one_before(make_node):
+    node = make_node({"a": FOUR}, config=PEAK.replace("[cost]", 'actuator = "weight"\n[cost]') + source())
+    node.start().ticks(12, 1.0)
+    for used, weight in ((0.2, "26"), (0.2, "26"), (0.2, "26"), (1.5, "100")):  # 0.525 since the check
+        node.clock.advance(0.2)
+        node.use("a", used * 0.2, 0.0, 0.2)
+        node.agent.look(node.clock.monotonic_s())
+        assert node.read("a", "cpu.weight") == weight
+
+
+def test_without_pressure_a_weight_is_warned_of(make_node, logs):
+    make_node({"a": FOUR}, config=PEAK.replace("[cost]", 'actuator = "weight"\n[cost]') + source()).start()
+    [missed] = [record for record in logs if record["event"] == "pressure_unknown"]
+    assert missed["advice"].startswith("nothing shows that it waits for others")
+
+
+def test_what_was_throttled_before_a_late_tick_is_given_back_and_paid(make_node):
+    node = lowered(make_node, "a")
+    node.tick(1.05, {"a": 1.0}, seconds=6.0, late_s=5.0)
+    assert (cores(node, "a"), node.snapshot().counters["rebaselines"]) == ([1.05], 1)
+    look(node)
+    assert cores(node, "a") == [4.0]
+    assert node.agent.table.find("a").state.held.held_s == pytest.approx(6.0)
+
+
+# ---- whose limit it is
+
+
+def test_what_a_pin_held_back_is_not_charged_to_the_rule(make_node):
+    node = lowered(make_node, "a")
+    caution = node.job("a").state.caution
+    control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
+    for _ in range(20):
+        node.tick(2.0, {"a": 1.0})
+    control.unpin_job(node.agent, "a")
+    node.ticks(2, 1.0)
+    assert node.job("a").state.held.count == 0
+    assert node.job("a").state.caution <= caution
+
+
+def test_what_a_contested_limit_held_back_is_not_charged_to_the_rule(make_node):
+    config = PEAK.replace("[cost]", "[writes]\noverride_ttl = 0\ndrift_max = 1\n[cost]") + source()
+    node = lowered(make_node, "a", config=config)
+    node.agent.table.find("a").contested = True
+    for _ in range(10):
+        node.tick(1.0, {"a": 1.0})
+    assert node.job("a").state.held.count == 0
+
+
+def test_in_shadow_use_above_the_limit_is_paid_for_and_throttling_at_the_order_is_not(make_node):
+    node = make_node({"a": FOUR}, config=PEAK.replace("reclaim", "shadow") + source()).start()
+    node.ticks(12, 1.0)
+    assert (node.cores("a"), node.job("a").state.limit_cores) == (4.0, pytest.approx(1.05))
+    node.tick(1.0, {"a": 1.0})
+    assert node.job("a").state.held.count == 0
+    node.tick(3.0)
+    assert node.job("a").state.held.held_s == pytest.approx(0.2)
+    node.reload(PEAK + source())
+    node.tick(1.0)
+    assert node.agent.table.find("a").state.is_written
+
+
+# ---- a base for looks, and no needless writes
+
+
+def test_a_job_that_begins_anew_is_read_at_the_next_tick_whatever_its_check_period(make_node):
+    slow = source("jobs/a", more='job-cpu-monitor = { check_period = "60s" }')
+    node = make_node({"a": FOUR, "b": FOUR}, config=QUICK + slow + source()).start()
+    while node.cores("a") == 4.0:
+        node.tick(0.5)
+    node.ticks(5, 0.5)
+    node.reload(PEAK.replace('peak_memory = "100ms"\n', "") + slow + source())
+    node.tick(0.5)
+    look(node, "a")
+    assert cores(node, "a") == [4.0]
+
+
+def test_a_burst_of_the_run_before_is_not_left_after_a_kill(make_node):
+    node = lowered(make_node, "a")
+    node.config_text = QUICK + source()
+    node.kill_and_restart()
+    assert node.files("a") == {"cpu.max": "105000 100000", "cpu.max.burst": "70000", "cpu.weight": "100"}
+    writes = node.agent.writer.writes_total
+    node.kill_and_restart()
+    assert node.agent.writer.writes_total == 0 < writes
+
+
+def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
+    node = lowered(make_node, "a")
+    job = node.agent.table.find("a")
+    records = len(job.ring.records())
+    job.reapply_at_s = 0.0
+    node.tick(1.0)
+    assert len(job.ring.records()) == records
+    node.reload(PEAK.replace("min_cpu", "burst_ratio = 0.3\nmin_cpu") + source())
+    node.tick(1.0)
+    assert (job.ring.records()[-1].kind, node.read("a", "cpu.max.burst")) == ("reapply", "31500")
+
+
+def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(make_node):
+    node = make_node({"a": FOUR}, config=PEAK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0") + source()).start()
+    node.ticks(30, 0.0)
+    assert node.read("a") == "1000 1000000"
+    before = node.snapshot().decisions["shrink"]
+    node.ticks(20, 0.0)
+    assert node.snapshot().decisions["shrink"] <= before + 1
+    told = control.explain_job(node.agent, "a")["peak"]["next"]
+    assert told.startswith("hold: it is raised to 0.001 cores, the least quota the kernel takes; a cut is tried again ")
 
 
 # ---- which jobs
@@ -315,6 +426,17 @@ def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
     assert looked == [1, 1, 1, 1, 0]
     look(node)
     assert looked == [1, 1, 1, 1, 0, 1]
+
+
+def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_node):
+    node = lowered(make_node, "a")
+    schedule = node.agent._looks
+    next_s, job = schedule.next_s, node.agent.table.find("a")
+    checked_s = next_s - 0.3 * 0.2 * DRIFT
+    seen = msgspec.structs.replace(job.state.seen, at_s=checked_s)
+    job.state = msgspec.structs.replace(job.state, seen=seen)
+    schedule.refill(node.agent.table, checked_s)
+    assert [item[2] for item in schedule.take_due(next_s)] == [job]
 
 
 def test_no_looks_cost_nothing(make_node):

@@ -165,21 +165,52 @@ def test_a_file_that_cannot_be_used_is_a_line_in_the_log_and_no_more(make_node, 
     assert load(str(path), Peaks).jobs["jobs/a"].watched_s == 3.0
 
 
-def test_a_clock_that_was_set_does_not_make_a_peak_rise_or_lie_in_the_future(make_node):
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_wall_clock_that_was_set_changes_nothing_that_was_learned(make_node, by_s):
+    nodes = [make_peak_node(make_node), make_peak_node(make_node)]
+    for node in nodes:
+        learn_something(node)
+        store(node)
+    content = load(str(path_of(node)), Peaks)
+    save(str(path_of(node)), msgspec.structs.replace(content, clock_offset_s=content.clock_offset_s - by_s))
+    kept, after = (state_of(each.kill_and_restart()) for each in nodes)
+    assert (after.peak_cores, after.caution) == (kept.peak_cores, kept.caution)
+    assert (after.peak_at_s, after.held.at_s) == (kept.peak_at_s, kept.held.at_s)
+
+
+def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
     node = make_peak_node(make_node)
     learn_something(node)
     before = state_of(node)
     store(node)
     content = load(str(path_of(node)), Peaks)
-    save(str(path_of(node)), msgspec.structs.replace(content, clock_offset_s=content.clock_offset_s + 3600.0))
+    jobs = {path: peaks._shift(each, 5000.0) for path, each in content.jobs.items()}
+    offset_s = content.clock_offset_s - 5000.0
+    save(str(path_of(node)), msgspec.structs.replace(content, jobs=jobs, clock_offset_s=offset_s))
     node.kill_and_restart()
     after = state_of(node)
-    assert after.peak_cores == pytest.approx(before.peak_cores)
-    assert after.peak_at_s <= node.clock.monotonic_s()
-    assert after.held.at_s <= node.clock.monotonic_s()
+    assert after.peak_cores < before.peak_cores  # it has faded for as long as passed
+    assert after.peak_at_s == pytest.approx(before.peak_at_s)
+    assert after.held.at_s == pytest.approx(before.held.at_s)
 
 
 # ---- when it is written
+
+
+def test_whatever_ends_the_thread_that_writes_is_a_problem_until_it_is_written(make_node, monkeypatch, logs):
+    node = make_peak_node(make_node)
+    learn_something(node)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("dictionary changed size")
+
+    monkeypatch.setattr(peaks, "learn", fail)
+    store(node)
+    assert "dictionary changed size" in node.agent.peaks.problem
+    assert "peaks_thread_failed" in [record["event"] for record in logs]
+    monkeypatch.undo()
+    store(node)
+    assert node.agent.peaks.problem == ""
 
 
 def test_it_is_written_when_it_is_due_and_something_changed(make_node):

@@ -675,7 +675,7 @@ def test_explain_fits_a_terminal(width):
     [
         ("foreign-raise", "somebody else raised it"),
         ("foreign-lower", "somebody else lowered it"),
-        ("reapply", "written again after somebody else's write"),
+        ("reapply", "brought to what is meant: another write, a reload or a restart had left something else"),
         ("adopt", "found as an earlier run of the agent left it"),
         ("pin", "pinned by an operator"),
         ("mode", "its mode changed"),

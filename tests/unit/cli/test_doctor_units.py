@@ -13,6 +13,7 @@ from cpumond.cli import doctor, doctor_host, doctor_units
 from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import AgentSeen, BusSeen
 from cpumond.config import AgentConfig, ExecutorOptions
+from cpumond.monitor.model import MonitorSettings
 from cpumond.testing import make_tree, v2_cgroup
 
 GOOD = BusSeen("cpumond", False, True, True, True, ("/etc/polkit-1/rules.d/50-cpumond.rules",))
@@ -240,16 +241,20 @@ def test_a_unit_without_a_limit_file_may_have_a_quota_above(tmp_path):
 
 def test_the_pressure_of_jobs(tmp_path):
     root = make_tree(tmp_path, {"a": v2_cgroup(**{"cpu.pressure": PRESSURE}), "b": v2_cgroup()})
-    (finding,) = doctor_units.check_job_pressure(root, ["a"], False)
+    quota = [MonitorSettings(pressure_restore_ratio=0.1)]
+    (finding,) = doctor_units.check_job_pressure(root, ["a"], [])
     assert (finding.level, finding.text) == ("ok", "told of 1 of 1 job (pressure_restore_ratio is off)")
-    (finding,) = doctor_units.check_job_pressure(root, ["a"], True)
+    (finding,) = doctor_units.check_job_pressure(root, ["a"], quota)
     assert finding.level == "ok"
-    (finding,) = doctor_units.check_job_pressure(root, ["a", "b"], True)
+    (finding,) = doctor_units.check_job_pressure(root, ["a", "b"], quota)
     assert finding.level == "warn"
     assert finding.text.startswith("not of 1 of 2 jobs: ")
     assert "cgroup.pressure is 0 there" in finding.text
     assert "throttle_restore_ratio" in finding.advice
-    (finding,) = doctor_units.check_job_pressure(None, ["a"], False)
+    weight = MonitorSettings(limit_rule="peak", actuator="weight")
+    (finding,) = doctor_units.check_job_pressure(root, ["b"], [*quota, weight])
+    assert finding.advice.startswith("nothing shows that it waits for others")
+    (finding,) = doctor_units.check_job_pressure(None, ["a"], [])
     assert finding.level == "ok"
     assert "cgroup2 is not mounted" in finding.text
-    assert doctor_units.check_job_pressure(None, [], True) == []
+    assert doctor_units.check_job_pressure(None, [], quota) == []

@@ -91,15 +91,45 @@ def test_looks_below_10_ms_are_refused():
             {"throttle_poll": 0.1, "actuator": "weight"},
             ['throttle_poll has no effect under limit_rule = "document" with actuator = "weight"'],
         ),
-        ({"burst_ratio": 0.5, "actuator": "weight"}, ['burst_ratio has no effect with actuator = "weight"']),
+        (
+            {"burst_ratio": 0.5, "min_cores_per_thread": 0.1, "actuator": "weight"},
+            [f'{name} has no effect with actuator = "weight"' for name in ("burst_ratio", "min_cores_per_thread")],
+        ),
+        ({"limit_rule": "peak", "smoothing_factor": 0.5, "smoothing_seed": "limit"}, []),
+        (
+            {"throttle_poll": 0.1, "throttle_restore_ratio": 1.0},
+            ['throttle_poll has no effect under limit_rule = "document" with throttle_restore_ratio = 1'],
+        ),
     ],
     ids=[
         "votes under peak", "options of peak", "budget under document", "options of document", "looks off",
-        "looks without restore", "looks with weight", "burst with weight",
+        "looks without restore", "looks with weight", "quota options with weight", "smoothing under peak",
+        "looks with a restore that never comes",
     ],
 )  # fmt: skip
 def test_options_without_effect_are_told(given: dict[str, Any], sentences: list[str]):
     assert list_idle_options(msgspec.convert(given, MonitorSettings), given) == sentences
+
+
+def test_pressure_is_followed_by_default_only_where_a_weight_shows_nothing_else():
+    ratios = {
+        (rule, actuator): MonitorSettings(limit_rule=rule, actuator=actuator).pressure_restore_ratio
+        for rule in rules.RULES
+        for actuator in ("quota", "weight")
+    }
+    assert {key for key, ratio in ratios.items() if ratio} == {("peak", "weight")}
+    assert ratios["peak", "weight"] == 0.1
+    off = MonitorSettings(limit_rule="peak", actuator="weight", pressure_restore_ratio=0.0)
+    assert not off.follows_pressure
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_look_by_the_documents_rule_is_a_restore_or_nothing(ratio):
+    s = MonitorSettings(throttle_poll_s=0.2, throttle_restore_ratio=ratio)
+    assert s.poll_s == 0.0
+    base = CpuReading(0.0, 0.0)
+    state = msgspec.structs.replace(start_state(16.0, 0.0, 2.0), base=base, seen=base)
+    assert rules.look(state, CpuReading(0.4, 0.2, nr_periods=2, nr_throttled=2), s) is None
 
 
 def test_only_options_that_are_given_are_told():

@@ -102,7 +102,11 @@ def test_where_a_limit_comes_from(changes, start):
             "this is its floor (min_limit_ratio = 0.5 of the cap); 3.2 = ",
         ),
         ({"reserve_ratio": 0.125}, {"limit_cores": 3.05 * 1.125}, " + 12.5 %. The"),
-        ({"actuator": "weight"}, {}, "because its use was above a lowered limit 9 times, 1.9 s in all"),
+        (
+            {"actuator": "weight"},
+            {},
+            "because its use was above a lowered limit, or it waited for others, 9 times",
+        ),
         ({"throttle_budget": 0.0}, {}, "budget 0.00 %"),
     ],
 )
@@ -164,11 +168,29 @@ def test_the_next_check(changes, said):
     assert following(**changes) == said
 
 
+def test_a_bound_that_holds_the_limit_is_told_instead_of_a_cut():
+    note = "raised to 0.01 cores, the least quota the kernel takes"
+    state = msgspec.structs.replace(STATE, limit_cores=4.0, no_cut_until_s=NOW_S + 30.0)
+    assert describe_next(state, PEAK, NOW_S, notes=[note]).startswith(
+        f"hold: it is {note}; a cut is tried again in 30 s"
+    )
+    assert describe_next(state, PEAK, NOW_S).startswith("hold: it is held where it is by a bound; ")
+
+
+def test_a_limit_that_is_not_written_is_told_as_what_would_have_been():
+    assert "because a lowered limit, were it written, would have held this job back 9 times" in limit(is_written=False)
+    assert "gives back" not in following(limit_cores=4.0, is_written=False)
+
+
 def test_the_next_check_and_options():
     assert following(options(direction="up-only"), limit_cores=16.0) == "hold: it is up-only"
     told = following(options(direction="down-only"), limit_cores=2.0)
     assert told.startswith("would raise it, but direction is down-only; one throttled period")
+    either = "a use above the limit or a wait for more than 10 % of the time"
     assert following(options(actuator="weight"), limit_cores=4.0).endswith(
+        f"; {either} (looked for each 200ms) gives back all 16"
+    )
+    assert following(options(actuator="weight", pressure_restore_ratio=0.0), limit_cores=4.0).endswith(
         "; a use above the limit (looked for each 200ms) gives back all 16"
     )
     assert following(options(throttle_poll_s=0.0), limit_cores=4.0).endswith("; one throttled period gives back all 16")
