@@ -45,13 +45,15 @@ def step(
 ) -> Stepped:
     """One check, for a measured ``usage_cores`` over ``interval_s``; as ``policy.step``."""
     hard, limit = state.hard_cores, state.limit_cores
-    pressed = is_pressed(pressure_ratio, s)
-    held_s = _held_s(state, base, usage_cores, interval_s, pressed, s)
+    pressed = pressure_ratio > 0.0 and is_pressed(pressure_ratio, s)
+    held_s = 0.0 if limit >= hard else _held_s(state, base, usage_cores, interval_s, pressed, s)
     caution = _pay(state.caution, held_s, interval_s, s)
-    faded = find_peak(state, s) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
+    known = state.peak_cores
+    faded = (find_peak(state, s) if known is None else known) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
     # A burst may carry the use above what was ordered, which the job is not to get.
     peak, peak_at_s = (usage_cores, base.at_s) if usage_cores >= faded else (faded, state.peak_at_s)
-    peak = min(peak, hard)
+    if peak > hard:
+        peak = hard
     held, hold_until_s, no_cut_until_s = state.held, state.hold_until_s, state.no_cut_until_s
     kind: Kind = "hold"
     new_limit = limit
@@ -68,8 +70,7 @@ def step(
                 kind, new_limit = "grow", target
         elif target <= limit * (1.0 - STEP) and s.direction != "up-only":
             first_s = max(FIRST_SECONDS, s.startup_boost_s)
-            not_before_s = max(hold_until_s, no_cut_until_s)
-            if base.at_s >= not_before_s and base.at_s > state.started_at_s + first_s:
+            if base.at_s >= hold_until_s and base.at_s >= no_cut_until_s and base.at_s > state.started_at_s + first_s:
                 kind, new_limit = "shrink", target
     if new_limit > limit:
         no_cut_until_s = -math.inf
@@ -176,14 +177,20 @@ def _held_s(
     as one period. Under a quota waiting for others is not charged. A limit that is not written holds nobody back: it
     would have done so where the use in ``interval_s`` was above it, until the next look.
     """
-    if state.limit_cores >= state.hard_cores or state.seen is None:
+    seen = state.seen
+    if state.limit_cores >= state.hard_cores or seen is None:
         return 0.0
+    is_weight = s.actuator == "weight"
     if not state.is_written:
-        until_look_s = state.cfs_period_s if s.actuator == "weight" else s.poll_s or interval_s
+        until_look_s = state.cfs_period_s if is_weight else s.poll_s or interval_s
         return min(until_look_s, interval_s) if usage_cores > state.limit_cores else 0.0
-    if s.actuator == "weight":
+    if is_weight:
         return state.cfs_period_s if pressed or usage_cores > state.limit_cores else 0.0
-    return state.cfs_period_s * max(reading.nr_throttled - state.seen.nr_throttled, 0)
+    return (
+        state.cfs_period_s * (reading.nr_throttled - seen.nr_throttled)
+        if reading.nr_throttled > seen.nr_throttled
+        else 0.0
+    )
 
 
 def _pay(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
