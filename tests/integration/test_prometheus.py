@@ -127,7 +127,7 @@ def test_estimate_reads_the_history_of_the_agent(prometheus: Prometheus, agent: 
         {"steady": 2.0, "busy": 1.0, ODD_ID: 0.5}
     )
     assert rows["steady"]["detail"] == "operation night"
-    assert 0.02 < rows["steady"]["used_cores"] < 0.3
+    assert 0.005 < rows["steady"]["used_cores"] < 0.3
     assert any("had a limit that cpumond moved" in note for note in found["notes"])
     assert any("Prometheus has only" in note for note in found["notes"])
 

@@ -153,10 +153,10 @@ def test_dry_run_says_where_the_limit_would_stay(cgroups: CgroupTree, rule: str,
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
     assert re.search(
-        rf"At this use{named}: limit 1\.0 of 4 cores, 7[45]% reclaimed, after about \d+ s\.", result.stdout
+        rf"At this use{named}: limit 1\.[01] of 4 cores, 7[45]% reclaimed, after about \d+ s\.", result.stdout
     )
     summary = json.loads(run(*arguments, "--json").stdout.splitlines()[-1])["summary"]
-    assert summary["steady_limit_cores"] == pytest.approx(1.0, abs=0.05)
+    assert 1.0 <= summary["steady_limit_cores"] <= 1.06  # cuts below a twentieth are not written
     assert summary["steady_reclaimed_ratio"] == pytest.approx(0.75, abs=0.02)
     assert summary["final_limit_cores"] > 2.0  # a second moved it hardly
 

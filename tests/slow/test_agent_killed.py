@@ -29,7 +29,7 @@ KILLS = 100
 LONGEST_LIFE_S = 0.45
 KEPT_S = 0.1
 """Instead of each 10 s, so that lives may be short."""
-SLACK_S = 2.0
+SLACK_S = 6.0
 """For agents that start slowly where others take the CPU."""
 ORDERED_CORES = 0.5
 """Less than a burst takes: any lower limit holds it back."""

@@ -5,7 +5,7 @@ const DURATIONS = new Set(["check_period", "start_delay", "restore_hold", "start
 const KIND_REASONS = {
   "foreign-raise": "somebody else raised it",
   "foreign-lower": "somebody else lowered it",
-  reapply: "written again after somebody else's write",
+  reapply: "brought to what is meant: another write, a reload or a restart had left something else",
   adopt: "found as an earlier run of the agent left it",
   pin: "pinned by an operator",
   mode: "its mode changed",
