@@ -22,7 +22,7 @@ def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
     """The value of type ``kind`` that JSON stands for. Raises ContentError."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except Exception as error:
+    except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
         raise _explain(error) from None
 
 
@@ -32,7 +32,7 @@ def decode_toml(text: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except Exception as error:
+    except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
         raise _explain(error) from None
 
 

@@ -124,7 +124,7 @@ def test_one_that_runs_alone_comes_before_the_other_work_of_the_host() -> None:
 
 
 def test_the_others_are_not_preferred() -> None:
-    assert os.getpriority(os.PRIO_PROCESS, 0) == os.getpriority(os.PRIO_PROCESS, os.getppid())
+    assert os.getpriority(os.PRIO_PROCESS, 0) >= os.getpriority(os.PRIO_PROCESS, os.getppid())
 
 
 @pytest.fixture
