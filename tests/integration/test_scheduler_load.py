@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -66,8 +67,10 @@ def head(method: str, path: str, length: int = 0, more: str = "") -> bytes:
 def send_for(connections: list[socket.socket], piece: bytes, seconds: float, reads: bool = False) -> int:
     """Send ``piece`` over and over; how many bytes were taken. ``reads``: answers are read, else they pile up."""
     end, sent = time.monotonic() + seconds, 0
+    room = select.poll()
     for each in connections:
         each.setblocking(False)
+        room.register(each, select.POLLOUT | (select.POLLIN if reads else 0))
     while time.monotonic() < end and connections:
         taken = 0
         for each in list(connections):
@@ -79,10 +82,11 @@ def send_for(connections: list[socket.socket], piece: bytes, seconds: float, rea
             except BlockingIOError:
                 continue
             except OSError:
+                room.unregister(each)
                 connections.remove(each)
         sent += taken
         if not taken:
-            time.sleep(0.01)
+            room.poll(100)
     return sent
 
 
