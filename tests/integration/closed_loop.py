@@ -80,11 +80,12 @@ class Loop(Cluster):
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of the command line, spoken to this cluster's scheduler."""
-        return subprocess.run(
-            [sys.executable, "-m", "cpumond", *arguments],
-            env={**clean_environment(), "CPUMOND_SCHEDULER": self.url, "HOME": str(self.place)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "cpumond", *arguments]
+        environment = {**clean_environment(), "CPUMOND_SCHEDULER": self.url, "HOME": str(self.place)}
+        try:
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{arguments} hangs; it said {error.stdout!r} and {error.stderr!r}") from error
 
     def ask(self, *arguments: str) -> Any:
         """The JSON of a command that must succeed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import gc
 import os
@@ -16,6 +17,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from cpumond.testing import LAUNCH_PROGRAM
+
+HANGS_S = 50.0
+"""After so long a command says where it is: less than tests wait for it."""
 
 
 class QuickPopen(subprocess.Popen[Any]):
@@ -73,6 +77,8 @@ def become(
         warnings.resetwarnings()
         warnings.simplefilter("ignore")
         sys.excepthook = sys.__excepthook__
+        if start[2:3] == ["operation"]:
+            faulthandler.dump_traceback_later(HANGS_S, file=sys.stderr)
         sys.orig_argv[:] = [sys.executable, *start]
         code = run_program(start)
     except KeyboardInterrupt:

@@ -45,6 +45,7 @@ SLOW = float(os.environ.get("UNITS_SLOW", "1"))
 CHECK_PERIOD_S = 0.1 * SLOW
 OVERRIDE_TTL_S = 2.0 if SLOW == 1.0 else 6.0 * SLOW
 """Longer than ``cpumond status`` takes to start."""
+RELOAD_ATTEMPTS = 3
 PATIENCE_S = 20.0 * SLOW
 
 CONFIG = f"""
@@ -312,16 +313,24 @@ def lowers() -> dict[str, Any]:
 
 
 def reloads() -> dict[str, Any]:
-    """``daemon-reload`` and ``daemon-reexec`` change nothing."""
-    settle()
-    cursor = journal_cursor()
-    seen = {"before": quota_us()}
-    for verb in ("daemon-reload", "daemon-reexec", "daemon-reload"):
-        systemctl(verb)
-        seen[verb] = quota_us()
-        wait(lambda: False, 3 * CHECK_PERIOD_S)
-        seen[f"{verb} and three checks"] = quota_us()
-    return {"seen": seen, "journal": journal_after(cursor, AGENT), **look()}
+    """``daemon-reload`` and ``daemon-reexec`` change nothing.
+
+    Tried again where the agent itself has raised the limit meanwhile: an emulated processor that the host lets wait
+    counts the wait as CPU time of whoever ran, and the quota holds that one back for it.
+    """
+    for _ in range(RELOAD_ATTEMPTS):
+        settle()
+        cursor = journal_cursor()
+        seen = {"before": quota_us()}
+        for verb in ("daemon-reload", "daemon-reexec", "daemon-reload"):
+            systemctl(verb)
+            seen[verb] = quota_us()
+            wait(lambda: False, 3 * CHECK_PERIOD_S)
+            seen[f"{verb} and three checks"] = quota_us()
+        fact = {"seen": seen, **look(), "journal": journal_after(cursor, AGENT)}
+        if not any("limit_changed" in line and "restore" in line for line in fact["journal"].splitlines()):
+            break
+    return fact
 
 
 def wakes() -> dict[str, Any]:
