@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 from turns import hold_room, note_end, preferred, wait_for_ends
 
 # How fast a busy machine makes up examples says nothing about what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", examples(100), suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 MACHINES = Path(__file__).parent / "machine"
+SLOW = Path(__file__).parent / "slow"
 LANES = {
     MACHINES: "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it",
-    Path(__file__).parent / "slow": "takes long: CPUMOND_REQUIRE=all or `pytest tests/slow` runs it",
+    SLOW: "takes long and rarely finds anything: `pytest tests/slow` runs it",
 }
 """Folders of tests that are left out unless asked for, and what is said of them then."""
 ROOM = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -32,6 +35,11 @@ RUNNING: dict[str, None] = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Started in the background, or with nohup, this ignores them, and so would all that is started here.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     if not hasattr(config, "workerinput"):
         config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
 
@@ -60,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=rank)
     config.stash[ALONE] = sum(item.get_closest_marker("alone") is not None for item in items)
-    left_out = {} if REQUIRED else {lane: reason for lane, reason in LANES.items() if not is_named(config, lane)}
+    left_out = {lane: reason for lane, reason in LANES.items() if not is_named(config, lane)}
+    if REQUIRED:
+        left_out.pop(MACHINES, None)
     for item in items:
         if item.path.parent in left_out:
             item.add_marker(pytest.mark.skip(reason=left_out[item.path.parent]))
@@ -98,9 +108,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing."""
+    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; not those of the slow
+    lane, which is run by hand."""
     report = yield
-    if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+    if REQUIRED and report.skipped and not hasattr(report, "wasxfail") and item.path.parent != SLOW:
         reason = call.excinfo.value if call.excinfo is not None else "skipped"
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: left out, but CPUMOND_REQUIRE=all: {reason}"

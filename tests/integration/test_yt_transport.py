@@ -28,7 +28,8 @@ import httpx2
 import pytest
 import structlog
 import uvicorn
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -761,7 +762,7 @@ def test_a_request_that_the_end_of_the_server_cuts_off_is_to_be_repeated():
     assert json.loads(body["body"])["code"] == 105
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.binary(max_size=40) | st.just(b"{a=1}"), st.binary(max_size=40) | st.just(b"{b=1}"),
     st.sampled_from([b"yson", b"json", b"<format=text>yson", b"{", b"\xff"]), st.text(max_size=20),

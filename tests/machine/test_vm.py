@@ -53,21 +53,11 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1_policy.py::test_a_foreign_raise_is",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
         "test_closed_loop.py",
-        "test_closed_loop_faults.py::test_a_job",
         "test_closed_loop_faults.py::test_a_killed_keeper",
-        "test_closed_loop_faults.py::test_a_preempted_job",
-        "test_closed_loop_faults.py::test_an_operation",
-        "test_closed_loop_faults.py::test_jobs_that_end_at_once",
-        "test_closed_loop_faults.py::test_jobs_whose_user",
         "test_closed_loop_faults.py::test_restore_gives",
         "test_closed_loop_faults.py::test_what_a_job_leaves",
-        "test_cluster.py::test_a_node_and_the_scheduler",
-        "test_control_commands.py::test_a_job",
         "test_control_commands.py::test_doctor_sees",
-        "test_control_commands.py::test_explain",
         "test_control_commands.py::test_status_shows",
-        "test_job_requests.py::test_a_job_is_explained_as_its_node_does",
-        "test_try_it_commands.py::test_a_load",
         "test_try_it_commands.py::test_a_recorded",
         "test_try_it_commands.py::test_dry_run",
     ),
@@ -78,8 +68,6 @@ QUICK: dict[str, tuple[str, ...]] = {
 SLOW = (
     "test_cgroup_executor.py::TestCgroupExecutor::test_many",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
-    "test_closed_loop_faults.py::test_a_job_of_a_node_that_is_away",
-    "test_closed_loop_faults.py::test_a_job_that_waits_for_room",
 )
 """Beginnings of the names of those among them that are not."""
 STEPS = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 
+from examples import examples
 from fair_share_strategies import (
     ALIKE,
     ELAPSED,
@@ -17,7 +18,7 @@ from fair_share_strategies import (
     previous,
     snapshots,
 )
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cpumond.fairshare import (
@@ -33,8 +34,8 @@ from cpumond.fairshare import (
 from cpumond.fairshare.resources import CPU, ZERO, add, least, sum_vectors
 from cpumond.fairshare.validate import order_pools
 
-many = settings(max_examples=100, deadline=None)
-some = settings(max_examples=50, deadline=None)
+many = examples(100)
+some = examples(50)
 
 MARGIN = 1e-9
 """What counts as nothing: the specification's epsilon, which distributions may be beyond what they hand out (12.1)."""

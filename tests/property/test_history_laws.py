@@ -11,8 +11,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from examples import examples
 from history_ticks import PERIOD_S, RATES, START, Tape, integral, row
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.scheduler.history import OPERATION, POOL, Key, Sums, merge_columns, split
@@ -52,7 +53,7 @@ def small() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(steps, st.integers(1, 50), st.floats(0.0, 1.0))
 def test_each_moment_is_there_once(work, max_points, cut):
     with tempfile.TemporaryDirectory() as folder:

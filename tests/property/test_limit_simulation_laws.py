@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import any_settings, thousandths
 
@@ -11,7 +12,7 @@ from cpumond.monitor.demand import spread
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.simulate import Arrivals, Program, simulate, walk_periods
 
-many = settings(max_examples=60, deadline=None)
+many = examples(60)
 ROUNDING = 1e-9
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 import msgspec
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import Trace, any_settings, document_settings, traces
 
@@ -15,8 +16,8 @@ from cpumond.monitor.policy import check, reject, step
 from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
 from cpumond.units import format_duration, parse_duration_s
 
-many = settings(max_examples=80, deadline=None)
-some = settings(max_examples=50, deadline=None)
+many = examples(80)
+some = examples(50)
 
 
 def replay(trace: Trace, s: MonitorSettings) -> list[ReplayRow]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import CPU_LIMITS, RATIOS, thousandths
 
@@ -16,7 +17,7 @@ from cpumond.monitor import rules
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
 from cpumond.monitor.policy import compute_floor
 
-many = settings(max_examples=80, deadline=None)
+many = examples(80)
 
 
 @st.composite

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from scheduler_builders import World, amount, give, starve
 
@@ -37,8 +38,8 @@ from cpumond.scheduler.starvation import priority_of, starving_operations
 
 EPS = 1e-6
 INF = float("inf")
-quick = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-long = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = examples(300, suppress_health_check=[HealthCheck.too_slow])
+long = examples(40, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 

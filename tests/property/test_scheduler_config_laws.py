@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from hypothesis import event, given, settings
+from examples import examples
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from cpumond.scheduler.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
@@ -33,7 +34,7 @@ from cpumond.scheduler.config_commands import (
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
 from cpumond.scheduler.validation import validate_tree
 
-many = settings(max_examples=150, deadline=None)
+many = examples(150)
 
 NODES = {"n1": ["x"], "n2": ["x", "y"], "n3": []}
 

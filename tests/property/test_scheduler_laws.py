@@ -7,7 +7,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-from hypothesis import HealthCheck, settings
+from examples import examples
+from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
@@ -387,7 +388,5 @@ class Life(RuleBasedStateMachine):
                 ), element.name
 
 
-Life.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Life.TestCase.settings = examples(120, stateful_step_count=50, suppress_health_check=list(HealthCheck))
 TestLife = Life.TestCase

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import msgspec
-from hypothesis import assume, example, given, settings
+from examples import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cpumond.cgroup.settings import (
@@ -19,7 +20,7 @@ from cpumond.cgroup.settings import (
     plan_steps,
 )
 
-many = settings(max_examples=200, deadline=None)
+many = examples(200)
 
 PERIODS = st.sampled_from([100_000, 100_000, 1_000, 1_000_000, 33_333]) | st.integers(1_000, 1_000_000)
 QUOTAS = st.none() | st.integers(1_000, 2_000_000) | st.sampled_from([1_000, 1_001, 100_000])

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import structlog
+from examples import examples
 from fake_node import QUICK, FakeNode, source
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -194,5 +194,5 @@ class AgentOverTime(RuleBasedStateMachine):
             shutil.rmtree(self.place)
 
 
-AgentOverTime.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+AgentOverTime.TestCase.settings = examples(40, stateful_step_count=25)
 TestAgentOverTime = AgentOverTime.TestCase
