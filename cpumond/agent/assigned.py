@@ -813,7 +813,9 @@ def _describe_exit(event: Ended) -> str:
 
 
 def _share(job: AssignedJob, amount: float) -> Share:
-    return Share(job.order.job_id, job.file.start_time or 0.0, amount)
+    start_time = job.file.start_time
+    # One that is still being started is the last of all.
+    return Share(job.order.job_id, math.inf if start_time is None else start_time, amount)
 
 
 def _printable(text: str) -> str:

@@ -870,8 +870,8 @@ def test_a_node_without_memory_for_all_its_jobs_aborts_the_one_that_was_started_
         f'[resources]\nmemory = {96 * MIB}\nmemory_overdraft_timeout = "500ms"\nresource_adjustment_period = "100ms"\n',
     )
     restart(node)
-    # It orders nothing of what it takes.
-    hungry = [sys.executable, "-S", "-c", f"import time\ndata = bytearray(b'x' * {64 * MIB})\ntime.sleep(1000)"]
+    # It orders nothing of what it takes, and takes at no moment more than it keeps.
+    hungry = [sys.executable, "-S", "-c", f"import time\ndata = bytearray(b'x') * {64 * MIB}\ntime.sleep(1000)"]
     first = own.start_operation("p", hungry, memory=0, cpu_limit=0.5, monitor=KEPT)
     [kept] = own.await_running(first)
     second = own.start_operation("p", hungry, memory=0, cpu_limit=0.5, monitor=KEPT)

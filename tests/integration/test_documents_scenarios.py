@@ -408,21 +408,25 @@ def test_a_relaxed_pool_has_at_most_three_times_its_flow_of_what_is_left(schedul
 
 @pytest.mark.parametrize("distributes", [False, True])
 def test_volume_that_a_full_pool_cannot_keep_goes_to_others_where_the_tree_distributes_it(scheduler, distributes):
-    scheduler.start("--time-scale", "100")
+    scheduler.start("--time-scale", "30")
     day = {"pool_capacity_saturation_period": 100_000}
     set_tree(scheduler, should_distribute_free_volume_among_children=distributes, integral_guarantees=day)
     node = new_node(scheduler, cpu=100.0)
     flow = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
     scheduler.create_pool("full", integral_guarantees=flow)
     node.beat_until(lambda: volume(scheduler, "full") == 1000, "a day of flow")
-    # As much flow again: alone it needs a day of 100 s, with what the full one leaves half of it.
+    # As much flow again: alone it needs a day, 100 s of the scheduler's, with what the full one leaves half of it.
     scheduler.create_pool("hungry", integral_guarantees={**flow, "relaxed_share_multiplier_limit": 1})
     scheduler.create_pool("proud", integral_guarantees={**flow, "can_accept_free_volume": False})
 
-    def grown() -> bool:
-        return 300 < volume(scheduler, "proud") < 700
+    def volumes() -> tuple[float, float]:
+        told = {each["name"]: each["volume"]["cpu"] for each in scheduler.get("trees/default/pools")["pools"]}
+        return told["hungry"], told["proud"]
 
-    node.beat_until(grown, "some volume")
-    told = {each["name"]: each["volume"]["cpu"] for each in scheduler.get("trees/default/pools")["pools"]}
-    rate = told["hungry"] / told["proud"]
-    assert (1.8 < rate < 2.2) if distributes else (0.9 < rate < 1.1)
+    # One was there before the other.
+    hungry, proud = volumes()
+    node.beat_until(lambda: volume(scheduler, "proud") > proud + 100, "some volume")
+    now = volumes()
+    assert max(now) < 1000, now
+    rate = (now[0] - hungry) / (now[1] - proud)
+    assert (1.8 < rate < 2.2) if distributes else (0.9 < rate < 1.1), (hungry, proud, now)

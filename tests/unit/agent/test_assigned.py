@@ -1032,6 +1032,16 @@ def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> N
     assert world.jobs.counters["overdraft"] == 1
 
 
+def test_a_job_that_is_still_being_started_is_the_latest_one(world: World) -> None:
+    world.run("old", cpu_limit=2.0)
+    world.obey(make_order("new", cpu_limit=2.0))
+    world.other_cores = 1.0
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    world.clock.advance(700.0)
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert [job_id for job_id, job in world.jobs.jobs.items() if job.file.stop is not None] == ["new"]
+
+
 def test_memory_that_is_really_used_can_be_overdrawn_too(world: World) -> None:
     world.run("old", memory_limit=0)
     world.obey(make_order("new", memory_limit=0))
