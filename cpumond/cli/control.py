@@ -13,15 +13,8 @@ from typing import NoReturn
 import click
 import msgspec
 
-from cpumond.cli.client import (
-    AgentClient,
-    ExplainAnswer,
-    JobAnswer,
-    RegisteredList,
-    StatusAnswer,
-    agent_options,
-    quote_name,
-)
+from cpumond.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
+from cpumond.cli.client import AgentClient, agent_options, quote_name
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
     DurationType,
@@ -33,22 +26,12 @@ from cpumond.cli.options import (
     terminal_width,
     use_colour,
 )
-from cpumond.cli.tables import (
-    SORTS,
-    Sort,
-    describe_pin,
-    draw_registered,
-    draw_status,
-    draw_top,
-    is_only_watched,
-    show_cores,
-    show_name,
-    warn,
-)
+from cpumond.cli.tables import SORTS, Sort, describe_pin, draw_registered, draw_status, draw_top, is_only_watched, warn
 from cpumond.config import parse_layer, read_assignments
 from cpumond.decode import decode_json
 from cpumond.errors import AccessError, CpumondError, UsageError
 from cpumond.monitor.model import MODES
+from cpumond.words import show_cores, show_name
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 3600.0
@@ -166,7 +149,7 @@ def job_add_command(
     if as_json:
         print_json(content)
         return
-    job = client.decode(content, JobAnswer)
+    job = client.decode(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
     click.echo(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "

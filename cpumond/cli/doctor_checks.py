@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cpumond import __version__
-from cpumond.cli.client import AgentClient, StatusAnswer
+from cpumond.answers import StatusAnswer
+from cpumond.cli.client import AgentClient
 from cpumond.cli.doctor_host import AgentSeen, may, show_user, suggest_root
-from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, load_config, parse_listen
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.words import count
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",

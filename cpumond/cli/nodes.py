@@ -20,8 +20,9 @@ from cpumond.cli.scheduler_client import (
     quote_step,
     scheduler_options,
 )
-from cpumond.cli.tables import show_cores, show_name, show_number, warn
+from cpumond.cli.tables import warn
 from cpumond.scheduler.why import show_span
+from cpumond.words import show_cores, show_name, show_number
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")

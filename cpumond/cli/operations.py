@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import click
 
+from cpumond.answers import ExplainAnswer
 from cpumond.api.formats import YtError, read_yson, to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
-from cpumond.cli.client import ExplainAnswer
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import DurationType, check_cores, print_json, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
@@ -29,12 +29,13 @@ from cpumond.cli.scheduler_client import (
     scheduler_options,
     tell_done,
 )
-from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time, show_title, warn
+from cpumond.cli.tables import show_title, warn
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.why import OperationAnswer, show_span
 from cpumond.wire import MAX_LOG_BYTES
+from cpumond.words import count, show_cores, show_name, show_number, show_time
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -423,8 +424,7 @@ def operation_explain_command(
         print_json(content)
         return
     answer = client.decode(content, ExplainAnswer)
-    unpin = f"cpumond operation unpin {show_name(operation)}"
-    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour(), unpin))
+    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
 @operation_command.command(

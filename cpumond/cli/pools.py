@@ -26,7 +26,7 @@ from cpumond.cli.scheduler_client import (
     tree_option,
     unset_option,
 )
-from cpumond.cli.tables import count, show_cores, show_name, warn
+from cpumond.cli.tables import warn
 from cpumond.errors import EXIT_CONFIG, CpumondError, UsageError
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
@@ -34,6 +34,7 @@ from cpumond.fairshare.validate import number
 from cpumond.scheduler.attributes import is_option
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.why import Effect, Outlook, Plan, show_span
+from cpumond.words import count, show_cores, show_name
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
 STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}

@@ -32,13 +32,14 @@ from cpumond.cli.report_rows import (
     list_pools,
 )
 from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, given, scheduler_options
-from cpumond.cli.tables import draw, measure, show_cores, show_name, show_title, warn
+from cpumond.cli.tables import draw, measure, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.why import show_span
+from cpumond.words import show_cores, show_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
