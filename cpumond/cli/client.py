@@ -8,13 +8,12 @@ import os
 import socket
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from cpumond.cli.options import config_option
+from cpumond.cli.options import config_option, quote_name
 from cpumond.config import load_config
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import (
@@ -97,12 +96,6 @@ class AgentClient:
                 f"{self.socket_path}: the agent's answer is not understood: {error}; restart the agent with this "
                 "version of cpumond"
             ) from None
-
-
-def quote_name(name: str) -> str:
-    """A job's name as one part of a path, whatever is in it."""
-    # An HTTP client would take "." and ".." for steps of the path.
-    return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
 
 def check_socket(path: str, timeout_s: float) -> None:

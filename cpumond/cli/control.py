@@ -14,14 +14,16 @@ import click
 import msgspec
 
 from cpumond.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
-from cpumond.cli.client import AgentClient, agent_options, quote_name
+from cpumond.cli.client import AgentClient, agent_options
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
     DurationType,
     check_cores,
+    given,
     is_terminal,
     json_option,
     print_json,
+    quote_name,
     set_option,
     terminal_width,
     use_colour,
@@ -143,8 +145,7 @@ def job_add_command(
     It stays so over restarts of the agent. An id given again replaces what was said before.
     """
     layer = read_layer(assignments, mode)
-    given = {"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation}
-    body = {key: value for key, value in given.items() if value is not None}
+    body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
     if as_json:
         print_json(content)
@@ -206,8 +207,7 @@ def job_list_command(client: AgentClient, as_json: bool) -> None:
 @json_option
 def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None, as_json: bool) -> None:
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
-    given = {"cpu_limit": cpu_limit, "ttl_s": ttl_s}
-    body = {key: value for key, value in given.items() if value is not None}
+    body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
     if as_json:
         print_json(content)

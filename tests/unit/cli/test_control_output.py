@@ -20,7 +20,8 @@ from explained import JOB, PEAK, RESTORE, SHRINK, make_explain
 
 from cpumond.answers import JobAnswer, RegisteredJob, StatusAnswer
 from cpumond.cli import control, explain, options, run, tables
-from cpumond.cli.client import AgentClient, explain_failure, find_socket, quote_name, read_refusal
+from cpumond.cli.client import AgentClient, explain_failure, find_socket, read_refusal
+from cpumond.cli.options import quote_name
 from cpumond.config import parse_layer
 from cpumond.errors import AccessError, ConfigError, UnavailableError, UsageError
 
