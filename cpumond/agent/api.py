@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.loop import Agent
+from cpumond.answers import is_stuck
 from cpumond.config import is_loopback
 from cpumond.connections import BoundedH11, Door
 from cpumond.decode import ContentError, decode_json
@@ -42,7 +43,6 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 MAX_HELD_BYTES = 32 * 2**20
 """Answers that are not read, of all connections of one socket."""
-READY_PERIODS = 5
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
@@ -207,7 +207,7 @@ def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
         if last is None:
             return _json({"status": "starting"}, 503)
         age_s = agent.clock.monotonic_s() - last.at_s
-        ready = age_s < max(READY_PERIODS * last.check_period_s, 2.0)
+        ready = not is_stuck(age_s, last.check_period_s)
         return _json({"status": "ok" if ready else "stuck", "last_tick_age_s": round(age_s, 3)}, 200 if ready else 503)
 
     return [Route("/metrics", read_metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
@@ -223,7 +223,8 @@ def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
         age_s = agent.clock.monotonic_s() - snapshot.at_s
         now = agent.clock.wall_s()
-        return _json({**control.describe_agent(snapshot), "last_tick_age_s": round(age_s, 3), "now": round(now, 3)})
+        answer = control.describe_agent(snapshot)
+        return _json(msgspec.structs.replace(answer, last_tick_age_s=round(age_s, 3), now=round(now, 3)))
 
     return status
 

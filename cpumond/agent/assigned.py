@@ -45,6 +45,7 @@ from cpumond.agent.job_files import (
 from cpumond.agent.launch import find_account, make_argv, make_environment
 from cpumond.agent.overdraft import Share, Timer, find_victims
 from cpumond.agent.state_file import identify, make_directory, read_boot_id
+from cpumond.answers import AssignedView
 from cpumond.config import AgentConfig, parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
@@ -97,17 +98,6 @@ SUMS = ("reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds",
 
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 """Gives the monitor's view of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
-
-
-class AssignedView(msgspec.Struct, frozen=True):
-    """The executor's side of a tick: jobs by state, counts since the start, ``problem`` "" when all is well."""
-
-    kind: str
-    states: dict[str, int]
-    counters: dict[str, int]
-    start_buckets: tuple[int, ...]
-    start_seconds: float
-    problem: str
 
 
 class AssignedJob:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from cpumond import answers
+from cpumond.agent.explanation import ZONED, add_sentences
 from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
 from cpumond.agent.loop import Agent
-from cpumond.agent.ring import DecisionRecord
 from cpumond.agent.snapshot import TickSnapshot
-from cpumond.agent.state_file import Pin, RegisteredJob
+from cpumond.agent.state_file import Pin
 from cpumond.cgroup.files import read_pressure
 from cpumond.cgroup.mounts import relative_path
+from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import parse_layer
 from cpumond.discovery import FoundJob, describe_source
 from cpumond.errors import ConfigError, RefusedError, UnavailableError
@@ -24,6 +25,7 @@ from cpumond.monitor import words
 from cpumond.monitor.model import JobState, MonitorSettings, list_idle_options
 from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
 from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
+from cpumond.words import show_time
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -31,54 +33,55 @@ LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
 """The kernel takes no smaller limit."""
 
 
-def describe_job(job: JobView) -> dict[str, Any]:
-    """One job of ``cpumond status``; cores, seconds."""
-    return {
-        "job_id": job.found.job_id,
-        "operation_id": job.found.operation_id,
-        "cgroup": job.found.path,
-        "status": job.status,
-        "mode": job.mode,
-        "refused": job.refused,
-        "cpu_limit": job.ordered_cores,
-        "current_cpu_limit": job.current_cores,
-        "monitor_cpu_limit": job.state.limit_cores,
-        "usage": job.decision.usage_cores if job.decision else None,
-        "smoothed_cpu_usage": job.state.smoothed_cores,
-        "votes_sum": job.decision.votes_sum if job.decision else None,
-        "throttled_ratio": job.decision.throttled_ratio if job.decision else 0.0,
-        "last_result": job.result,
-        "last_error": job.last_error,
-        "override_left_s": job.override_left_s,
-        "override_by": job.override_by,
-        "unit": job.unit,
-        "labels": job.labels,
-        "pinned_cpu_limit": job.pinned_cores,
-        "fast_restores": job.restores,
-        "write_errors": job.write_errors,
-        "limit_rule": job.settings.limit_rule,
-        "peak": describe_peak(job.state, job.settings) if job.settings.limit_rule == "peak" else None,
-    }
+def describe_job(job: JobView) -> answers.JobAnswer:
+    """One job of ``cpumond status``."""
+    decision, state = job.decision, job.state
+    return answers.JobAnswer(
+        job_id=job.found.job_id,
+        operation_id=job.found.operation_id,
+        cgroup=job.found.path,
+        status=job.status,
+        mode=job.mode,
+        refused=job.refused,
+        cpu_limit=job.ordered_cores,
+        current_cpu_limit=job.current_cores,
+        monitor_cpu_limit=state.limit_cores,
+        usage=decision.usage_cores if decision else None,
+        smoothed_cpu_usage=state.smoothed_cores,
+        votes_sum=decision.votes_sum if decision else None,
+        throttled_ratio=decision.throttled_ratio if decision else 0.0,
+        last_result=job.result,
+        last_error=job.last_error,
+        override_left_s=job.override_left_s,
+        override_by=job.override_by,
+        unit=job.unit,
+        labels=job.labels,
+        pinned_cpu_limit=job.pinned_cores,
+        fast_restores=job.restores,
+        write_errors=job.write_errors,
+        limit_rule=job.settings.limit_rule,
+        peak=describe_peak(state, job.settings) if job.settings.limit_rule == "peak" else None,
+    )
 
 
-def describe_peak(state: JobState, s: MonitorSettings) -> dict[str, Any]:
-    """What rule ``peak`` knows of a job (limit_rules.md 2); cores, seconds."""
+def describe_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
+    """What rule ``peak`` knows of a job."""
     known = state.peak_cores is not None
-    return {
-        "peak_cores": state.peak_cores,
-        "target_cores": find_target(find_peak(state, s), state.hard_cores, s) if known else None,
-        "caution": state.caution,
-        "half_life_s": find_half_life_s(state, s),
-        "watched_s": state.watched_s,
-        "held_count": state.held.count,
-        "held_s": state.held.held_s,
-        "held_ratio": words.held_ratio(state),
-        "throttle_budget": s.throttle_budget,
-    }
+    return answers.PeakAnswer(
+        peak_cores=state.peak_cores,
+        target_cores=find_target(find_peak(state, s), state.hard_cores, s) if known else None,
+        caution=state.caution,
+        half_life_s=find_half_life_s(state, s),
+        watched_s=state.watched_s,
+        held_count=state.held.count,
+        held_s=state.held.held_s,
+        held_ratio=words.held_ratio(state),
+        throttle_budget=s.throttle_budget,
+    )
 
 
-def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) -> dict[str, Any]:
-    """``describe_peak`` and what it means, in sentences; times are seconds since 1970, None where there is none yet."""
+def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) -> answers.ExplainedPeak:
+    """``describe_peak`` and what it means, in sentences."""
     state, s, status = job.state, job.settings, job.view(now_s).status
     seen_at, held_at = (
         wall_s + at_s - now_s if math.isfinite(at_s) else None for at_s in (state.peak_at_s, state.held.at_s)
@@ -89,48 +92,49 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
         hindrance = "writes are paused" if is_paused else ""
     if status == "up-only":
         s = msgspec.structs.replace(s, direction="up-only")
-    return {
-        **describe_peak(state, s),
-        "seen_at": seen_at,
-        "held_at": held_at,
-        "held_from_cores": state.held.from_cores,
-        "held_after_s": state.held.after_s,
-        "because": words.describe_limit(
-            state, s, now_s, "" if held_at is None else _show_clock(held_at, wall_s), job.notes
-        ),
-        "next": words.describe_next(state, s, now_s, hindrance, job.notes),
-    }
+    clock = "" if held_at is None else _show_clock(held_at, wall_s)
+    return answers.ExplainedPeak(
+        **msgspec.structs.asdict(describe_peak(state, s)),
+        seen_at=seen_at,
+        held_at=held_at,
+        held_from_cores=state.held.from_cores,
+        held_after_s=state.held.after_s,
+        because=words.describe_limit(state, s, now_s, clock, job.notes),
+        next=words.describe_next(state, s, now_s, hindrance, job.notes),
+    )
 
 
 def _show_clock(at: float, wall_s: float) -> str:
     """Local time with its zone, for whoever reads it elsewhere; with the date where that is another one."""
-    then, now = (datetime.fromtimestamp(each).astimezone() for each in (at, wall_s))
-    return then.strftime("%H:%M:%S %Z" if then.date() == now.date() else "%Y-%m-%d %H:%M:%S %Z")
+    is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
+    return show_time(at, "%H:%M:%S %Z" if is_today else ZONED)
 
 
-def describe_agent(snapshot: TickSnapshot) -> dict[str, Any]:
-    """The whole of ``cpumond status --json``."""
-    jobs = [describe_job(job) for job in snapshot.jobs]
+def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
+    """The whole of ``cpumond status --json``, but for the age of the last check."""
     ordered = sum(job.ordered_cores for job in snapshot.jobs)
     current = sum(job.current_cores for job in snapshot.jobs)
-    return {
-        "node_id": snapshot.node_id,
-        "layout": snapshot.layout,
-        "tick": snapshot.tick,
-        "tick_duration_s": snapshot.duration_s,
-        "check_period_s": snapshot.check_period_s,
-        "paused": snapshot.paused,
-        "totals": {"cpu_limit": ordered, "current_cpu_limit": current, "reclaimed": max(ordered - current, 0.0)},
-        "counters": {**snapshot.counters, "foreign_writes": snapshot.foreign_writes, "decisions": snapshot.decisions},
-        "problems": list(snapshot.problems),
-        "scheduler": None if snapshot.link is None else msgspec.to_builtins(snapshot.link),
-        "executor": None if snapshot.assigned is None else msgspec.to_builtins(snapshot.assigned),
-        "jobs": jobs,
-    }
+    return answers.StatusAnswer(
+        node_id=snapshot.node_id,
+        layout=snapshot.layout,
+        tick=snapshot.tick,
+        tick_duration_s=snapshot.duration_s,
+        check_period_s=snapshot.check_period_s,
+        paused=snapshot.paused,
+        totals=answers.Sums(ordered, current, max(ordered - current, 0.0)),
+        counters=answers.Counters(snapshot.foreign_writes, snapshot.decisions, **snapshot.counters),
+        problems=list(snapshot.problems),
+        scheduler=snapshot.link,
+        executor=snapshot.assigned,
+        jobs=[describe_job(job) for job in snapshot.jobs],
+    )
 
 
-def explain_job(agent: Agent, name: str) -> dict[str, Any]:
-    """Everything behind one job's limit (pain 22); in the thread of the tick. Raises UnavailableError."""
+def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answers.ExplainAnswer:
+    """Everything behind one job's limit (pain 22), in figures and sentences; in the thread of the tick.
+
+    ``unpin`` as in ``add_sentences``. Raises UnavailableError.
+    """
     job = _find(agent, name)
     s, state = job.settings, job.state
     pressure = read_pressure(agent.hierarchies, job.found.path)
@@ -140,55 +144,56 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
     if is_peak:
         held_until_s = words.find_not_lowered_until_s(state, s)
     lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
-    return {
-        **describe_job(job.view(now_s)),
-        "directory": job.cgroup.directory,
-        "source": _describe_source(agent, job),
-        "cpu_limit_given": job.found.cpu_limit_cores,
-        "xattr_mode": None if job.asked_mode is None else job.asked_mode[0],
-        "paused": agent.is_paused(),
-        "pinned_until": None if pin is None else pin.until,
-        "held_s": max(held_until_s - now_s, 0.0),
-        "start_left_s": max(state.started_at_s + s.start_delay_s - now_s, 0.0),
-        "job_cpu_monitor": describe_settings(s, job.mode),
-        "bounds": {
-            "floor": job.floor_cores,
-            "cap": state.hard_cores,
-            "lower_bound": lower,
-            "upper_bound": upper,
-            "quota_found": _cores(job.original.cores),
-            "ancestor_cap": _cores(job.ancestor.cores),
-            "ancestor": job.ancestor.path,
-        },
-        "window": {
-            "size": s.vote_window_size,
-            "values": [None if math.isinf(value) else value for value in state.window],
-            "votes": [_vote(value, lower, upper, s) for value in state.window],
-            "votes_sum": job.decision.votes_sum if job.decision else None,
-            "threshold": s.vote_decision_threshold,
-        },
-        "in_force": _settings(job.in_force),
-        "found": _settings(job.original),
-        "notes": list(job.notes),
-        "contested_losses": job.losses,
-        "pressure": None if pressure is None else msgspec.to_builtins(pressure),
-        "total_cpu_s": state.base.total_cpu_s if state.base else 0.0,
-        "throttled_s": state.base.throttled_s if state.base else 0.0,
-        "aggregated": {
-            "smoothed_cpu_s": state.smoothed_cpu_s,
-            "preemptible_cpu_s": state.preemptible_cpu_s,
-            "preempted_cpu_s": state.preemptible_cpu_s if job.writes else 0.0,
-            "max_cpu_s": state.max_cpu_s,
-            "throttled_cpu_s": state.throttled_cpu_s,
-            "late_cpu_s": job.late_cpu_s,
-        },
-        "peak": _explain_peak(job, now_s, agent.clock.wall_s(), agent.is_paused()) if is_peak else None,
-        "decisions": [describe_record(record) for record in job.ring.records()],
-        "samples": describe_samples(job, agent.config.web.period_s),
-    }
+    peak = _explain_peak(job, now_s, agent.clock.wall_s(), agent.is_paused()) if is_peak else None
+    answer = answers.ExplainAnswer(
+        **{**msgspec.structs.asdict(describe_job(job.view(now_s))), "peak": peak},
+        directory=job.cgroup.directory,
+        source=_describe_source(agent, job),
+        cpu_limit_given=job.found.cpu_limit_cores,
+        xattr_mode=None if job.asked_mode is None else job.asked_mode[0],
+        paused=agent.is_paused(),
+        pinned_until=None if pin is None else pin.until,
+        held_s=max(held_until_s - now_s, 0.0),
+        start_left_s=max(state.started_at_s + s.start_delay_s - now_s, 0.0),
+        job_cpu_monitor=describe_settings(s, job.mode),
+        bounds=answers.Bounds(
+            floor=job.floor_cores,
+            cap=state.hard_cores,
+            lower_bound=lower,
+            upper_bound=upper,
+            quota_found=_cores(job.original.cores),
+            ancestor_cap=_cores(job.ancestor.cores),
+            ancestor=job.ancestor.path,
+        ),
+        window=answers.Window(
+            size=s.vote_window_size,
+            values=[_cores(value) for value in state.window],
+            votes=[_vote(value, lower, upper, s) for value in state.window],
+            votes_sum=job.decision.votes_sum if job.decision else None,
+            threshold=s.vote_decision_threshold,
+        ),
+        in_force=_settings(job.in_force),
+        found=_settings(job.original),
+        notes=list(job.notes),
+        contested_losses=job.losses,
+        pressure=None if pressure is None else msgspec.convert(pressure, answers.PressureAnswer, from_attributes=True),
+        total_cpu_s=state.base.total_cpu_s if state.base else 0.0,
+        throttled_s=state.base.throttled_s if state.base else 0.0,
+        aggregated=answers.Aggregated(
+            smoothed_cpu_s=state.smoothed_cpu_s,
+            preemptible_cpu_s=state.preemptible_cpu_s,
+            preempted_cpu_s=state.preemptible_cpu_s if job.writes else 0.0,
+            max_cpu_s=state.max_cpu_s,
+            throttled_cpu_s=state.throttled_cpu_s,
+            late_cpu_s=job.late_cpu_s,
+        ),
+        decisions=job.ring.records(),
+        samples=describe_samples(job, agent.config.web.period_s),
+    )
+    return add_sentences(answer, s, unpin)
 
 
-def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
+def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
     """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
 
     ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
@@ -196,19 +201,19 @@ def describe_samples(job: Tracked, period_s: float) -> dict[str, Any]:
     """
     s = job.settings
     records = [] if job.samples is None else job.samples.records()
-    return {
-        "period_s": max(period_s, s.check_period_s),
-        "at": [round(each.at, 3) for each in records],
-        "usage": [round(each.usage_cores, 6) for each in records],
-        "smoothed": [None if each.smoothed_cores is None else round(each.smoothed_cores, 6) for each in records],
-        "limit": [round(each.limit_cores, 6) for each in records],
-        "floor": [round(each.floor_cores, 6) for each in records],
-        "lower_bound": [round(s.relative_lower_bound * each.limit_cores, 6) for each in records],
-        "upper_bound": [round(s.relative_upper_bound * each.limit_cores, 6) for each in records],
-        "votes_sum": [each.votes_sum for each in records],
-        "throttled_ratio": [round(each.throttled_ratio, 4) for each in records],
-        "peak": [None if each.peak_cores is None else round(each.peak_cores, 6) for each in records],
-    }
+    return answers.SamplesAnswer(
+        period_s=max(period_s, s.check_period_s),
+        at=[round(each.at, 3) for each in records],
+        usage=[round(each.usage_cores, 6) for each in records],
+        smoothed=[None if each.smoothed_cores is None else round(each.smoothed_cores, 6) for each in records],
+        limit=[round(each.limit_cores, 6) for each in records],
+        floor=[round(each.floor_cores, 6) for each in records],
+        lower_bound=[round(s.relative_lower_bound * each.limit_cores, 6) for each in records],
+        upper_bound=[round(s.relative_upper_bound * each.limit_cores, 6) for each in records],
+        votes_sum=[each.votes_sum for each in records],
+        throttled_ratio=[round(each.throttled_ratio, 4) for each in records],
+        peak=[None if each.peak_cores is None else round(each.peak_cores, 6) for each in records],
+    )
 
 
 def _describe_source(agent: Agent, job: Tracked) -> str:
@@ -228,13 +233,7 @@ def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
     return {**named, "mode": mode, "enable_cpu_reclaim": mode in ("reclaim", "up-only")}
 
 
-def describe_record(record: DecisionRecord) -> dict[str, Any]:
-    """One line of the ring of decisions."""
-    described: dict[str, Any] = msgspec.to_builtins(record)
-    return {key: _cores(value) if isinstance(value, float) else value for key, value in described.items()}
-
-
-def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
+def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     """``cpumond job add``: on disk, then followed, then answered, with ``warnings`` about options without effect.
 
     Raises ConfigError, RefusedError, UnavailableError, CreateError."""
@@ -246,7 +245,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"cpu_limit must be a number of cores > 0, or left out to take it from the cgroup, got {limit!r}"
         )
-    job = RegisteredJob(
+    job = answers.RegisteredJob(
         str(body.get("job_id") or path.rpartition("/")[2]),
         path,
         str(body.get("operation_id") or ""),
@@ -275,7 +274,8 @@ def add_job(agent: Agent, body: dict[str, Any]) -> dict[str, Any]:
     warnings = [f"job_cpu_monitor.{text}" for text in list_idle_options(tracked.settings, job.job_cpu_monitor)]
     for sentence in warnings:
         log.warning("option_without_effect", job_id=job.job_id, error=sentence)
-    return {**describe_job(tracked.view(agent.clock.monotonic_s())), "warnings": warnings}
+    described = describe_job(tracked.view(agent.clock.monotonic_s()))
+    return answers.AddedJob(**msgspec.structs.asdict(described), warnings=warnings)
 
 
 def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:
@@ -287,12 +287,12 @@ def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:
     return {"job_id": job_id, "removed": True}
 
 
-def list_registered(agent: Agent) -> dict[str, Any]:
+def list_registered(agent: Agent) -> answers.RegisteredList:
     """``cpumond job list``: what was added over the socket."""
-    return {"jobs": [msgspec.to_builtins(job) for job in agent.registered.content.jobs.values()]}
+    return answers.RegisteredList(list(agent.registered.content.jobs.values()))
 
 
-def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> dict[str, Any]:
+def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
     """``cpumond pin``: hold a limit until unpin or for a time. Raises ConfigError, RefusedError, UnavailableError."""
     job = _find(agent, name)
     if not job.writes:
@@ -316,7 +316,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> dict[str, Any]:
     return describe_job(job.view(agent.clock.monotonic_s()))
 
 
-def unpin_job(agent: Agent, name: str) -> dict[str, Any]:
+def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     """``cpumond unpin``: end a pin, an override or a contest, and give the job back to the monitor."""
     job = _find(agent, name)
     agent.registered.pin(job.found.job_id, None)
@@ -341,8 +341,8 @@ def _vote(value: float, lower: float, upper: float, s: MonitorSettings) -> int:
     return -1 if value < lower else 1 if value > upper else 0
 
 
-def _settings(settings: Any) -> dict[str, Any]:
-    return {**msgspec.to_builtins(settings), "cores": _cores(settings.cores)}
+def _settings(settings: CpuSettings) -> answers.Quota:
+    return answers.Quota(**msgspec.structs.asdict(settings), cores=_cores(settings.cores))
 
 
 def _cores(value: float) -> float | None:

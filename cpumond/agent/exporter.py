@@ -30,10 +30,10 @@ from cpumond import __version__
 from cpumond.agent.assigned import START_BUCKETS_S
 from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
+from cpumond.answers import ReporterStats
 from cpumond.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.config import Metrics
 from cpumond.monitor.peak import find_half_life_s
-from cpumond.reporters import ReporterStats
 
 JobValue = Callable[[JobView], float | None]
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from cpumond.agent.assigned import Usage
-from cpumond.agent.ring import DecisionRecord, DecisionRing, SampleRing
+from cpumond.agent.ring import DecisionRing, SampleRing
+from cpumond.answers import DecisionAnswer
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
 from cpumond.cgroup.mounts import Hierarchies
@@ -347,7 +348,7 @@ def record(
     """Add one line to the job's ring of decisions."""
     decision = job.decision
     job.ring.append(
-        DecisionRecord(
+        DecisionAnswer(
             wall_s,
             kind,
             old_cores,

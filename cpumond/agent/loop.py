@@ -32,12 +32,13 @@ from cpumond.agent.places import Places
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.restore import find_anew, find_strangers, open_original, restore_all, restore_cgroup
 from cpumond.agent.ring import Result
-from cpumond.agent.snapshot import LinkView, TickEnd, TickSnapshot, Totals
+from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
 from cpumond.agent.state_file import ENDS_FILE, ServiceEnds, read_service_ends, save
 from cpumond.agent.table import JobTable
 from cpumond.agent.unit_limits import PROPERTIES, UnitLimits, read_labels
 from cpumond.agent.watch import Watcher, existing_directories
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
+from cpumond.answers import LinkView
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import is_leaf
 from cpumond.cgroup.find import CgroupFinder

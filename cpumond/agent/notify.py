@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from cpumond.monitor.model import compute_mode
 from cpumond.process import ServiceManager
+from cpumond.words import count
 
 if TYPE_CHECKING:
     from cpumond.agent.loop import Agent
-    from cpumond.agent.snapshot import LinkView, TickSnapshot
+    from cpumond.agent.snapshot import TickSnapshot
+    from cpumond.answers import LinkView
 
 STATUS_PERIOD_S = 10.0
 WRITING_MODES = ("reclaim", "up-only")
@@ -97,8 +99,7 @@ def describe_status(agent: Agent) -> str:
         return "starting"
     parts = [*_describe_limits(agent, snapshot), *_describe_link(snapshot.link)]
     if snapshot.assigned is not None:
-        running = snapshot.assigned.states.get("running", 0)
-        parts.append(f"{running} {'job' if running == 1 else 'jobs'} of the scheduler running")
+        parts.append(f"{count(snapshot.assigned.states.get('running', 0), 'job')} of the scheduler running")
     told = 0 if snapshot.link is None or not _describe_trouble(snapshot.link) else 1
     if len(snapshot.problems) > told:
         parts.append(f"problems: {len(snapshot.problems)}, see `cpumond status`")

@@ -7,17 +7,8 @@ import os
 import msgspec
 import structlog
 
-from cpumond.agent.state_file import (
-    REGISTRY_FILE,
-    Identity,
-    Pin,
-    RegisteredJob,
-    Registry,
-    identify,
-    load,
-    put_aside,
-    save,
-)
+from cpumond.agent.state_file import REGISTRY_FILE, Identity, Pin, Registry, identify, load, put_aside, save
+from cpumond.answers import RegisteredJob
 from cpumond.discovery import FoundJob
 from cpumond.errors import StateFileError
 

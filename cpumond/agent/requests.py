@@ -13,6 +13,8 @@ import msgspec
 
 from cpumond.agent import control
 from cpumond.agent.loop import Agent
+from cpumond.answers import JobAnswer
+from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
 from cpumond.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
 
@@ -58,31 +60,35 @@ class JobRequests:
 
     def _do(self, request: JobRequest) -> dict[str, Any]:
         """Raises CpumondError."""
-        name = self._find(request.job_id)
-        if request.kind == "explain":
-            return control.explain_job(self._agent, name)
-        if request.kind == "unpin":
-            return control.unpin_job(self._agent, name)
+        agent, job = self._agent, self._find(request.job_id)
         given = {"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s}
-        return control.pin_job(self._agent, name, {key: value for key, value in given.items() if value is not None})
+        answer: JobAnswer
+        if request.kind == "explain":
+            answer = control.explain_job(agent, job.job_id, f"cpumond operation unpin {job.operation_id}")
+        elif request.kind == "unpin":
+            answer = control.unpin_job(agent, job.job_id)
+        else:
+            answer = control.pin_job(agent, job.job_id, {k: value for k, value in given.items() if value is not None})
+        described: dict[str, Any] = msgspec.to_builtins(answer)
+        return described
 
-    def _find(self, job_id: str) -> str:
-        """The name of a job of the scheduler that the monitor follows. Raises RefusedError or UnavailableError."""
+    def _find(self, job_id: str) -> FoundJob:
+        """The job of the scheduler, which the monitor follows. Raises RefusedError or UnavailableError."""
         agent = self._agent
         job = None if agent.assigned is None else agent.assigned.jobs.get(job_id)
         if job is None:
             raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
-        paths = {each.found.path for each in agent.table if each.found.job_id == job_id}
-        if job.file.state != "running" or job.file.cgroup not in paths:
+        found = {each.found.path: each.found for each in agent.table if each.found.job_id == job_id}
+        if job.file.state != "running" or job.file.cgroup not in found:
             if job.file.state == "ended":
                 raise RefusedError(f"job {job_id} has ended")
             what = "runs, but its cgroup is not measured yet" if job.file.state == "running" else "has not started yet"
             raise UnavailableError(f"job {job_id} {what}; ask again in a moment")
-        if len(paths) > 1:
+        if len(found) > 1:
             # Pins go by the id: it would hold the others, too.
-            others = ", ".join(sorted(paths - {job.file.cgroup}))
+            others = ", ".join(sorted(found.keys() - {job.file.cgroup}))
             raise RefusedError(f"job {job_id}: this node has another job of this id, cgroup {others}")
-        return job_id
+        return found[job.file.cgroup]
 
 
 def _check_size(reply: JobReply) -> JobReply:

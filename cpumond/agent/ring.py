@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from cpumond.answers import DecisionAnswer
 from cpumond.monitor.model import CpuReading
 
 Result = Literal[
@@ -36,28 +37,6 @@ _BY_LOOK = 0x80
 _NO_VOTES = -32768
 
 
-class DecisionRecord(msgspec.Struct, frozen=True):
-    """One change, or one attempt at it. ``at`` seconds since 1970, cores as in JobState; ``result`` what became of it.
-
-    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: somebody else wrote; reapply: written
-    again after that; adopt: found at the start; pin; mode: the job's mode changed. ``pressure_ratio`` and ``by_look``
-    as in Decision.
-    """
-
-    at: float
-    kind: str
-    old_cores: float
-    new_cores: float
-    applied_cores: float
-    usage_cores: float
-    smoothed_cores: float
-    throttled_ratio: float
-    votes_sum: int | None
-    result: str
-    pressure_ratio: float = 0.0
-    by_look: bool = False
-
-
 class DecisionRing:
     """The newest ``size`` records of one job, the oldest is overwritten."""
 
@@ -68,13 +47,12 @@ class DecisionRing:
         self._data = bytearray()
         self._next = 0
 
-    def append(self, record: DecisionRecord) -> None:
+    def append(self, record: DecisionAnswer) -> None:
         """Add a record; constant time."""
+        cores = (record.old_cores, record.new_cores, record.applied_cores)
         packed = _RECORD.pack(
             record.at,
-            record.old_cores,
-            record.new_cores,
-            record.applied_cores,
+            *(math.inf if each is None else each for each in cores),
             record.usage_cores,
             record.smoothed_cores,
             record.throttled_ratio,
@@ -90,17 +68,22 @@ class DecisionRing:
         self._data[start : start + _RECORD.size] = packed
         self._next = (self._next + 1) % self.size
 
-    def records(self) -> list[DecisionRecord]:
+    def records(self) -> list[DecisionAnswer]:
         """All records, oldest first."""
         rows = list(_RECORD.iter_unpack(self._data))
         rows = rows[self._next :] + rows[: self._next]
         return [
-            DecisionRecord(
-                row[0], KINDS[row[8] & ~_BY_LOOK], row[1], row[2], row[3], row[4], row[5], row[6],
-                None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS, row[8] >= _BY_LOOK,
+            DecisionAnswer(
+                row[0], KINDS[row[8] & ~_BY_LOOK], _finite(row[1]), _finite(row[2]), _finite(row[3]), row[4], row[5],
+                row[6], None if row[7] == _NO_VOTES else row[7], RESULTS[row[9]], row[10] / _RATIO_STEPS,
+                row[8] >= _BY_LOOK,
             )
             for row in rows
         ]  # fmt: skip
+
+
+def _finite(cores: float) -> float | None:
+    return cores if math.isfinite(cores) else None
 
 
 class SampleRecord(msgspec.Struct, frozen=True):

@@ -6,9 +6,8 @@ import bisect
 
 import msgspec
 
-from cpumond.agent.assigned import AssignedView
 from cpumond.agent.jobs import JobView
-from cpumond.reporters import ReporterStats
+from cpumond.answers import AssignedView, LinkView
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -48,16 +47,6 @@ class TickEnd(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     duration_s: float
     check_period_s: float
-
-
-class LinkView(msgspec.Struct, frozen=True):
-    """The node at its scheduler: ``tree`` None when it is not registered, or fits no tree (``warning`` says so)."""
-
-    url: str
-    registered: bool
-    tree: str | None
-    warning: str
-    stats: ReporterStats
 
 
 class TickSnapshot(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cpumond.answers import RegisteredJob
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import CpumondError, StateFileError, from_os_error
@@ -52,16 +53,6 @@ class Originals(msgspec.Struct, frozen=True):
     cgroups: dict[str, Original] = {}
     number: int = 0
     root: tuple[int, int] = (0, 0)
-
-
-class RegisteredJob(msgspec.Struct, frozen=True):
-    """A job that was added over the control socket; ``cpu_limit`` None = from the cgroup."""
-
-    job_id: str
-    path: str
-    operation_id: str = ""
-    cpu_limit: float | None = None
-    job_cpu_monitor: dict[str, object] = {}
 
 
 class Pin(msgspec.Struct, frozen=True):

@@ -8,13 +8,12 @@ import os
 import socket
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from cpumond.cli.options import config_option
+from cpumond.cli.options import config_option, quote_name
 from cpumond.config import load_config
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import (
@@ -30,9 +29,6 @@ from cpumond.errors import (
 TIMEOUT_S = 15.0
 """More than the 10 s which the agent itself waits for its tick."""
 
-STUCK_PERIODS = 5
-"""Checks that may be missing before the agent is called stuck; as in its ``/readyz``."""
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Answer = TypeVar("Answer")
@@ -44,247 +40,6 @@ class AgentRefusedError(CpumondError):
     def __init__(self, sentence: str, exit_code: int) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
-
-
-class PeakAnswer(msgspec.Struct, frozen=True):
-    """What rule ``peak`` knows of a job: cores, ``_s`` seconds, ratios in [0, 1], ``_at`` seconds since 1970.
-
-    ``because`` and ``next``, where the limit comes from and what the next check does, stand in an explain answer only.
-    """
-
-    peak_cores: float | None
-    target_cores: float | None
-    caution: float
-    half_life_s: float
-    watched_s: float
-    held_count: int
-    held_s: float
-    held_ratio: float
-    throttle_budget: float
-    seen_at: float | None = None
-    held_at: float | None = None
-    held_from_cores: float = 0.0
-    held_after_s: float = 0.0
-    because: str = ""
-    next: str = ""
-
-
-class JobAnswer(msgspec.Struct, frozen=True):
-    """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds."""
-
-    job_id: str
-    cgroup: str
-    status: str
-    mode: str
-    cpu_limit: float
-    current_cpu_limit: float
-    monitor_cpu_limit: float
-    operation_id: str = ""
-    refused: str = ""
-    usage: float | None = None
-    smoothed_cpu_usage: float | None = None
-    votes_sum: int | None = None
-    throttled_ratio: float = 0.0
-    last_result: str = ""
-    last_error: str = ""
-    override_left_s: float | None = None
-    override_by: str = ""
-    unit: str = ""
-    warnings: list[str] = []
-    labels: dict[str, str] = {}
-    pinned_cpu_limit: float | None = None
-    fast_restores: int = 0
-    write_errors: int = 0
-    limit_rule: str = "document"
-    peak: PeakAnswer | None = None
-
-    @property
-    def reclaimed(self) -> float:
-        """Cores the job ordered and may not use now, >= 0."""
-        return max(self.cpu_limit - self.current_cpu_limit, 0.0)
-
-
-class Totals(msgspec.Struct, frozen=True):
-    """Sums over all jobs, in cores."""
-
-    cpu_limit: float
-    current_cpu_limit: float
-    reclaimed: float
-
-
-class Counters(msgspec.Struct, frozen=True):
-    """What the agent counted since its start, as far as ``status`` shows it."""
-
-    foreign_writes: dict[str, int] = {}
-    restores: int = 0
-    write_errors: int = 0
-    late_ticks: int = 0
-    shed_checks: int = 0
-
-
-class SchedulerAnswer(msgspec.Struct, frozen=True):
-    """The node at its scheduler; ``tree`` None: in no pool tree."""
-
-    url: str
-    registered: bool
-    tree: str | None = None
-
-
-class ExecutorAnswer(msgspec.Struct, frozen=True):
-    """The scheduler's jobs on this node, by state."""
-
-    kind: str
-    states: dict[str, int]
-
-
-class StatusAnswer(msgspec.Struct, frozen=True):
-    """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that."""
-
-    node_id: str
-    layout: str
-    tick_duration_s: float
-    check_period_s: float
-    paused: bool
-    totals: Totals
-    counters: Counters
-    jobs: list[JobAnswer]
-    problems: list[str] = []
-    last_tick_age_s: float | None = None
-    scheduler: SchedulerAnswer | None = None
-    executor: ExecutorAnswer | None = None
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the last check is too long ago."""
-        return (self.last_tick_age_s or 0.0) > max(STUCK_PERIODS * self.check_period_s, 2.0)
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Between what a limit moves, in cores; None = there is no such quota."""
-
-    floor: float
-    cap: float
-    lower_bound: float
-    upper_bound: float
-    quota_found: float | None = None
-    ancestor_cap: float | None = None
-    ancestor: str = ""
-
-
-class Window(msgspec.Struct, frozen=True):
-    """The votes of the next decision; ``values`` in smoothed cores (None = a throttled check), or votes themselves."""
-
-    size: int
-    threshold: int
-    values: list[float | None]
-    votes: list[int]
-    votes_sum: int | None = None
-
-
-class Quota(msgspec.Struct, frozen=True):
-    """The settings of a cgroup; ``cores`` None = no quota."""
-
-    quota_us: int | None
-    period_us: int
-    burst_us: int | None = None
-    weight: int | None = None
-    cores: float | None = None
-
-
-class PressureAnswer(msgspec.Struct, frozen=True):
-    """PSI of the cgroup's CPU, in [0, 1]."""
-
-    some_10s_ratio: float
-    some_60s_ratio: float
-    some_total_s: float
-
-
-class Aggregated(msgspec.Struct, frozen=True):
-    """Core-seconds since the agent follows the job."""
-
-    smoothed_cpu_s: float
-    preemptible_cpu_s: float
-    preempted_cpu_s: float
-    max_cpu_s: float
-    throttled_cpu_s: float = 0.0
-    late_cpu_s: float = 0.0
-
-
-class DecisionAnswer(msgspec.Struct, frozen=True):
-    """One line of the ring of decisions; ``at`` seconds since 1970, cores, ratios in [0, 1]."""
-
-    at: float
-    kind: str
-    old_cores: float | None
-    new_cores: float | None
-    applied_cores: float | None
-    usage_cores: float | None
-    smoothed_cores: float | None
-    throttled_ratio: float | None
-    votes_sum: int | None
-    result: str
-    pressure_ratio: float | None = None
-    by_look: bool = False
-
-
-class SamplesAnswer(msgspec.Struct, frozen=True):
-    """The points of a job's graphs, oldest first; ``at`` seconds since 1970, cores, ``throttled_ratio`` in [0, 1]."""
-
-    period_s: float
-    at: list[float] = []
-    usage: list[float] = []
-    smoothed: list[float | None] = []
-    limit: list[float] = []
-    floor: list[float] = []
-    lower_bound: list[float] = []
-    upper_bound: list[float] = []
-    votes_sum: list[int | None] = []
-    throttled_ratio: list[float] = []
-    peak: list[float | None] = []
-
-
-class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
-    """``/v1/jobs/JOB/explain``. ``cpu_limit_given`` None = taken from the cgroup; ``source`` "" = added at run time.
-
-    ``pinned_until`` seconds since 1970; ``held_s`` seconds in which nothing shrinks, ``start_left_s`` in which nothing
-    is measured yet.
-    """
-
-    job_cpu_monitor: dict[str, object]
-    bounds: Bounds
-    window: Window
-    in_force: Quota
-    found: Quota
-    notes: list[str] = []
-    contested_losses: int = 0
-    pressure: PressureAnswer | None = None
-    aggregated: Aggregated | None = None
-    decisions: list[DecisionAnswer] = []
-    samples: SamplesAnswer | None = None
-    directory: str = ""
-    source: str = ""
-    cpu_limit_given: float | None = None
-    xattr_mode: str | None = None
-    paused: bool = False
-    pinned_until: float | None = None
-    held_s: float = 0.0
-    start_left_s: float = 0.0
-
-
-class RegisteredAnswer(msgspec.Struct, frozen=True):
-    """A job added over the socket; ``cpu_limit`` cores, None = from the cgroup."""
-
-    job_id: str
-    path: str
-    operation_id: str = ""
-    cpu_limit: float | None = None
-    job_cpu_monitor: dict[str, object] = {}
-
-
-class RegisteredList(msgspec.Struct, frozen=True):
-    """``/v1/registered``."""
-
-    jobs: list[RegisteredAnswer]
 
 
 class AgentClient:
@@ -341,12 +96,6 @@ class AgentClient:
                 f"{self.socket_path}: the agent's answer is not understood: {error}; restart the agent with this "
                 "version of cpumond"
             ) from None
-
-
-def quote_name(name: str) -> str:
-    """A job's name as one part of a path, whatever is in it."""
-    # An HTTP client would take "." and ".." for steps of the path.
-    return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
 
 def check_socket(path: str, timeout_s: float) -> None:

@@ -13,42 +13,27 @@ from typing import NoReturn
 import click
 import msgspec
 
-from cpumond.cli.client import (
-    AgentClient,
-    ExplainAnswer,
-    JobAnswer,
-    RegisteredList,
-    StatusAnswer,
-    agent_options,
-    quote_name,
-)
+from cpumond.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
+from cpumond.cli.client import AgentClient, agent_options
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
     DurationType,
     check_cores,
+    given,
     is_terminal,
     json_option,
     print_json,
+    quote_name,
     set_option,
     terminal_width,
     use_colour,
 )
-from cpumond.cli.tables import (
-    SORTS,
-    Sort,
-    describe_pin,
-    draw_registered,
-    draw_status,
-    draw_top,
-    is_only_watched,
-    show_cores,
-    show_name,
-    warn,
-)
+from cpumond.cli.tables import SORTS, Sort, describe_pin, draw_registered, draw_status, draw_top, is_only_watched, warn
 from cpumond.config import parse_layer, read_assignments
 from cpumond.decode import decode_json
 from cpumond.errors import AccessError, CpumondError, UsageError
 from cpumond.monitor.model import MODES
+from cpumond.words import show_cores, show_name
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 3600.0
@@ -160,13 +145,12 @@ def job_add_command(
     It stays so over restarts of the agent. An id given again replaces what was said before.
     """
     layer = read_layer(assignments, mode)
-    given = {"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation}
-    body = {key: value for key, value in given.items() if value is not None}
+    body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
     if as_json:
         print_json(content)
         return
-    job = client.decode(content, JobAnswer)
+    job = client.decode(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
     click.echo(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
@@ -223,8 +207,7 @@ def job_list_command(client: AgentClient, as_json: bool) -> None:
 @json_option
 def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None, as_json: bool) -> None:
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
-    given = {"cpu_limit": cpu_limit, "ttl_s": ttl_s}
-    body = {key: value for key, value in given.items() if value is not None}
+    body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
     if as_json:
         print_json(content)

@@ -17,9 +17,9 @@ import msgspec
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.cli.demo_jobs import WEIGHTS, Load, Plan
-from cpumond.cli.tables import show_cores
 from cpumond.errors import CpumondError, UnavailableError
 from cpumond.testing import Cluster, ClusterNode
+from cpumond.words import show_cores
 
 TELL_RATIO = 0.7
 """A limit that went down is told again below this share of what was told last."""

@@ -11,7 +11,7 @@ import msgspec
 
 from cpumond.cli.demo_jobs import CHECK_PERIOD_S, QUICKER
 from cpumond.cli.demo_story import JobFacts, Story, tell_cores
-from cpumond.cli.tables import count
+from cpumond.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -76,9 +76,9 @@ from cpumond.cli.doctor_units import (
     check_unit_rights,
 )
 from cpumond.cli.options import config_option, print_json, terminal_width
-from cpumond.cli.tables import count
 from cpumond.config import AgentConfig
 from cpumond.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
+from cpumond.words import count
 
 if TYPE_CHECKING:
     from cpumond.cgroup.mounts import Hierarchies, Mount

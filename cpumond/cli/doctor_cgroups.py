@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import may, read_line, show_user
-from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, Source
 from cpumond.errors import UnavailableError, UnknownLimitsError, describe
+from cpumond.words import count
 
 if TYPE_CHECKING:
     from cpumond.agent.state_file import Originals

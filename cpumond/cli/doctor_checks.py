@@ -7,7 +7,6 @@ import platform
 import pwd
 import re
 import resource
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -15,12 +14,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cpumond import __version__
-from cpumond.cli.client import AgentClient, StatusAnswer
+from cpumond.answers import StatusAnswer
+from cpumond.cli.client import AgentClient
 from cpumond.cli.doctor_host import AgentSeen, may, show_user, suggest_root
-from cpumond.cli.tables import count
 from cpumond.config import AgentConfig, load_config, parse_listen
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.words import count, show_time
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
@@ -160,7 +160,7 @@ def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
         return [Finding("agent", "warn", f"none runs: nobody holds {lock}", advice)]
     who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
     if seen.since is not None:
-        who += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(seen.since))
+        who += f", since {show_time(seen.since)}"
     findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
     if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
         text = f"it runs with {seen.config}, but {config.path} is looked at"
@@ -200,7 +200,7 @@ def check_pause(runtime_dir: str) -> Finding:
     """The pause file."""
     path = os.path.join(runtime_dir, "pause")
     try:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(path).st_mtime))
+        since = show_time(os.stat(path).st_mtime)
     except OSError:
         return Finding("pause file", "ok", "none; writes are not paused")
     return Finding("pause file", "warn", f"{path} stops all writes since {since}", f"rm {path}")

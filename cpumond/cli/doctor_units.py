@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from cpumond.cgroup.systemd import unit_of
 from cpumond.cli.doctor_checks import Finding
 from cpumond.cli.doctor_host import POLKIT_UNIT, BusSeen
-from cpumond.cli.tables import count
 from cpumond.errors import CgroupReadError, CpumondError
 from cpumond.monitor.protect import advise_without_pressure
+from cpumond.words import count
 
 if TYPE_CHECKING:
     from cpumond.cgroup.mounts import Hierarchies

@@ -16,11 +16,12 @@ from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
 from cpumond.cli.estimate_findings import MODE_OPTIONS, Findings, hide_names, render_config, render_json, render_text
 from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
-from cpumond.cli.tables import count, warn
+from cpumond.cli.tables import warn
 from cpumond.config import parse_assignments
 from cpumond.errors import CreateError, UsageError
 from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.rules import RULES
+from cpumond.words import count
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
 METRICS: Final[tuple[Metrics, ...]] = ("auto", "cadvisor", "cpumond")

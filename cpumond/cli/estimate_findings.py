@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cpumond.cli.html import format_span
-from cpumond.cli.tables import count, draw, measure, show_cores, show_name, show_title
+from cpumond.cli.tables import draw, measure, show_title
 from cpumond.config import parse_assignments
 from cpumond.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.rules import RULES
+from cpumond.words import count, show_cores, show_name
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,8 +17,8 @@ from cpumond.cli.estimate_findings import (
     sort_rows,
 )
 from cpumond.cli.html import BASE_STYLE, PAGE, TABLE_STYLE, Graph, choose_prefix, choose_time_step, render_figure
-from cpumond.cli.tables import show_name
 from cpumond.monitor.rules import RULES
+from cpumond.words import show_name
 
 KEYS: Final = (("ordered", "ordered"), *((f"limit{number}", f"limit by {rule}") for number, rule in enumerate(RULES)))
 MAX_ROWS: Final = 2000

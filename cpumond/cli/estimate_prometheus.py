@@ -14,13 +14,13 @@ import msgspec
 
 from cpumond.cli.estimate_findings import Findings, Row
 from cpumond.cli.html import format_span
-from cpumond.cli.tables import count, show_name
 from cpumond.decode import ContentError, decode_json
 from cpumond.discovery.workloads import Workload, classify, pick_workloads
 from cpumond.errors import AccessError, UnavailableError
 from cpumond.monitor.estimate import Timeline, Watch
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 from cpumond.units import format_duration
+from cpumond.words import count, show_name
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
 

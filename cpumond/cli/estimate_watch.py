@@ -20,13 +20,13 @@ from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.estimate_findings import Findings, Row
 from cpumond.cli.html import format_span
 from cpumond.cli.progress import Progress
-from cpumond.cli.tables import count, show_cores, show_name
 from cpumond.config import load_config
 from cpumond.discovery.workloads import Workload, list_above, pick_workloads
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
 from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, merge
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 from cpumond.process import raise_descriptor_limit
+from cpumond.words import count, show_cores, show_name
 
 RESCAN_S: Final = 5.0
 """Workloads that begin, and orders that change, are noticed after this time."""

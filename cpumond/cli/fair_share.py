@@ -13,11 +13,11 @@ import msgspec
 
 from cpumond.cli.fair_share_input import UpdateInput, read_updates
 from cpumond.cli.options import terminal_width
-from cpumond.cli.tables import count, show_name
 from cpumond.errors import UsageError
 from cpumond.fairshare import RESOURCES, ROOT, ElementShares, FairShareUpdater, Operation, Pool, Snapshot, UpdateResult
 from cpumond.fairshare.explain import explain, show_amount, show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.words import count, show_name
 
 Format = Literal["json", "table"]
 

@@ -8,20 +8,19 @@ import click
 
 from cpumond.api.views import NodeDetails, NodeList, NodeView
 from cpumond.cli.operations import STYLES
-from cpumond.cli.options import print_json
+from cpumond.cli.options import given, print_json, quote_name
 from cpumond.cli.pools import show_amounts
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
-    given,
     json_option,
     print_fields,
     print_table,
-    quote_step,
     scheduler_options,
 )
-from cpumond.cli.tables import show_cores, show_name, show_number, warn
+from cpumond.cli.tables import warn
 from cpumond.scheduler.why import show_span
+from cpumond.words import show_cores, show_name, show_number
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
@@ -92,7 +91,7 @@ def show_node_state(node: NodeView) -> tuple[str, str]:
 @json_option
 def node_show_command(client: SchedulerClient, node: str, as_json: bool) -> None:
     """One node with its jobs."""
-    content = client.request("GET", f"/nodes/{quote_step(node)}")
+    content = client.request("GET", f"/nodes/{quote_name(node)}")
     if as_json:
         print_json(content)
         return

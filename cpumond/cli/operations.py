@@ -9,32 +9,31 @@ from typing import Any, Final
 
 import click
 
+from cpumond.answers import ExplainAnswer
 from cpumond.api.formats import YtError, read_yson, to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
-from cpumond.cli.client import ExplainAnswer
 from cpumond.cli.explain import draw_explain
-from cpumond.cli.options import DurationType, check_cores, print_json, terminal_width, use_colour
+from cpumond.cli.options import DurationType, check_cores, given, print_json, quote_name, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
     SchedulerRefusedError,
-    given,
     json_option,
     print_fields,
     print_table,
-    quote_step,
     read_attributes,
     scheduler_options,
     tell_done,
 )
-from cpumond.cli.tables import count, show_cores, show_name, show_number, show_time, show_title, warn
+from cpumond.cli.tables import show_title, warn
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.why import OperationAnswer, show_span
 from cpumond.wire import MAX_LOG_BYTES
+from cpumond.words import count, show_cores, show_name, show_number, show_time
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -63,7 +62,7 @@ def operation_command() -> None:
 
 def operation_path(operation: str, action: str = "") -> str:
     """The path of an operation in the API."""
-    path = f"/operations/{quote_step(operation)}"
+    path = f"/operations/{quote_name(operation)}"
     return f"{path}/{action}" if action else path
 
 
@@ -376,7 +375,7 @@ def operation_log_command(
     """
     if not 1 <= tail_bytes <= MAX_LOG_BYTES:
         raise UsageError(f"--tail: expected 1 to {MAX_LOG_BYTES} bytes, got {tail_bytes}")
-    path = operation_path(operation, f"jobs/{quote_step(job or _find_last_job(client, operation))}/log")
+    path = operation_path(operation, f"jobs/{quote_name(job or _find_last_job(client, operation))}/log")
     query = {"stream": "stderr" if stderr else "stdout", "tail": tail_bytes}
     content, headers = client.exchange("GET", path, query=query)
     if sys.stdout.isatty():
@@ -418,13 +417,12 @@ def operation_explain_command(
 
     It is what `cpumond explain JOB` prints on that node; the answer comes with the node's next heartbeat.
     """
-    content = client.request("GET", operation_path(operation, f"jobs/{quote_step(job)}/explain"))
+    content = client.request("GET", operation_path(operation, f"jobs/{quote_name(job)}/explain"))
     if as_json:
         print_json(content)
         return
     answer = client.decode(content, ExplainAnswer)
-    unpin = f"cpumond operation unpin {show_name(operation)}"
-    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour(), unpin))
+    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
 @operation_command.command(
@@ -447,7 +445,7 @@ def operation_pin_command(
     When the command ends well the pin is on the disk of the job's node and outlives a restart of its agent.
     """
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
-    content = client.request("POST", operation_path(operation, f"jobs/{quote_step(job)}/pin"), body)
+    content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)
     held = "all the cores it may have" if cpu_limit is None else f"{show_cores(cpu_limit)} cores"
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
     tell_done(content, as_json, f"job {show_name(job)} is pinned at {held} {until}")
@@ -460,7 +458,7 @@ def operation_pin_command(
 @json_option
 def operation_unpin_command(client: SchedulerClient, operation: str, job: str, as_json: bool) -> None:
     """Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
-    content = client.request("POST", operation_path(operation, f"jobs/{quote_step(job)}/unpin"))
+    content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/unpin"))
     tell_done(content, as_json, f"job {show_name(job)} is the monitor's again")
 
 

@@ -6,6 +6,8 @@ import math
 import os
 import shutil
 import sys
+from typing import Any
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -87,6 +89,17 @@ config_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the agent's answer as JSON.")
+
+
+def quote_name(name: str) -> str:
+    """A name as one step of a path, whatever is in it."""
+    # An HTTP client would take "." and ".." for steps of the path.
+    return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what is None."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def print_json(content: bytes) -> None:

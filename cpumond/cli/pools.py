@@ -10,15 +10,13 @@ import click
 import msgspec
 
 from cpumond.api.views import PoolList, PoolView, TreeList, TreeView
-from cpumond.cli.options import is_terminal, print_json
+from cpumond.cli.options import given, is_terminal, print_json, quote_name
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
-    given,
     json_option,
     print_fields,
     print_table,
-    quote_step,
     read_attributes,
     read_edits,
     scheduler_options,
@@ -26,7 +24,7 @@ from cpumond.cli.scheduler_client import (
     tree_option,
     unset_option,
 )
-from cpumond.cli.tables import count, show_cores, show_name, warn
+from cpumond.cli.tables import warn
 from cpumond.errors import EXIT_CONFIG, CpumondError, UsageError
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
@@ -34,6 +32,7 @@ from cpumond.fairshare.validate import number
 from cpumond.scheduler.attributes import is_option
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.why import Effect, Outlook, Plan, show_span
+from cpumond.words import count, show_cores, show_name
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
 STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
@@ -134,7 +133,7 @@ def _tree_row(tree: TreeView) -> list[Cell]:
 @json_option
 def tree_show_command(client: SchedulerClient, tree: str, as_json: bool) -> None:
     """One pool tree with its options."""
-    content = client.request("GET", f"/trees/{quote_step(tree)}")
+    content = client.request("GET", f"/trees/{quote_name(tree)}")
     if as_json:
         print_json(content)
         return
@@ -197,7 +196,7 @@ def tree_set_command(
     """
     content = b""
     if assignments or unset or not is_default:
-        content = client.request("PATCH", f"/trees/{quote_step(tree)}", {"edits": read_edits(assignments, unset)})
+        content = client.request("PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset)})
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen
@@ -215,7 +214,7 @@ yes_option = click.option("--yes", is_flag=True, help="Without asking where guar
 @json_option
 def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool, as_json: bool) -> None:
     """Remove a pool tree. With operations in it, the plan is shown and you are asked."""
-    path = f"/trees/{quote_step(tree)}"
+    path = f"/trees/{quote_name(tree)}"
     if not yes:
         view = client.get(path, TreeView)
         held = count(view.operation_count, "operation") if view.operation_count else ""
@@ -252,8 +251,8 @@ def pool_command() -> None:
 
 def pool_path(tree: str, pool: str = "") -> str:
     """The path of a pool, or of all pools, in the API."""
-    path = f"/trees/{quote_step(tree)}/pools"
-    return f"{path}/{quote_step(pool)}" if pool else path
+    path = f"/trees/{quote_name(tree)}/pools"
+    return f"{path}/{quote_name(pool)}" if pool else path
 
 
 @pool_command.command("list", epilog="Example: cpumond pool list")

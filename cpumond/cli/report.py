@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from cpumond.api.views import TreeList
-from cpumond.cli.options import DurationType, is_terminal, terminal_width, use_colour
+from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.report_html import render_report
 from cpumond.cli.report_rows import (
@@ -31,14 +31,15 @@ from cpumond.cli.report_rows import (
     list_operations,
     list_pools,
 )
-from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, given, scheduler_options
-from cpumond.cli.tables import draw, measure, show_cores, show_name, show_title, warn
+from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, scheduler_options
+from cpumond.cli.tables import draw, measure, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.why import show_span
+from cpumond.words import show_cores, show_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -36,10 +36,10 @@ from cpumond.cli.report_rows import (
     list_operations,
     list_pools,
 )
-from cpumond.cli.tables import show_name, show_time
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.history import HistoryView, ReportRow, ReportTree, ReportView
 from cpumond.scheduler.why import show_span
+from cpumond.words import show_name, show_time
 
 LINES: Final = (("ordered_cores", "ordered"), ("limit_cores", "limit"), ("used_cores", "used"))
 """Columns of a history that are drawn, and their names."""

@@ -11,11 +11,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from cpumond.cli.tables import count, show_time
 from cpumond.errors import UnavailableError
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.why import show_span
+from cpumond.words import count, show_time
 
 Kind = Literal["total", "pool", "operation", "sum"]
 

@@ -14,12 +14,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from cpumond.cli.options import print_json, terminal_width, use_colour
+from cpumond.cli.options import given, print_json, terminal_width, use_colour
 from cpumond.cli.tables import draw, warn
 from cpumond.config import find_rights_of_others
 from cpumond.decode import ContentError, decode_json, decode_toml
@@ -135,11 +135,6 @@ class SchedulerClient:
         return default
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is None."""
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def _encode(body: object) -> bytes:
     _refuse_infinite(body)
     try:
@@ -181,11 +176,6 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
     elif status == 401:
         sentence += "; give one with --token, --token-file or CPUMOND_TOKEN"
     return SchedulerRefusedError(sentence, status)
-
-
-def quote_step(name: str) -> str:
-    """A name as one step of a path, whatever is in it."""
-    return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
 
 # ---- options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import math
 import sys
@@ -17,6 +16,7 @@ from cpumond.cli.options import DurationType, order_option, set_option
 from cpumond.cli.trace import read_lines
 from cpumond.config import parse_assignments
 from cpumond.errors import UsageError
+from cpumond.fairshare.validate import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.rules import RULES
@@ -46,8 +46,8 @@ def find_known(name: str, known: Iterable[str], what: str) -> str:
     names = list(known)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names)}"
     raise UsageError(f"{what}: there is no {name!r}; {hint}")
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from cpumond.cli.client import ExecutorAnswer, JobAnswer, RegisteredAnswer, SchedulerAnswer, StatusAnswer
-from cpumond.units import format_cores, format_duration, format_span
+from cpumond.answers import AssignedView, JobAnswer, LinkView, RegisteredJob, StatusAnswer
+from cpumond.units import format_duration, format_span
+from cpumond.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,11 +80,6 @@ STYLES: Final = {
 # ---- names and numbers
 
 
-def show_name(name: str) -> str:
-    """A name that moves no cursor: what cannot be printed is escaped."""
-    return name if name.isprintable() else ascii(name)[1:-1]
-
-
 def warn(sentence: str) -> None:
     """A warning on standard error."""
     click.echo(f"warning: {show_name(sentence)}", err=True)
@@ -96,49 +91,12 @@ def show_title(text: str, most: int = MAX_TITLE) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def show_measured(cores: float | None) -> str:
-    """Measured cores with two digits after the point, below one core with three, or "-" where there are none yet."""
-    return show_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
-
-
-def show_number(value: float | None, form: str) -> str:
-    """A number, or "-" where there is none yet."""
-    return "-" if value is None else format(value, form)
-
-
-def show_votes(votes: int | None) -> str:
-    """A vote or a sum of votes with its sign."""
-    return "0" if votes == 0 else show_number(votes, "+d")
-
-
-def show_cores(cores: float | None) -> str:
-    """Cores as ``format_cores`` has them, in words where there is no limit."""
-    return "no limit" if cores is None else format_cores(cores)
-
-
-def show_time(at: float) -> str:
-    """Local date and time of seconds since 1970."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def show_left(seconds: float) -> str:
-    """A remaining time without fractions: 9m30s."""
-    whole = max(round(seconds), 1)
-    parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
-    return "".join(f"{number}{unit}" for number, unit in parts if number)
-
-
 def show_option(key: str, value: object) -> str:
     """An option's value as people write it; registered durations are numbers of seconds."""
     durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """A number and its noun: 1 job, 3 jobs."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 # ---- tables
@@ -280,7 +238,7 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     return notices
 
 
-def _describe_node(scheduler: SchedulerAnswer, executor: ExecutorAnswer | None) -> str:
+def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
     """The node's part in the cluster, in a sentence."""
     where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
     text = f"node of {show_name(scheduler.url)}: {where}"
@@ -336,7 +294,7 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     return "\n".join([*top, *rows][:height])
 
 
-def draw_registered(jobs: Sequence[RegisteredAnswer], width: int | None, colour: bool) -> str:
+def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
     """``cpumond job list``."""
     from rich.table import Table
     from rich.text import Text

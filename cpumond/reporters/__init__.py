@@ -10,29 +10,12 @@ import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import msgspec
-
+from cpumond.answers import ReporterStats
 from cpumond.config import Report, find_rights_of_others
 from cpumond.errors import AccessError, ConfigError, describe
 from cpumond.wire import Heartbeat
 
 MAX_TOKEN_BYTES = 4096
-
-
-class ReporterStats(msgspec.Struct, frozen=True):
-    """What became of the heartbeats given to a reporter.
-
-    ``sent_total`` heartbeats the receiver took, ``failed_total`` attempts that failed (one heartbeat may count several
-    times), ``dropped_total`` heartbeats nobody took: superseded by a newer one, too old for the receiver, or still
-    waiting at the end. ``last_success_at_s`` seconds of the monotonic clock, None before the first success.
-    ``last_error`` one sentence on why the newest attempt failed, "" when it succeeded.
-    """
-
-    sent_total: int = 0
-    failed_total: int = 0
-    dropped_total: int = 0
-    last_success_at_s: float | None = None
-    last_error: str = ""
 
 
 class Reporter(Protocol):

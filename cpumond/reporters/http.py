@@ -10,9 +10,10 @@ from contextlib import suppress
 import httpx2
 import msgspec
 
+from cpumond.answers import ReporterStats
 from cpumond.config import Report
 from cpumond.errors import ConfigError
-from cpumond.reporters import ReporterStats, read_token
+from cpumond.reporters import read_token
 from cpumond.reporters.mailbox import FIRST_RETRY_S, Failure, Mailbox, backoff_s, make_client
 from cpumond.wire import Heartbeat
 

@@ -8,7 +8,7 @@ import time
 import msgspec
 import structlog
 
-from cpumond.reporters import ReporterStats
+from cpumond.answers import ReporterStats
 from cpumond.wire import Heartbeat
 
 _log = structlog.get_logger()

@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from cpumond import __version__
+from cpumond.answers import ReporterStats
 from cpumond.errors import CpumondError
-from cpumond.reporters import ReporterStats
 from cpumond.wire import Heartbeat
 
 FIRST_RETRY_S = 1.0

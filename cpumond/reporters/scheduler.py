@@ -18,9 +18,10 @@ import msgspec
 import structlog
 
 from cpumond import config
+from cpumond.answers import ReporterStats
 from cpumond.base_url import parse_base_url
 from cpumond.decode import ContentError, decode_json
-from cpumond.reporters import ReporterStats, check_token, read_token
+from cpumond.reporters import check_token, read_token
 from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, backoff_s, describe_exception, make_client
 from cpumond.wire import (
     Heartbeat,

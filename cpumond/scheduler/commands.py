@@ -68,7 +68,7 @@ class Rules:
 class Transaction:
     """A change that is stored before it is applied. Records replace those of the same key.
 
-    ``id`` and ``warnings`` are for who asked; ``ended`` are the jobs among ``jobs`` that live until it is applied.
+    ``id`` and ``warnings`` are for who asked.
     """
 
     config: Config | None = None

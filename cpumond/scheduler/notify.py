@@ -7,6 +7,8 @@ import contextlib
 import math
 from typing import TYPE_CHECKING
 
+from cpumond.words import count
+
 if TYPE_CHECKING:
     from cpumond.process import ServiceManager
     from cpumond.scheduler.loop import Scheduler
@@ -50,16 +52,12 @@ def describe_status(scheduler: Scheduler) -> str:
     pending = sum(operation.record.state == "pending" for operation in state.operations.values())
     online = sum(node.is_online for node in state.nodes.values())
     parts = [
-        f"{_count(len(state.operations), 'operation')} ({pending} pending)",
-        _count(len(state.jobs), "job"),
-        f"{_count(len(state.nodes), 'node')} ({online} online)",
+        f"{count(len(state.operations), 'operation')} ({pending} pending)",
+        count(len(state.jobs), "job"),
+        f"{count(len(state.nodes), 'node')} ({online} online)",
     ]
     if timings.failed_at is not None and now - timings.failed_at <= TROUBLE_S:
         parts.append("an update of fair shares failed, see the journal")
     if timings.store_error_at is not None and now - timings.store_error_at <= TROUBLE_S:
         parts.append("the store refuses to write and so do commands, see the journal")
     return "; ".join(parts)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

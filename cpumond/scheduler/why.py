@@ -41,6 +41,7 @@ from cpumond.scheduler.starvation import priority_of, starves_in_s
 from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit
 from cpumond.units import format_span
+from cpumond.words import count
 
 Amounts = dict[str, float]
 
@@ -124,9 +125,9 @@ def _tell_counts(record: OperationRecord) -> Iterator[str]:
     for task in record.tasks:
         counts = record.counts.get(task.name)
         if counts is None:
-            yield f'task "{task.name}": none of {_count(task.job_count, "job")} ended'
+            yield f'task "{task.name}": none of {count(task.job_count, "job")} ended'
             continue
-        parts = [f"{counts.completed} of {_count(task.job_count, 'job')} completed"]
+        parts = [f"{counts.completed} of {count(task.job_count, 'job')} completed"]
         others = {"failed": counts.failed, "aborted": counts.aborted, "lost": counts.lost}
         parts += [f"{number} {word}" for word, number in others.items() if number]
         yield f'task "{task.name}": {", ".join(parts)}'
@@ -163,7 +164,7 @@ def _tell_queue(element: OperationElement) -> Iterator[str]:
         yield "no pool above it is full: it runs as soon as the scheduler has looked at it"
         return
     yield (
-        f"{element_name(full)} is full: {_count(full.running_operation_count, 'operation')} of at most "
+        f"{element_name(full)} is full: {count(full.running_operation_count, 'operation')} of at most "
         f"{full.max_running_operation_count} (max_running_operation_count) "
         f"{'runs' if full.running_operation_count == 1 else 'run'} in it; one of them must end, or the limit be raised"
     )
@@ -187,7 +188,7 @@ def _tell_share(element: OperationElement) -> Iterator[str]:
     cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
     yield (
         f"its fair share is {_cores(cores[0])}, it uses {_cores(element.usage[CPU])} in "
-        f"{_count(len(element.jobs), 'job')} and demands {_cores(cores[1])}"
+        f"{count(len(element.jobs), 'job')} and demands {_cores(cores[1])}"
     )
     demand = element.demand_share
     r = demand.index(max(demand))
@@ -275,7 +276,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         return
     if operation.record.suspended:
         return
-    yield f"{_count(operation.needed_job_count, 'job')} of it {_are(operation.needed_job_count)} still to be started"
+    yield f"{count(operation.needed_job_count, 'job')} of it {_are(operation.needed_job_count)} still to be started"
     tree = element.tree
     online = [node for node in tree.nodes.values() if node.is_online]
     if not online:
@@ -289,7 +290,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
             yield f"no node has room now for {orders}"
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
-        yield f"passed over {_count(times, 'time')} since the last update: {text}"
+        yield f"passed over {count(times, 'time')} since the last update: {text}"
 
 
 # --- preemptions
@@ -338,10 +339,6 @@ def _cores(cores: float) -> str:
 
 def _amounts(vector: Vector) -> str:
     return ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _are(number: int) -> str:
@@ -649,7 +646,7 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
     if lost:
         shown = ", ".join(lost[:SHOWN_RECORDS]) + (" ..." if len(lost) > SHOWN_RECORDS else "")
         them = "it" if len(lost) == 1 else "them"
-        yield f"{_count(len(lost), 'operation')} would be aborted, no tree is left for {them}: {shown}"
+        yield f"{count(len(lost), 'operation')} would be aborted, no tree is left for {them}: {shown}"
     stopped = 0
     for node in material.nodes:
         tags = frozenset([*node.tags, node.address])
@@ -657,7 +654,7 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
         stopped += tree is None
     if stopped:
         verb = "fits" if stopped == 1 else "fit"
-        yield f"{_count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
+        yield f"{count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
 
 
 def _note_overcommit(old: State, new: State) -> Iterator[str]:

@@ -251,7 +251,7 @@ def test_explain_answers_in_the_first_sentence(running):
     text = said(agent, "explain", "job-1")
     assert re.match(
         r"The limit of job-1 is [0-9.]+ of 2 ordered cores, because it lately used about [0-9.]+ \(smoothed\)\. "
-        r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9: ]+: use stayed below 0\.6 of the limit "
+        r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9:]+ [0-9:]+ \S+: use stayed below 0\.6 of the limit "
         r"\(votes -[45], more than 3 are needed\)\.\n",
         text,
     )

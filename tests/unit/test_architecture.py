@@ -18,8 +18,8 @@ MODULES = {
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare", "api.orchid", "api.tables",
-    "api.views", "api.ypath",
+    "monitor", "units", "words", "answers", "errors", "wire", "agent.explanation", "cgroup.parse", "cgroup.settings",
+    "fairshare", "api.orchid", "api.tables", "api.views", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
@@ -39,6 +39,7 @@ MORE_FOR = {
     "cpumond.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.units": {"sys"},  # sys.float_info
+    "cpumond.words": {"datetime"},  # times as people read them
     # suggestions for misspelt names
     "cpumond.fairshare.validate": {"difflib"},
     "cpumond.scheduler.attributes": {"difflib"},
@@ -51,32 +52,34 @@ MORE_FOR = {
     "cpumond.monitor.shapes": {"random"},  # a generator with a seed: the same numbers each time
 }
 BELOW: dict[str, set[str]] = {
+    "answers": set(),
     "base_url": {"errors"},
     "decode": set(),
     "errors": set(),
     "units": set(),
+    "words": {"units"},
     "wire": set(),
     "monitor": {"errors", "units", "monitor"},
     "fairshare": {"errors", "units", "fairshare"},
     "cgroup": {"errors", "units", "monitor.model", "cgroup"},
     "config": {"decode", "errors", "units", "monitor.model"},
     "discovery": {"errors", "units", "config", "discovery"},
-    "reporters": {"", "base_url", "decode", "errors", "units", "config", "wire", "reporters"},
+    "reporters": {"", "answers", "base_url", "decode", "errors", "units", "config", "wire", "reporters"},
     "executor": {"", "decode", "errors", "units", "config", "wire", "executor"},
     "log": set(),
     "process": {"errors", "config"},
     "connections": set(),
     "agent": {
         "", "decode", "errors", "units", "config", "log", "process", "wire", "monitor", "cgroup", "discovery",
-        "reporters", "executor", "web", "connections", "agent",
+        "reporters", "executor", "web", "connections", "answers", "words", "agent",
     },
     "web": {"web"},
     "testing": {"errors", "units", "cgroup", "process"},
     "scheduler": {
         "", "decode", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler",
-        "api.server", "connections",
+        "api.server", "connections", "words",
     },
-    "api": {"", "config", "errors", "units", "wire", "fairshare", "scheduler", "web", "api"},
+    "api": {"", "config", "errors", "units", "words", "wire", "fairshare", "scheduler", "web", "api"},
 }  # fmt: skip
 """Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself)."""
 

@@ -4,23 +4,27 @@
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { badge, bar, facts, table } from "./table.js";
-import { describeBudget, describeNext, describeReason, describeWhy, listFacts, measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
+import { measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;
 
-// The whole of an explain answer `e`; `key` names the job among others, `above` stands after the sentence.
+const OLD = "The agent of this node is an older cpumond, which gives figures without reasons: update it.";
+
+// The whole of an explain answer `e`; `key` names the job among others.
 export function jobView(e, key, app) {
   return [
-    h("p.why-limit", { key: "why" }, describeWhy(e)),
+    h("p.why-limit", { key: "why" }, e.why || OLD),
     jobGraphs(e, key),
     e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),
     h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
-      facts(listFacts(e))),
+      facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), text]))),
     optionsCard(e),
   ];
 }
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // ---- graphs
 
@@ -100,19 +104,19 @@ function markDecisions(e, times) {
 // ---- votes
 
 function votesCard(e) {
-  const { window: w, bounds: b, job_cpu_monitor: c } = e;
-  const limit = showCores(e.monitor_cpu_limit);
+  const { window: w, job_cpu_monitor: c } = e;
   return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Votes for the next decision"),
-    h("p.plain-text", `Votes against the limit of ${limit}: -1 below ${plain(c.relative_lower_bound)} x ${limit} = ${showCores(b.lower_bound)}, `
-      + `+1 above ${plain(c.relative_upper_bound)} x ${limit} = ${showCores(b.upper_bound)}.`),
+    w.meaning ? h("p.plain-text", capital(w.meaning), ".") : null,
     w.votes.length ? h("ol.votes", { "aria-label": "Votes of the window, the oldest first" }, w.votes.map((vote, index) => {
       const value = w.values[index];
       const about = c.vote_mode === "ytsaurus" ? "" : isKnown(value) ? `smoothed ${value.toFixed(3)}` : "throttled";
       return h("li.vote", { class: vote < 0 ? "down" : vote > 0 ? "up" : "" }, h("strong", showVotes(vote)),
         about ? h("span.vote-value", about) : null);
     })) : h("p.muted.plain-text", "None yet."),
-    h("p.plain-text", h("strong", "Next check: "), describeNext(e), "."));
+    nextCheck(e));
 }
+
+const nextCheck = (e) => (e.next ? h("p.plain-text", h("strong", "Next check: "), e.next, ".") : null);
 
 // ---- what rule peak knows
 
@@ -120,8 +124,8 @@ function peakCard(e) {
   const p = e.peak;
   const used = p.throttle_budget > 0 ? p.held_ratio / p.throttle_budget : p.held_ratio > 0 ? 1 : 0;
   return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Held back, against the budget"),
-    h("p.plain-text.budget", bar(used, `${showRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", describeBudget(p), "."),
-    h("p.plain-text", h("strong", "Next check: "), describeNext(e), "."));
+    h("p.plain-text.budget", bar(used, `${showRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", e.facts?.["held back"] ?? ""),
+    nextCheck(e));
 }
 
 // ---- decisions
@@ -145,7 +149,7 @@ function decisionsCard(e, app) {
         { title: "Smoothed", align: "right", cell: (d) => measured(d.smoothed_cores) },
         { title: "Votes", align: "right", cell: (d) => showVotes(d.votes_sum) },
         { title: "Result", cell: (d) => badge(d.result, { applied: "", failed: "bad", contested: "bad" }[d.result] ?? "warn") },
-        { title: "Why", cell: (d) => describeReason(d) },
+        { title: "Why", cell: (d) => d.reason ?? "" },
       ],
     }),
     all.length > shown.length ? h("div", h("button", {

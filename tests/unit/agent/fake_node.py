@@ -9,9 +9,9 @@ from typing import Any
 from cpumond.agent.jobs import JobView
 from cpumond.agent.loop import Agent
 from cpumond.agent.snapshot import TickSnapshot
+from cpumond.answers import ReporterStats
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.config import AgentConfig, finish_config, parse_config_text
-from cpumond.reporters import ReporterStats
 from cpumond.testing import FakeClock, make_tree, make_v2_host, v2_cgroup
 from cpumond.wire import Heartbeat
 

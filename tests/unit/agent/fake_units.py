@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 from fake_node import QUICK, FakeNode
 
 from cpumond.agent.control import describe_job
@@ -164,7 +165,8 @@ class UnitNode(FakeNode):
 
     def status(self) -> dict[str, object]:
         [view] = self.snapshot().jobs
-        return describe_job(view)
+        described: dict[str, object] = msgspec.to_builtins(describe_job(view))
+        return described
 
     def originals(self) -> Originals:
         content = load(str(self.directory / "state" / "originals.state"), Originals)

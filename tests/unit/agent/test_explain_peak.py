@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
 from fake_node import FakeNode, source
 
 from cpumond.agent import control
-from cpumond.agent.ring import DecisionRecord
+from cpumond.answers import ExplainAnswer, StatusAnswer
 from cpumond.cli import explain
-from cpumond.cli.client import ExplainAnswer, StatusAnswer
 from cpumond.monitor.model import CpuReading
 from cpumond.monitor.rules import look
 from cpumond.testing import v2_cgroup
+from cpumond.words import show_cores
 
 SIXTEEN = v2_cgroup(quota="1600000 100000")
 PEAK = '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nthrottle_poll = 0\n'
@@ -45,7 +44,7 @@ def ask(node: FakeNode) -> ExplainAnswer:
 
 
 def why(node: FakeNode) -> str:
-    return explain.describe_why(ask(node))
+    return ask(node).why
 
 
 def test_a_new_job(start):
@@ -57,13 +56,13 @@ def test_the_first_seconds(start):
     node = start(after_s=5)
     assert why(node).startswith(f"{WHOLE}: 14.11 = 13.43 (what it began ")
     assert "but it is not lowered for 5 s more (nothing is lowered in the first 10 s)." in why(node)
-    assert explain.describe_next(ask(node)).startswith("hold: it is not lowered for 5 s more")
+    assert ask(node).next.startswith("hold: it is not lowered for 5 s more")
 
 
 def test_before_start_delay(start):
     node = start('start_delay = "30s"\n', after_s=5)
     assert why(node).endswith(": it is not measured before start_delay is over, in 25s.")
-    assert explain.describe_next(ask(node)) == "measured after start_delay, in 25s"
+    assert ask(node).next == "measured after start_delay, in 25s"
 
 
 def test_lowered_and_never_held_back(start):
@@ -73,7 +72,7 @@ def test_lowered_and_never_held_back(start):
     assert re.match(r"The limit of a is 3\.\d+ of 16 ordered cores: 3\.\d+ = \d", told)
     assert "(highest use, 1 s ago, fading, half-life 17 s) + 5 %" in told
     assert told.endswith(f"{NEVER} (1 min 1 s).")
-    assert explain.describe_next(ask(node)).endswith("; one throttled period gives back all 16")
+    assert ask(node).next.endswith("; one throttled period gives back all 16")
 
 
 def test_held_back_and_just_given_back_and_lowered_again(start):
@@ -82,21 +81,21 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     node.tick({"a": 4.0}, {"a": 0.2})
     told = ask(node)
     assert told.decisions[-1].kind == "restore"
-    assert explain.describe_reason(told.decisions[-1]) == "20% of the periods throttled, so all was given back at once"
-    sentence = explain.describe_why(told)
+    assert told.decisions[-1].reason == "20% of the periods throttled, so all was given back at once"
+    sentence = told.why
     assert "all it may have: all was given back at " in sentence
-    assert f"because a limit of {explain.show_cores(limit)} held it back; " in sentence
+    assert f"because a limit of {show_cores(limit)} held it back; " in sentence
     assert (
         "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
     )
     assert sentence.endswith("cores, given back after 0.2 s.")
-    assert explain.describe_next(told).startswith("lower it to ")
+    assert told.next.startswith("lower it to ")
     node.tick(3.0)
     again = ask(node)
     assert again.current_cpu_limit < 16.0
-    assert "its use was at least that 1 s ago" in explain.describe_why(again)
-    assert explain.describe_reason(again.decisions[-1]) == "its highest use of late fades, use 3.00"
-    facts = dict(explain.list_facts(again))
+    assert "its use was at least that 1 s ago" in again.why
+    assert again.decisions[-1].reason == "its highest use of late fades, use 3.00"
+    facts = again.facts
     assert facts["held back"] == "1 time, 0.2 s of 32 s watched = 0.62 %, budget 0.40 %"
     assert facts["rule"].startswith("peak: ")
 
@@ -114,9 +113,7 @@ def test_at_its_floor(start):
     node.ticks(120, 0.1)
     assert why(node).startswith("The limit of a is 14 of 16 ordered cores: this is its floor (min_cpu_limit = 14); 0.")
     assert " + 5 % would be less. " in why(node)
-    assert explain.describe_next(ask(node)).startswith(
-        "hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 "
-    )
+    assert ask(node).next.startswith("hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 ")
 
 
 def test_a_floor_as_high_as_the_order(start):
@@ -135,10 +132,8 @@ def test_grown(start):
     node = start(after_s=60)
     node.tick(5.0)
     told = ask(node)
-    assert explain.describe_why(told).startswith(
-        "The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last "
-    )
-    assert explain.describe_reason(told.decisions[-1]) == "its highest use of late asks for more, use 5.00"
+    assert told.why.startswith("The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last ")
+    assert told.decisions[-1].reason == "its highest use of late asks for more, use 5.00"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_mode_up_only(start):
     node = start(config=PEAK.replace("reclaim", "up-only"), after_s=30)
     assert "all it may have: " in why(node)
     assert "but it is up-only." in why(node)
-    assert explain.describe_next(ask(node)) == "hold: it is up-only"
+    assert ask(node).next == "hold: it is up-only"
 
 
 def test_shadow(start):
@@ -172,19 +167,17 @@ def test_shadow(start):
     assert "because a lowered limit, were it written, would have held this job back once, 1 s in all" in why(node)
     for _ in range(3):
         node.tick(0.0)
-        step = explain.describe_next(ask(node)).split(";")[0]
+        step = ask(node).next.split(";")[0]
         assert step.startswith("hold: cuts below 5 %") or step.endswith(", not written: mode shadow")
 
 
 def test_a_weight_is_held_back_where_its_use_is_above(start):
     node = start('actuator = "weight"\n', after_s=60)
-    assert explain.describe_next(ask(node)).endswith(
-        "; a use above the limit or a wait for more than 10 % of the time gives back all 16"
-    )
+    assert ask(node).next.endswith("; a use above the limit or a wait for more than 10 % of the time gives back all 16")
     node.tick(6.0)
     told = ask(node)
-    assert "because its use was above a lowered limit, or it waited for others, once" in explain.describe_why(told)
-    assert explain.describe_reason(told.decisions[-1]) == "use 6.00 above the limit, so all was given back at once"
+    assert "because its use was above a lowered limit, or it waited for others, once" in told.why
+    assert told.decisions[-1].reason == "use 6.00 above the limit, so all was given back at once"
 
 
 def test_states_in_which_somebody_else_decides(start):
@@ -192,13 +185,13 @@ def test_states_in_which_somebody_else_decides(start):
     (node.directory / "run" / "pause").touch()
     node.ticks(3, 0.1)
     assert why(node).endswith(" Writes are paused, so it stays there.")
-    assert "not written: writes are paused" in explain.describe_next(ask(node))
+    assert "not written: writes are paused" in ask(node).next
     (node.directory / "run" / "pause").unlink()
     node.tick(0.1)
     control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
     assert why(node) == "The limit of a is 2 of 16 ordered cores: an operator pinned it until `cpumond unpin a`."
     node.ticks(5, 0.1)
-    assert "not written: it is pinned" in explain.describe_next(ask(node))
+    assert "not written: it is pinned" in ask(node).next
     control.unpin_job(node.agent, "a")
     node.tick(0.1)
     node.write("a", "cpu.max", "1200000 100000")
@@ -208,12 +201,11 @@ def test_states_in_which_somebody_else_decides(start):
 
 def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
     node = make_node({"a": SIXTEEN}, config=PEAK + source("jobs*", 16.0)).start()
-    told = control.explain_job(node.agent, "jobs")
-    e = msgspec.json.decode(msgspec.json.encode(told), type=ExplainAnswer)
-    assert "nothing is ever written to its cgroup, because it has child cgroups" in explain.describe_why(e)
+    e = control.explain_job(node.agent, "jobs")
+    assert "nothing is ever written to its cgroup, because it has child cgroups" in e.why
     off = start(config=PEAK.replace("reclaim", "off"), after_s=5)
     assert why(off).endswith(": its mode is off, it is neither measured nor changed.")
-    assert explain.describe_next(ask(off)) == "none in mode off"
+    assert ask(off).next == "none in mode off"
 
 
 def test_a_quota_above_it_is_named(make_node):
@@ -239,8 +231,8 @@ def test_the_whole_text_has_neither_votes_nor_windows(start):
 def test_the_status_has_what_the_rule_knows(start):
     node = start(after_s=30)
     node.tick({"a": 4.0}, {"a": 0.2})
-    answer = {**control.describe_agent(node.snapshot()), "last_tick_age_s": 0.0}
-    [job] = msgspec.json.decode(msgspec.json.encode(answer), type=StatusAnswer).jobs
+    answer = msgspec.json.encode(control.describe_agent(node.snapshot()))
+    [job] = msgspec.json.decode(answer, type=StatusAnswer).jobs
     assert job.limit_rule == "peak"
     assert job.peak is not None
     state = node.job("a").state
@@ -253,9 +245,9 @@ def test_the_status_has_what_the_rule_knows(start):
 def test_the_documents_rule_has_no_peak(start):
     node = start(config='[monitor]\nmode = "reclaim"\n', more=PAGE, after_s=30)
     told = control.explain_job(node.agent, "a")
-    assert (told["limit_rule"], told["peak"]) == ("document", None)
-    assert set(told["samples"]["peak"]) == {None}
-    assert set(control.describe_job(node.job("a"))) >= {"limit_rule", "peak"}
+    assert (told.limit_rule, told.peak) == ("document", None)
+    assert told.samples is not None
+    assert set(told.samples.peak) == {None}
 
 
 def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(start):
@@ -264,14 +256,14 @@ def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(sta
     node.reload(PEAK + source(cpu_limit=16.0) + PAGE)
     node.ticks(5, 3.0)
     by_peak = node.job("a").state.peak_cores
-    peaks = control.explain_job(node.agent, "a")["samples"]["peak"]
+    peaks = ask(node).samples.peak
     assert peaks[-1] == pytest.approx(by_peak, rel=1e-6)
     # The first check after the reload is the new rule's base.
     assert len([peak for peak in peaks if peak is not None]) == 4
     assert peaks[-5] is None
     node.reload(document)
     node.ticks(2, 3.0)
-    samples = control.explain_job(node.agent, "a")["samples"]
+    samples = msgspec.to_builtins(ask(node).samples)
     assert samples["peak"][-2:] == [None, None]
     assert {len(column) for name, column in samples.items() if name != "period_s"} == {len(peaks) + 2}
 
@@ -294,14 +286,11 @@ def test_a_restore_by_a_look_is_told_as_such(start):
     record(job, node.clock.wall_s(), "restore", decision.old_cores, decision.new_cores, 16.0, "applied")
     told = ask(node).decisions[-1]
     assert told.by_look
-    assert explain.describe_reason(told) == (
-        "50% of the periods throttled at a look between two checks, so all was given back at once"
-    )
+    assert told.reason == ("50% of the periods throttled at a look between two checks, so all was given back at once")
 
 
 def test_decisions_of_checks_are_not_by_a_look(start):
     node = start(after_s=60)
-    decisions: list[dict[str, Any]] = control.explain_job(node.agent, "a")["decisions"]
+    decisions = control.explain_job(node.agent, "a").decisions
     assert decisions
-    assert {each["by_look"] for each in decisions} == {False}
-    assert DecisionRecord.__struct_fields__[-1] == "by_look"
+    assert {each.by_look for each in decisions} == {False}

@@ -19,7 +19,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond import __version__
-from cpumond.agent.assigned import AssignedView
 from cpumond.agent.exporter import (
     JOB_COUNTERS,
     JOB_GAUGES,
@@ -35,13 +34,13 @@ from cpumond.agent.exporter import (
     write_series,
 )
 from cpumond.agent.jobs import JobView
-from cpumond.agent.snapshot import LinkView, TickSnapshot, Totals
+from cpumond.agent.snapshot import TickSnapshot, Totals
 from cpumond.agent.state_file import SERVICE_RESULTS
+from cpumond.answers import AssignedView, LinkView, ReporterStats
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import Metrics
 from cpumond.discovery import FoundJob
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
-from cpumond.reporters import ReporterStats
 from cpumond.scheduler import exporter as scheduler_exporter
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.loop import Clock, Scheduler

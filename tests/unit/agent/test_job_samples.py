@@ -10,6 +10,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
+from cpumond.answers import ExplainAnswer
 from cpumond.testing import v2_cgroup
 from cpumond.wire import Heartbeat, JobReport
 
@@ -21,7 +22,7 @@ MakeNode = Callable[..., FakeNode]
 
 
 def samples(node: FakeNode, job: str = "a") -> dict[str, Any]:
-    described = control.explain_job(node.agent, job)["samples"]
+    described = msgspec.to_builtins(control.explain_job(node.agent, job).samples)
     assert {len(column) for name, column in described.items() if name != "period_s"} == {len(described["at"])}
     return described
 
@@ -147,7 +148,7 @@ def test_samples_are_json(make_node: MakeNode):
     node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
     node.ticks(6, 1.0)
     explained = control.explain_job(node.agent, "a")
-    assert msgspec.json.decode(msgspec.json.encode(explained))["samples"] == explained["samples"]
+    assert msgspec.json.decode(msgspec.json.encode(explained), type=ExplainAnswer) == explained
 
 
 # ---- sums and figures
@@ -187,7 +188,7 @@ def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node
         node.reload(config)
         node.ticks(4, 0.1)
         node.tick(0.1, {"a": 1.0})
-        assert control.explain_job(node.agent, "a")["aggregated"]["late_cpu_s"] == report(node).late_cpu_seconds
+        assert control.explain_job(node.agent, "a").aggregated.late_cpu_s == report(node).late_cpu_seconds
         return report(node).late_cpu_seconds
 
     assert [late(NO_RESTORE + source()), late(shadow), late(NO_RESTORE + source())] == [1.0, 1.0, 2.0]
@@ -199,8 +200,8 @@ def test_sums_of_explain_and_of_the_heartbeat_are_the_same(make_node: MakeNode):
     node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
     node.ticks(4, 0.1)
     node.tick(0.1, {"a": 1.0})
-    sums, told = control.explain_job(node.agent, "a")["aggregated"], report(node)
-    assert (sums["max_cpu_s"], sums["throttled_cpu_s"], sums["late_cpu_s"], sums["preempted_cpu_s"]) == (
+    sums, told = control.explain_job(node.agent, "a").aggregated, report(node)
+    assert (sums.max_cpu_s, sums.throttled_cpu_s, sums.late_cpu_s, sums.preempted_cpu_s) == (
         told.ordered_cpu_seconds,
         told.throttled_cpu_seconds,
         told.late_cpu_seconds,

@@ -60,8 +60,8 @@ def test_a_look_gives_all_back_to_whom_a_lowered_limit_held_back_and_to_nobody_e
     assert (counters["looks_restored"], counters["restores"], node.snapshot().decisions["restore"]) == (1, 1, 1)
     assert (node.job("a").current_cores, node.job("a").state.held.count) == (4.0, 1)
     assert node.job("a").state.held.held_s == pytest.approx(0.2)
-    record = control.explain_job(node.agent, "a")["decisions"][-1]
-    assert (record["kind"], record["result"], record["applied_cores"]) == ("restore", "applied", 4.0)
+    record = control.explain_job(node.agent, "a").decisions[-1]
+    assert (record.kind, record.result, record.applied_cores) == ("restore", "applied", 4.0)
     # The next check starts where the last one ended, and pays for nothing twice.
     node.tick(1.0, seconds=0.6)
     assert node.job("a").state.held.count == 1
@@ -242,7 +242,7 @@ def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(mak
     before = node.snapshot().decisions["shrink"]
     node.ticks(20, 0.0)
     assert node.snapshot().decisions["shrink"] <= before + 1
-    told = control.explain_job(node.agent, "a")["peak"]["next"]
+    told = control.explain_job(node.agent, "a").next
     assert told.startswith("hold: it is raised to 0.001 cores, the least quota the kernel takes; a cut is tried again ")
 
 

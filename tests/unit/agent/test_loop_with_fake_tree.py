@@ -20,6 +20,7 @@ from cpumond.agent.jobs import Tracked
 from cpumond.agent.loop import Agent
 from cpumond.agent.state_file import Originals, load
 from cpumond.agent.written import WRITTEN_FILE
+from cpumond.answers import AddedJob
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.settings import CpuSettings
@@ -97,9 +98,9 @@ def test_a_job_under_pressure_gets_its_full_limit_back_in_that_check(make_node, 
     node.tick(0.1)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
     assert node.agent.totals.restores == node.job("a").restores == 1
-    decisions = control.explain_job(node.agent, "a")["decisions"]
-    assert (decisions[-1]["kind"], decisions[-1]["throttled_ratio"]) == ("restore", 0.0)
-    assert decisions[-1]["pressure_ratio"] == pytest.approx(0.4, abs=1e-5)
+    decisions = control.explain_job(node.agent, "a").decisions
+    assert (decisions[-1].kind, decisions[-1].throttled_ratio) == ("restore", 0.0)
+    assert decisions[-1].pressure_ratio == pytest.approx(0.4, abs=1e-5)
     [missed] = [record for record in logs if record["event"] == "pressure_unknown"]
     assert missed["job_id"] == "b"
     assert "cpu.pressure" in missed["error"]
@@ -471,7 +472,7 @@ def test_a_limit_is_held_to_what_each_thread_needs(make_node):
     node.write("a", "cgroup.threads", "7\n8\n9\n")
     node.ticks(8)
     assert node.cores("a") == node.job("a").current_cores == pytest.approx(1.2)
-    assert "min_cores_per_thread" in control.explain_job(node.agent, "a")["notes"][0]
+    assert "min_cores_per_thread" in control.explain_job(node.agent, "a").notes[0]
     # More threads than the limit has room for now: it is not lowered, and not raised for them either.
     node.write("a", "cgroup.threads", "7\n" * 100)
     node.ticks(4)
@@ -1058,19 +1059,19 @@ def test_a_limit_that_cannot_be_put_back_stays_on_disk_and_is_tried_again(make_n
 # ---- control socket
 
 
-def add(node: FakeNode, cgroup: str, **more: object) -> dict[str, object]:
+def add(node: FakeNode, cgroup: str, **more: object) -> AddedJob:
     return control.add_job(node.agent, {"cgroup": cgroup, **more})
 
 
 def test_a_registered_job_is_followed_at_once_and_over_a_restart(make_node):
     node = make_node({"a": FOUR}, config=QUICK).start()
-    assert add(node, "jobs/a", cpu_limit=3.0, job_id="mine", operation_id="op")["cpu_limit"] == 3.0
+    assert add(node, "jobs/a", cpu_limit=3.0, job_id="mine", operation_id="op").cpu_limit == 3.0
     node.ticks(8)
     node.kill_and_restart()
     assert (node.job("a").found.job_id, node.job("a").ordered_cores, node.cores("a")) == ("mine", 3.0, 0.5)
     assert control.remove_job(node.agent, "mine") == {"job_id": "mine", "removed": True}
     assert node.read("a") == "400000 100000"
-    assert control.list_registered(node.agent) == {"jobs": []}
+    assert control.list_registered(node.agent).jobs == []
     with pytest.raises(UnavailableError, match="nothing to remove"):
         control.remove_job(node.agent, "mine")
 
@@ -1100,16 +1101,16 @@ def test_a_job_that_cannot_be_managed_is_refused_and_not_kept(make_node, cgroup,
     node.start()
     with pytest.raises(error, match=match):
         add(node, cgroup, **body)
-    assert control.list_registered(node.agent) == {"jobs": []}
+    assert control.list_registered(node.agent).jobs == []
 
 
 def test_options_of_a_registered_job_without_effect_are_told(make_node, logs):
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK).start()
     options = {"limit_rule": "peak", "vote_mode": "ytsaurus", "reserve_ratio": 0.2}
     told = ['job_cpu_monitor.vote_mode has no effect under limit_rule = "peak"']
-    assert add(node, "jobs/a", job_cpu_monitor=options)["warnings"] == told
+    assert add(node, "jobs/a", job_cpu_monitor=options).warnings == told
     assert [record["error"] for record in logs if record["event"] == "option_without_effect"] == told
-    assert add(node, "jobs/b", job_cpu_monitor={"vote_mode": "ytsaurus"})["warnings"] == []
+    assert add(node, "jobs/b", job_cpu_monitor={"vote_mode": "ytsaurus"}).warnings == []
 
 
 def test_a_cgroup_is_one_registered_job(make_node):
@@ -1117,8 +1118,8 @@ def test_a_cgroup_is_one_registered_job(make_node):
     add(node, "jobs/a", job_id="one", cpu_limit=3.0)
     with pytest.raises(ConfigError, match="one"):
         add(node, "jobs/a", job_id="two")
-    assert add(node, "jobs/a", job_id="one", cpu_limit=2.0)["cpu_limit"] == 2.0
-    assert [job["job_id"] for job in control.list_registered(node.agent)["jobs"]] == ["one"]
+    assert add(node, "jobs/a", job_id="one", cpu_limit=2.0).cpu_limit == 2.0
+    assert [job.job_id for job in control.list_registered(node.agent).jobs] == ["one"]
 
 
 def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_node):
@@ -1134,7 +1135,7 @@ def test_a_registered_job_overrides_what_a_source_says_about_its_cgroup(make_nod
 def test_a_pin_holds_a_limit_until_unpin_and_over_a_restart(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(4)
-    assert control.pin_job(node.agent, "a", {"cpu_limit": 1.5})["status"] == "pinned"
+    assert control.pin_job(node.agent, "a", {"cpu_limit": 1.5}).status == "pinned"
     assert node.cores("a") == 1.5
     node.ticks(6)
     node.kill_and_restart()
@@ -1214,7 +1215,7 @@ def test_explain_shows_where_the_limit_comes_from_as_plain_json(make_node):
     node = make_node({"a": v2_cgroup()}, config=QUICK + source()).start()
     node.ticks(8)
     node.tick(0.5, {"a": 1.0})
-    shown = json.loads(json.dumps(control.explain_job(node.agent, "a"), allow_nan=False))
+    shown = json.loads(json.dumps(msgspec.to_builtins(control.explain_job(node.agent, "a")), allow_nan=False))
     assert shown["bounds"]["floor"] == 0.5
     assert shown["bounds"]["cap"] == 4.0
     assert shown["bounds"]["quota_found"] is None

@@ -16,8 +16,8 @@ from fake_node import QUICK, CollectedReports, FakeNode, source
 
 from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier, describe_status
+from cpumond.answers import ReporterStats
 from cpumond.process import read_watchdog_s
-from cpumond.reporters import ReporterStats
 from cpumond.testing import FakeClock
 from cpumond.wire import Heartbeat, RegistrationAnswer
 

@@ -8,7 +8,8 @@ import pytest
 import structlog
 
 from cpumond.agent.registry import RegisteredJobs
-from cpumond.agent.state_file import Pin, RegisteredJob
+from cpumond.agent.state_file import Pin
+from cpumond.answers import RegisteredJob
 from cpumond.errors import CreateError
 
 JOB = RegisteredJob("a", "jobs/a", "op", 2.0, {"mode": "shadow"})

@@ -106,6 +106,8 @@ def test_an_explanation_is_always_of_now(node: Asked) -> None:
     again = node.ask("explain")
     assert again.value is not None
     assert again.value["pinned_cpu_limit"] == 0.5
+    operation = again.value["operation_id"]
+    assert again.value["why"].endswith(f": an operator pinned it until `cpumond operation unpin {operation} j1`.")
 
 
 def test_what_is_remembered_is_bounded(node: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpumond.agent.ring import KINDS, RESULTS, DecisionRecord, DecisionRing, SampleRecord, SampleRing
+from cpumond.agent.ring import KINDS, RESULTS, DecisionRing, SampleRecord, SampleRing
+from cpumond.answers import DecisionAnswer
 from cpumond.monitor.model import Decision
 
 FLOATS = st.floats(allow_nan=False)
+CORES = st.floats(allow_nan=False, allow_infinity=False) | st.none()
 RECORDS = st.builds(
-    DecisionRecord,
+    DecisionAnswer,
     at=FLOATS,
     kind=st.sampled_from(KINDS),
-    old_cores=FLOATS,
-    new_cores=FLOATS,
-    applied_cores=FLOATS,
+    old_cores=CORES,
+    new_cores=CORES,
+    applied_cores=CORES,
     usage_cores=FLOATS,
     smoothed_cores=FLOATS,
     throttled_ratio=st.floats(0.0, 1.0),
@@ -29,7 +31,7 @@ RECORDS = st.builds(
     pressure_ratio=st.integers(0, 65_535).map(lambda steps: steps / 65_535),
     by_look=st.booleans(),
 )
-ONE = DecisionRecord(1.0, "grow", 1.0, math.inf, 2.0, 0.5, 0.6, 0.25, 4, "applied")
+ONE = DecisionAnswer(1.0, "grow", 1.0, None, 2.0, 0.5, 0.6, 0.25, 4, "applied")
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,8 +10,8 @@ from fake_node import QUICK, FakeNode, source
 from test_assigned import ME, PlayedExecutor
 
 from cpumond.agent.assigned import AssignedJobs
+from cpumond.answers import ReporterStats
 from cpumond.executor import Ended, Started
-from cpumond.reporters import ReporterStats
 from cpumond.testing import FakeClock, v2_cgroup
 from cpumond.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 

@@ -16,7 +16,6 @@ from cpumond.agent.state_file import (
     Original,
     Originals,
     Pin,
-    RegisteredJob,
     Registry,
     is_of_this_boot,
     keep_node_key,
@@ -27,6 +26,7 @@ from cpumond.agent.state_file import (
     read_node_key,
     save,
 )
+from cpumond.answers import RegisteredJob
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.errors import CpumondError, CreateError, StateFileError
 

@@ -19,7 +19,8 @@ import pytest
 
 from cpumond.agent import state_file
 from cpumond.agent.restore import hold_lock
-from cpumond.agent.state_file import Original, Originals, RegisteredJob, Registry, read_boot_id, save
+from cpumond.agent.state_file import Original, Originals, Registry, read_boot_id, save
+from cpumond.answers import RegisteredJob
 from cpumond.cgroup.mounts import Hierarchies, Mount, read_mounts
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.cli import doctor, doctor_cgroups, doctor_checks, doctor_host, run

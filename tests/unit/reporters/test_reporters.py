@@ -14,9 +14,10 @@ import msgspec
 import pytest
 import structlog
 
+from cpumond.answers import ReporterStats
 from cpumond.config import Report
 from cpumond.errors import AccessError, ConfigError
-from cpumond.reporters import REPORTERS, Reporter, ReporterStats, read_token
+from cpumond.reporters import REPORTERS, Reporter, read_token
 from cpumond.reporters.http import FIRST_RETRY_S, backoff_s, describe_status, heartbeat_url
 from cpumond.reporters.log import LogReporter
 from cpumond.wire import Heartbeat, JobReport

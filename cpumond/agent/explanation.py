@@ -1,0 +1,329 @@
+"""Why a job's limit is what it is, in sentences: the words of ``cpumond explain``, at the scheduler and on all pages.
+
+Pure but for the time zone: times are the host's, and say of which zone, as they are read elsewhere, too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cpumond.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
+from cpumond.monitor.model import MonitorSettings
+from cpumond.units import format_span
+from cpumond.words import count, show_cores, show_left, show_measured, show_time, show_votes
+
+ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"
+KIND_REASONS: Final = {
+    "foreign-raise": "somebody else raised it",
+    "foreign-lower": "somebody else lowered it",
+    "reapply": "brought to what is meant: another write, a reload or a restart had left something else",
+    "adopt": "found as an earlier run of the agent left it",
+    "pin": "pinned by an operator",
+    "mode": "its mode changed",
+}
+
+
+def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAnswer:
+    """The answer with all that is said of it in words.
+
+    ``s`` the options that ``e`` follows from; ``unpin`` the command that, followed by the job's name, gives the job
+    back to the monitor.
+    """
+    return msgspec.structs.replace(
+        e,
+        why=_describe_why(e, s, unpin),
+        next=_describe_next(e, s),
+        facts=_list_facts(e, s),
+        window=msgspec.structs.replace(e.window, meaning=_describe_votes(e, s)),
+        decisions=[msgspec.structs.replace(each, reason=_describe_reason(each)) for each in e.decisions],
+    )
+
+
+def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
+    """One or two sentences: why the limit is what it is."""
+    name, limit = e.job_id, show_cores(e.current_cpu_limit)
+    stands = f"The limit of {name} is {limit} of {show_cores(e.cpu_limit)} ordered cores"
+    if e.refused:
+        return f"{stands}: nothing is ever written to its cgroup, because {e.refused}."
+    if e.status == "contested":
+        return (
+            f"{stands}, as another program left it: that one changed the limit back {e.contested_losses} times, so the "
+            f"agent writes no more. End the other program's writes, then `{unpin} {name}`."
+        )
+    if e.override_left_s is not None:
+        who = f"{e.override_by} ordered it" if e.override_by else "somebody else set it"
+        return (
+            f"{stands}: {who}, which is respected for {show_left(e.override_left_s)} more. "
+            f"`{unpin} {name}` gives it back to the monitor now."
+        )
+    if e.pinned_cpu_limit is not None:
+        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until, ZONED)}"
+        return f"{stands}: an operator pinned it {until}."
+    if e.mode == "off":
+        return f"{stands}: its mode is off, it is neither measured nor changed."
+    if e.mode == "shadow":
+        because = f": {e.peak.because}" if e.peak else f"{_because(e)}."
+        return (
+            f"{stands}: its mode is shadow, so nothing is written. In mode reclaim it would be "
+            f"{show_cores(e.monitor_cpu_limit)} now{because}"
+        )
+    paused = " Writes are paused, so it stays there." if e.paused else ""
+    if e.peak is not None and e.bounds.floor < e.bounds.cap:
+        if e.start_left_s > 0:
+            return f"{stands}: it is not measured before start_delay is over, in {show_left(e.start_left_s)}.{paused}"
+        whole = ", all it may have" if e.current_cpu_limit >= e.bounds.cap else ""
+        return f"{stands}{whole}: {e.peak.because}{_describe_cap(e) if whole else ''}{paused}"
+    if e.current_cpu_limit < e.bounds.cap:
+        floor = f" This is its floor ({_floor_reason(e, s)})." if e.current_cpu_limit <= e.bounds.floor else ""
+        return f"{stands}{_because(e)}.{_last_step(e, s)}{floor}{paused}"
+    held = _describe_cap(e)
+    if e.bounds.floor >= e.bounds.cap:
+        floor = f"its floor is as high ({_floor_reason(e, s)})"
+        return f"{stands}, all it may have, and never goes below: {floor}.{held}{paused}"
+    return f"{stands}, all it may have{_last_step(e, s) or ': it was not lowered so far.'}{held}{paused}"
+
+
+def _because(e: ExplainAnswer) -> str:
+    if e.smoothed_cpu_usage is None:
+        return ""
+    return f", because it lately used about {show_cores(e.smoothed_cpu_usage)} (smoothed)"
+
+
+def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
+    """A sentence about the newest change that was written, with a space before it; "" when there was none."""
+    step = next((decision for decision in reversed(e.decisions) if decision.result == "applied"), None)
+    if step is None:
+        return ""
+    lead = "." if e.current_cpu_limit >= e.bounds.cap else ""
+    change = f"{show_cores(step.old_cores)} -> {show_cores(step.applied_cores)}"
+    return f"{lead} The last change, {change} at {show_time(step.at, ZONED)}: {_tell_reason(step, e, s)}."
+
+
+def _tell_reason(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
+    """Why the newest change was made, for somebody who does not know about votes."""
+    votes = f"(votes {show_votes(step.votes_sum)}, more than {e.window.threshold} are needed)"
+    if step.kind == "shrink":
+        return f"use stayed below {s.relative_lower_bound:g} of the limit {votes}"
+    if step.kind == "grow":
+        return f"use stayed above {s.relative_upper_bound:g} of the limit {votes}"
+    return _describe_reason(step)
+
+
+def _describe_cap(e: ExplainAnswer) -> str:
+    """What keeps the limit below what the job ordered, with a space before it; "" where nothing does."""
+    b = e.bounds
+    if b.cap >= e.cpu_limit:
+        return ""
+    what = "What it ordered"
+    if b.ancestor_cap is not None and b.ancestor_cap <= b.cap:
+        what = f"The quota of {b.ancestor or '/'} above it, {show_cores(b.ancestor_cap)} cores,"
+    elif b.quota_found is not None and b.quota_found <= b.cap:
+        what = f"The quota its cgroup was found with, {show_cores(b.quota_found)} cores,"
+    return f" {what} allows no more."
+
+
+def _floor_reason(e: ExplainAnswer, s: MonitorSettings) -> str:
+    cap = e.bounds.cap
+    reasons = {
+        f"min_cpu_limit = {s.min_cpu_limit:g}": s.min_cpu_limit,
+        f"min_limit_ratio = {s.min_limit_ratio:g} of the cap": s.min_limit_ratio * cap,
+    }
+    reason, cores = max(reasons.items(), key=lambda item: item[1])
+    if s.headroom_ratio and e.bounds.floor > min(cores, cap):
+        return f"headroom_ratio = {s.headroom_ratio:g} above the use of the window"
+    return reason
+
+
+def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
+    """Everything the limit follows from, by heading."""
+    b = e.bounds
+    found = "none" if b.quota_found is None else show_cores(b.quota_found)
+    above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
+    ordered = ", taken from its cgroup" if e.cpu_limit_given is None else ""
+    use, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
+    facts = {
+        "job": f"{e.job_id}, operation {e.operation_id or '-'}, {_describe_source(e)}",
+        "cgroup": e.directory or e.cgroup,
+        "ordered": f"{show_cores(e.cpu_limit)} cores{ordered}",
+        "cap": f"{show_cores(b.cap)} cores: least of the order, the quota found ({found}), the least above ({above})",
+        "floor": f"{show_cores(b.floor)} cores: {_floor_reason(e, s)}",
+        "mode": _describe_mode(e),
+        "in force": f"{_describe_quota(e.in_force)}; found: {_describe_quota(e.found)}",
+        "use": f"{use} cores in the last check, smoothed {smoothed}, {e.throttled_ratio:.0%} of the periods throttled",
+        "pressure": "not known (no PSI for this cgroup)",
+    }
+    if (psi := e.pressure) is not None:
+        ratios = f"{psi.some_10s_ratio:.1%} of the last 10 s, {psi.some_60s_ratio:.1%} of the last 60 s"
+        facts["pressure"] = f"some task waited for CPU {ratios}"
+    if (p := e.peak) is not None:
+        peak = "none yet" if p.peak_cores is None else f"{show_measured(p.peak_cores)} cores"
+        half_life = format_span(p.half_life_s)
+        facts["rule"] = f"peak: {peak} remembered, half-life {half_life}, caution {p.caution:.2f} of 0 to 7"
+        facts["held back"] = _describe_budget(p)
+    facts["last write"] = _describe_write(e)
+    if s.actuator == "weight":
+        facts["actuator"] = "weight: the limit is a share for when CPU is short, it never throttles"
+    if e.notes:
+        facts["held by"] = "; ".join(e.notes)
+    if (a := e.aggregated) is not None:
+        facts["so far"] = (
+            f"core-seconds: {a.max_cpu_s:.0f} ordered, {a.smoothed_cpu_s:.0f} used (smoothed), "
+            f"{a.preempted_cpu_s:.0f} reclaimed"
+        )
+        if e.fast_restores:
+            facts["so far"] += f"; the full limit given back at once {e.fast_restores} x"
+        if a.throttled_cpu_s:
+            facts["so far"] += (
+                f"; its threads were held back for {a.throttled_cpu_s:.1f} s, {a.late_cpu_s:.1f} s of it while its "
+                "limit was lowered"
+            )
+    return facts
+
+
+def _describe_budget(p: PeakAnswer) -> str:
+    """How often a lowered limit held the job back, against the budget for it."""
+    times = count(p.held_count, "time")
+    return (
+        f"{times}, {format_span(p.held_s)} of {format_span(p.watched_s)} watched = {100 * p.held_ratio:.2f} %, "
+        f"budget {100 * p.throttle_budget:.2f} %"
+    )
+
+
+def _describe_source(e: ExplainAnswer) -> str:
+    if e.source.startswith("ordered by the scheduler"):
+        return e.source
+    return f"from source {e.source}" if e.source else "added by `cpumond job add`"
+
+
+def _describe_mode(e: ExplainAnswer) -> str:
+    words = [e.mode]
+    if e.xattr_mode is not None:
+        words.append(f"xattr user.cpumond.mode asks for {e.xattr_mode}")
+    if e.refused:
+        words.append(f"refused: {e.refused}")
+    if e.paused:
+        words.append("all writes paused by the pause file")
+    if e.status not in (e.mode, "refused"):
+        words.append(e.status)
+    if e.contested_losses:
+        words.append(f"limit lowered by somebody else {e.contested_losses} x")
+    return ", ".join(words)
+
+
+def _describe_quota(q: Quota) -> str:
+    if q.quota_us is None:
+        text = f"no quota (period {q.period_us} us)"
+    else:
+        text = f"{q.quota_us} us of each {q.period_us} us = {show_cores(q.quota_us / q.period_us)} cores"
+    if q.burst_us:
+        text += f", burst {q.burst_us} us"
+    return text if q.weight is None else f"{text}, weight {q.weight}"
+
+
+def _describe_write(e: ExplainAnswer) -> str:
+    text = e.last_result or "none so far"
+    if e.write_errors:
+        text += f", {count(e.write_errors, 'error')} so far"
+    return f"{text}; {e.last_error}" if e.last_error else text
+
+
+def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
+    """What a vote of the window means."""
+    limit, low, high = (show_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound))
+    return (
+        f"votes against the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
+        f"+1 above {s.relative_upper_bound:g} x {limit} = {high}"
+    )
+
+
+def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
+    """What the next check does if its vote is like the others: the sum, the threshold, and the step."""
+    b, w = e.bounds, e.window
+    if e.mode == "off":
+        return "none in mode off"
+    if e.start_left_s > 0:
+        return f"measured after start_delay, in {show_left(e.start_left_s)}"
+    if e.peak is not None:
+        return e.peak.next
+    limit, total, size = e.monitor_cpu_limit, sum(w.votes), len(w.votes)
+    if s.vote_mode == "ytsaurus" and size == w.size - 1:
+        return _describe_last_vote(e, s, total)
+    if size < w.size:
+        return f"decides when the window has {w.size} votes; now {size}, sum {show_votes(total)}"
+    low, high = w.votes.count(-1), w.votes.count(1)
+    shown = show_cores(limit)
+    below = f"{low} of {size} below {s.relative_lower_bound:g} x {shown} = {show_cores(b.lower_bound)} cores"
+    above = f"{high} of {size} above {s.relative_upper_bound:g} x {shown} = {show_cores(b.upper_bound)} cores"
+    needs = f"needs |sum| > {w.threshold}, has {show_votes(total)}"
+    if total > w.threshold:
+        return f"{needs}: {above} -> {_describe_grow(e, s)}"
+    if total < -w.threshold:
+        return f"{needs}: {below} -> {_describe_shrink(e, s)}"
+    votes = " and ".join(text for text, number in ((below, low), (above, high)) if number)
+    return f"{needs}: {votes or 'all between the bounds'} -> hold"
+
+
+def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str:
+    """The form of ytsaurus keeps one vote less than it needs between two checks."""
+    threshold = e.window.threshold
+    needs = f"needs |sum| > {threshold}, has {show_votes(total)} and one vote to come"
+    if total - 1 < -threshold:
+        return f"{needs}: -> {_describe_shrink(e, s)}, if that is {'not +1' if total < -threshold else '-1'}"
+    if total + 1 > threshold:
+        return f"{needs}: -> {_describe_grow(e, s)}, if that is {'not -1' if total > threshold else '+1'}"
+    return f"{needs} -> hold"
+
+
+def _describe_grow(e: ExplainAnswer, s: MonitorSettings) -> str:
+    limit, cap = e.monitor_cpu_limit, e.bounds.cap
+    if limit >= cap:
+        return f"would grow, but {show_cores(limit)} is its cap already"
+    if s.direction == "down-only":
+        return "would grow, but direction is down-only"
+    text = f"grow to {show_cores(min(limit * s.increase_coefficient, cap))} (x {s.increase_coefficient:g})"
+    return text + _describe_hindrance(e)
+
+
+def _describe_shrink(e: ExplainAnswer, s: MonitorSettings) -> str:
+    limit, floor = e.monitor_cpu_limit, e.bounds.floor
+    if limit <= floor:
+        return f"would shrink, but {show_cores(limit)} is its floor ({_floor_reason(e, s)})"
+    if s.direction == "up-only" or e.mode == "up-only":
+        return f"would shrink, but its {'direction' if s.direction == 'up-only' else 'mode'} is up-only"
+    if e.held_s > 0:
+        return f"would shrink, but restore_hold or startup_boost keep it for {show_left(e.held_s)} more"
+    to = show_cores(max(limit * s.decrease_coefficient, floor))
+    return f"shrink to {to} (x {s.decrease_coefficient:g})" + _describe_hindrance(e)
+
+
+def _describe_hindrance(e: ExplainAnswer) -> str:
+    """Why a step is not written even when it is decided."""
+    if e.status in ("refused", "contested", "overridden", "pinned"):
+        return f", not written: it is {e.status}"
+    if e.mode == "shadow":
+        return ", not written in mode shadow"
+    return ", not written while writes are paused" if e.paused else ""
+
+
+def _describe_reason(decision: DecisionAnswer) -> str:
+    """Why a limit moved, in words."""
+    if decision.kind in ("grow", "shrink") and decision.votes_sum is None:
+        high = "its highest use of late asks for more" if decision.kind == "grow" else "its highest use of late fades"
+        return f"{high}, use {show_measured(decision.usage_cores)}"
+    if decision.kind in ("grow", "shrink"):
+        votes = show_votes(decision.votes_sum)
+        usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
+        return f"votes {votes}, use {usage}, smoothed {smoothed}"
+    if decision.kind == "restore":
+        signs = []
+        if decision.throttled_ratio:
+            signs.append(f"{decision.throttled_ratio:.0%} of the periods throttled")
+        if decision.pressure_ratio:
+            signs.append(f"some task waited for CPU {decision.pressure_ratio:.0%} of the time")
+        if not signs:
+            signs.append(f"use {show_measured(decision.usage_cores)} above the limit")
+        looked = " at a look between two checks" if decision.by_look else ""
+        return f"{', '.join(signs)}{looked}, so all was given back at once"
+    return KIND_REASONS.get(decision.kind, decision.kind)

@@ -1,0 +1,300 @@
+"""Why a job's limit is what it is, in sentences, for each state that a job can be in."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from explained import PEAK, RESTORE, SHRINK, make_explain
+
+
+def when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+
+
+def tell_reason(decision: dict[str, object]) -> str:
+    return make_explain(decisions=[decision]).decisions[0].reason
+
+
+# the first sentences
+
+
+def test_why_a_limit_is_lowered():
+    assert make_explain().why == (
+        "The limit of steady-low is 3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). The last "
+        f"change, 3.3 -> 3.2 at {when(1795223773.1)}: use stayed below 0.6 of the limit "
+        "(votes -4, more than 3 are needed)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"refused": "it is outside managed_roots", "status": "refused"},
+            ": nothing is ever written to its cgroup, because it is outside managed_roots.",
+        ),
+        (
+            {"status": "contested", "contested_losses": 5},
+            (
+                ", as another program left it: that one changed the limit back 5 times, so the agent writes no more. "
+                "End the other program's writes, then `cpumond unpin steady-low`."
+            ),
+        ),
+        (
+            {"status": "overridden", "override_left_s": 570.2},
+            (
+                ": somebody else set it, which is respected for 9m30s more. "
+                "`cpumond unpin steady-low` gives it back to the monitor now."
+            ),
+        ),
+        ({"status": "pinned", "pinned_cpu_limit": 3.2}, ": an operator pinned it until `cpumond unpin steady-low`."),
+        (
+            {"status": "pinned", "pinned_cpu_limit": 3.2, "pinned_until": 1795223999.0},
+            f": an operator pinned it until {when(1795223999.0)}.",
+        ),
+        ({"status": "off", "mode": "off"}, ": its mode is off, it is neither measured nor changed."),
+        (
+            {"status": "shadow", "mode": "shadow", "monitor_cpu_limit": 2.5},
+            (
+                ": its mode is shadow, so nothing is written. In mode reclaim it would be 2.5 now, "
+                "because it lately used about 1.8 (smoothed)."
+            ),
+        ),
+        (
+            {"status": "shadow", "mode": "shadow", "smoothed_cpu_usage": None},
+            ": its mode is shadow, so nothing is written. In mode reclaim it would be 3.2 now.",
+        ),
+    ],
+)
+def test_why_the_monitor_does_not_decide(changes, sentence):
+    assert make_explain(**changes).why == (f"The limit of steady-low is 3.2 of 10 ordered cores{sentence}")
+
+
+def test_why_a_limit_stands_at_its_floor_and_is_paused():
+    why = make_explain({"floor": 3.2}, section={"min_cpu_limit": 3.2}, decisions=[], paused=True).why
+    assert why.endswith("(smoothed). This is its floor (min_cpu_limit = 3.2). Writes are paused, so it stays there.")
+
+
+def test_why_a_limit_was_never_lowered():
+    why = make_explain(current_cpu_limit=10.0, decisions=[]).why
+    assert why == "The limit of steady-low is 10 of 10 ordered cores, all it may have: it was not lowered so far."
+
+
+def test_why_a_limit_was_given_back_for_pressure():
+    waited = {**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}
+    reason = tell_reason(waited)
+    assert reason == "some task waited for CPU 62% of the time, so all was given back at once"
+    reason = tell_reason({**waited, "throttled_ratio": 0.3})
+    assert reason.startswith("30% of the periods throttled, some task waited for CPU 62% of the time, so all")
+
+
+def test_why_a_limit_was_given_back():
+    why = make_explain(current_cpu_limit=10.0, decisions=[SHRINK, {**RESTORE, "throttled_ratio": 0.8}]).why
+    assert why == (
+        "The limit of steady-low is 10 of 10 ordered cores, all it may have. The last change, 3.2 -> 10 at "
+        f"{when(1795223773.1)}: 80% of the periods throttled, so all was given back at once."
+    )
+
+
+def test_why_a_limit_can_never_be_lowered():
+    why = make_explain({"floor": 1.0, "cap": 1.0}, cpu_limit=1.0, current_cpu_limit=1.0).why
+    assert why == (
+        "The limit of steady-low is 1 of 1 ordered cores, all it may have, and never goes below: "
+        "its floor is as high (min_cpu_limit = 1)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sentence"),
+    [
+        ({"ancestor_cap": 4.0, "ancestor": "jobs"}, "The quota of jobs above it, 4 cores, allows no more."),
+        ({"quota_found": 4.0}, "The quota its cgroup was found with, 4 cores, allows no more."),
+    ],
+)
+def test_why_a_job_does_not_get_what_it_ordered(bounds, sentence):
+    why = make_explain({"cap": 4.0, **bounds}, current_cpu_limit=4.0, decisions=[]).why
+    assert why.startswith("The limit of steady-low is 4 of 10 ordered cores, all it may have")
+    assert why.endswith(sentence)
+
+
+# the next check
+
+
+def test_the_next_check_shrinks():
+    assert make_explain().next == (
+        "needs |sum| > 3, has -4: 4 of 5 below 0.6 x 3.2 = 1.92 cores -> shrink to 3.1 (x 0.97)"
+    )
+
+
+def test_the_next_check_grows():
+    window = {"votes": [1] * 5, "values": [3.1] * 5}
+    assert make_explain(window=window).next == (
+        "needs |sum| > 3, has +5: 5 of 5 above 0.9 x 3.2 = 2.88 cores -> grow to 4.64 (x 1.45)"
+    )
+
+
+def test_the_next_check_grows_no_further_than_the_cap():
+    e = make_explain({"cap": 4.0}, {"votes": [1] * 5})
+    assert e.next.endswith("-> grow to 4 (x 1.45)")
+
+
+@pytest.mark.parametrize(
+    ("votes", "text"),
+    [
+        ([0] * 5, "needs |sum| > 3, has 0: all between the bounds -> hold"),
+        (
+            [-1, -1, -1, 1, 0],
+            (
+                "needs |sum| > 3, has -2: 3 of 5 below 0.6 x 3.2 = 1.92 cores and "
+                "1 of 5 above 0.9 x 3.2 = 2.88 cores -> hold"
+            ),
+        ),
+        ([-1, -1, -1, 0, 0], "needs |sum| > 3, has -3: 3 of 5 below 0.6 x 3.2 = 1.92 cores -> hold"),
+        ([-1, -1], "decides when the window has 5 votes; now 2, sum -2"),
+        ([], "decides when the window has 5 votes; now 0, sum 0"),
+    ],
+)
+def test_the_next_check_holds(votes, text):
+    assert make_explain(window={"votes": votes}).next == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({"bounds": {"floor": 3.2}, "section": {"min_cpu_limit": 3.2}}, "but 3.2 is its floor (min_cpu_limit = 3.2)"),
+        ({"section": {"direction": "up-only"}}, "but its direction is up-only"),
+        ({"mode": "up-only"}, "but its mode is up-only"),
+        ({"held_s": 61.0}, "but restore_hold or startup_boost keep it for 1m1s more"),
+        ({"status": "pinned"}, "shrink to 3.1 (x 0.97), not written: it is pinned"),
+        ({"mode": "shadow", "status": "shadow"}, "shrink to 3.1 (x 0.97), not written in mode shadow"),
+        ({"paused": True}, "shrink to 3.1 (x 0.97), not written while writes are paused"),
+        ({"window": {"votes": [1] * 5}, "bounds": {"cap": 3.2}}, "would grow, but 3.2 is its cap already"),
+        ({"window": {"votes": [1] * 5}, "section": {"direction": "down-only"}}, "but direction is down-only"),
+    ],
+)
+def test_the_next_check_names_what_keeps_it_from_moving(changes, end):
+    assert make_explain(**changes).next.endswith(end)
+
+
+def test_the_next_check_in_mode_off_and_before_the_start():
+    assert make_explain(mode="off").next == "none in mode off"
+    assert make_explain(start_left_s=5.0).next == "measured after start_delay, in 5s"
+
+
+@pytest.mark.parametrize(
+    ("votes", "end"),
+    [
+        ([-1] * 4, "has -4 and one vote to come: -> shrink to 3.1 (x 0.97), if that is not +1"),
+        ([-1, -1, -1, 0], "has -3 and one vote to come: -> shrink to 3.1 (x 0.97), if that is -1"),
+        ([1, 1, 1, 0], "has +3 and one vote to come: -> grow to 4.64 (x 1.45), if that is +1"),
+        ([1] * 4, "has +4 and one vote to come: -> grow to 4.64 (x 1.45), if that is not -1"),
+        ([1, -1, 0, 0], "has 0 and one vote to come -> hold"),
+        ([1], "decides when the window has 5 votes; now 1, sum +1"),
+    ],
+)
+def test_the_form_of_ytsaurus_decides_with_the_next_vote(votes, end):
+    e = make_explain(window={"values": votes, "votes": votes}, section={"vote_mode": "ytsaurus"})
+    assert e.next.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("section", "floor", "reason"),
+    [
+        ({}, 1.0, "min_cpu_limit = 1"),
+        ({"min_limit_ratio": 0.25}, 2.5, "min_limit_ratio = 0.25 of the cap"),
+        ({"headroom_ratio": 0.5}, 2.7, "headroom_ratio = 0.5 above the use of the window"),
+    ],
+)
+def test_the_floor_is_said_with_its_reason(section, floor, reason):
+    assert make_explain({"floor": floor}, section=section).facts["floor"] == f"{floor:g} cores: {reason}"
+
+
+def test_explain_tells_what_bounds_and_others_did():
+    e = make_explain(
+        {"quota_found": 12.0, "ancestor_cap": 11.0, "ancestor": "jobs"},
+        section={"actuator": "weight"},
+        notes=["held to 11 cores, the quota of jobs"],
+        xattr_mode="up-only",
+        paused=True,
+        status="contested",
+        contested_losses=5,
+        source="",
+        cpu_limit_given=None,
+        last_result="failed",
+        last_error="cannot write",
+        write_errors=2,
+        fast_restores=3,
+        pressure={"some_10s_ratio": 0.0123, "some_60s_ratio": 0.5, "some_total_s": 1.0},
+        in_force={"quota_us": 320000, "period_us": 100000, "burst_us": 1000, "weight": None, "cores": 3.2},
+    )
+    facts = e.facts
+    assert facts["job"].endswith("added by `cpumond job add`")
+    assert facts["ordered"] == "10 cores, taken from its cgroup"
+    assert facts["cap"] == "10 cores: least of the order, the quota found (12), the least above (11, of jobs)"
+    assert facts["mode"] == (
+        "reclaim, xattr user.cpumond.mode asks for up-only, all writes paused by the pause file, contested, "
+        "limit lowered by somebody else 5 x"
+    )
+    assert facts["in force"].startswith("320000 us of each 100000 us = 3.2 cores, burst 1000 us; found: ")
+    assert facts["pressure"] == "some task waited for CPU 1.2% of the last 10 s, 50.0% of the last 60 s"
+    assert facts["last write"] == "failed, 2 errors so far; cannot write"
+    assert facts["actuator"].startswith("weight: ")
+    assert facts["held by"] == "held to 11 cores, the quota of jobs"
+    assert facts["so far"].endswith("; the full limit given back at once 3 x")
+
+
+def test_explain_says_how_long_threads_were_held_back_and_how_much_of_it_was_our_doing():
+    sums = {"smoothed_cpu_s": 20.0, "preemptible_cpu_s": 60.0, "preempted_cpu_s": 60.0, "max_cpu_s": 100.0,
+            "throttled_cpu_s": 4.25, "late_cpu_s": 1.5}  # fmt: skip
+    facts = make_explain(aggregated=sums).facts
+    assert facts["so far"].endswith(
+        "60 reclaimed; its threads were held back for 4.2 s, 1.5 s of it while its limit was lowered"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("foreign-raise", "somebody else raised it"),
+        ("foreign-lower", "somebody else lowered it"),
+        ("reapply", "brought to what is meant: another write, a reload or a restart had left something else"),
+        ("adopt", "found as an earlier run of the agent left it"),
+        ("pin", "pinned by an operator"),
+        ("mode", "its mode changed"),
+        ("new-kind", "new-kind"),
+    ],
+)
+def test_each_kind_of_decision_has_its_reason(kind, reason):
+    assert tell_reason({**SHRINK, "kind": kind}) == reason
+
+
+# rule peak
+
+
+def test_what_is_told_of_rule_peak_comes_from_the_agent():
+    told = {**PEAK, "because": "3.2 = 3.05 (highest use) + 5 %. The half-life is 40 s.", "next": "hold: that"}
+    answer = make_explain(peak=told, limit_rule="peak")
+    assert answer.why == (
+        "The limit of steady-low is 3.2 of 10 ordered cores: 3.2 = 3.05 (highest use) + 5 %. The half-life is 40 s."
+    )
+    assert answer.next == "hold: that"
+    facts = answer.facts
+    assert facts["held back"] == "9 times, 1.9 s of 10 min watched = 0.31 %, budget 0.40 %"
+    assert facts["rule"] == "peak: 3.05 cores remembered, half-life 40 s, caution 3.00 of 0 to 7"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kind": "shrink", "votes_sum": None}, "its highest use of late fades, use 1.75"),
+        ({"kind": "grow", "votes_sum": None}, "its highest use of late asks for more, use 1.75"),
+        ({"kind": "restore", "throttled_ratio": 0.0}, "use 1.75 above the limit, so all was given back at once"),
+        (
+            {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
+            "50% of the periods throttled at a look between two checks, so all was given back at once",
+        ),
+    ],
+)
+def test_reasons_of_rule_peak_and_of_looks(changes, text):
+    assert tell_reason({**SHRINK, **changes}) == text
