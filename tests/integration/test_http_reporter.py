@@ -19,7 +19,8 @@ from waiting import wait_until
 
 from cpumond.cli.receiver import make_stub_app
 from cpumond.config import Report
-from cpumond.reporters.http import FIRST_RETRY_S, MAX_ANSWER_BYTES, HttpReporter
+from cpumond.reporters.http import MAX_ANSWER_BYTES, HttpReporter
+from cpumond.reporters.mailbox import FIRST_RETRY_S
 from cpumond.wire import Heartbeat, JobReport
 
 
