@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -32,17 +32,19 @@ def list_nodes(name: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(MODULES[name].read_text())))
 
 
-def list_imports(name: str) -> Iterator[str]:
+@cache
+def list_imports(name: str) -> set[str]:
     """The modules that ``name`` imports anywhere, as absolute dotted names; ``from package import module`` in full."""
+    found: set[str] = set()
     for node in list_nodes(name):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative import"
-            assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in MODULES else node.module
+                found.add(full if full in MODULES else str(node.module))
+    return found
 
 
 def top_part(name: str) -> str:

@@ -158,7 +158,7 @@ def test_the_parts_that_talk_to_the_outside_do_not_know_each_other_nor_the_shell
 
 
 def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
-    users = {name for name in MODULES if "cpumond.testing" in set(list_imports(name))}
+    users = {name for name in MODULES if "cpumond.testing" in list_imports(name)}
     assert all(name == "cpumond.cli.cluster" or name.startswith("cpumond.cli.demo") for name in users), users
 
 
