@@ -89,9 +89,8 @@ def main() -> int:
         lines = sum(size for name, size in sizes.items() if top_part(name) == part)
         print(f"level {level}  {part}, {lines} lines -> {', '.join(sorted(parts[part])) or 'nothing'}")
     print(f"{len(parts)} parts, {max(levels.values()) + 1} levels, {count} arrows, {sum(sizes.values())} lines")
-    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if sizes[name] > MAX_LINES:
-            print(f"more than {MAX_LINES} lines: {name}, {sizes[name]}")
+    for name in sorted(filter(lambda name: sizes[name] > MAX_LINES, sizes), key=sizes.__getitem__, reverse=True):
+        print(f"more than {MAX_LINES} lines: {name}, {sizes[name]}")
     print("\n".join(wrong) or "no circle, no arrow up")
     return 1 if wrong else 0
 
