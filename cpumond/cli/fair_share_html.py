@@ -168,7 +168,9 @@ def _summarise(pool: _Pool) -> Iterator[str]:
 def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
     row, last = pool.first, pool.last
     page.add(f"<h2>{html.escape(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
-    rows = pool.finish(until_s)
+    # One moment is drawn as a second that is like it.
+    end_s = until_s or 1.0
+    rows = pool.finish(end_s)
     times = [each.time_s for each in rows]
 
     def line(name: str, label: str, color: str, **look: Any) -> dict[str, Any]:
@@ -191,11 +193,11 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
             *strong,
             line("integral", "integral guarantee", "--c3", **area),
             line("weight", "weight-proportional share", "--c7", **area),
-            *levels,
             line("demand", "demand (beyond the graph)" if is_cut else "demand", "--c2", step="after", width=3),
             line("usage", "usage", "--c1", step="after"),
+            *levels,
         ],
-        height=260, elapsed=True, sync=f"pool {number}", until=until_s, **({"cut": fitting * 1.15} if is_cut else {}),
+        height=260, elapsed=True, sync=f"pool {number}", until=end_s, **({"cut": fitting * 1.15} if is_cut else {}),
     )  # fmt: skip
     capacity = row.integral_pool_capacity
     page.add_chart(
@@ -204,7 +206,7 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
         f"{format_amount(last.accumulated_volume)}, of a capacity of {format_amount(capacity)}.",
         times,
         [line("volume", "volume", "--c3"), {"label": "capacity", "level": capacity, "color": "--c7", "dash": True}],
-        height=180, elapsed=True, sync=f"pool {number}", until=until_s,
+        height=180, elapsed=True, sync=f"pool {number}", until=end_s,
     )  # fmt: skip
 
 

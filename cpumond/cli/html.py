@@ -87,6 +87,8 @@ class Page:
         styles, scripts = ("".join((static / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
         # One module instead of several: a file cannot import another one from a disk.
         script = re.sub(r"^import .*\n|^export ", "", scripts, flags=re.MULTILINE) if self._charts else ""
+        if script:
+            script = f"/*\n{(static / 'uplot.LICENSE.txt').read_text('utf-8')}*/\n{script}"
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         # Inside of <script> only "</" and "<!" could end or change what follows.
         charts = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")

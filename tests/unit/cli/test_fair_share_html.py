@@ -81,7 +81,7 @@ def test_a_simulation_of_one_moment_is_a_page_too():
     page = HtmlPage(render([make_row(usage=70.0, accumulated_volume=5.0)], until_s=0.0))
     assert summary_of(page, "reports")["Mean usage"] == "70"
     assert summary_of(page, "reports")["Volume at the end"] == "5"
-    assert page.charts[0]["times"] == [0]
+    assert page.charts[0]["times"] == [0, 1]
 
 
 def test_amounts_have_the_unit_of_the_main_resource():
