@@ -28,7 +28,6 @@ from cgroupspy.nodes import Node
 
 from cpumond.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.errors import UnavailableError
-from cpumond.units import DEFAULT_PERIOD_US
 
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Of the cgroups of a ``Cluster``; its process id follows."""
@@ -120,62 +119,6 @@ class FakeClock:
     def suspend(self, seconds: float) -> None:
         """Let the machine sleep."""
         self._asleep_s += seconds
-
-
-class SimulatedKernel:
-    """A fake unified hierarchy whose counters run: each cgroup uses its demand, held to its ``cpu.max``.
-
-    ``demands`` maps a cgroup name to a function of seconds since the start -> cores wanted. For hosts where no real
-    cgroup can be had; what it shows is said to be simulated.
-    """
-
-    def __init__(self, root: str, demands: Mapping[str, Callable[[float], float]], step_s: float = 0.1) -> None:
-        self.root = root
-        self.mountinfo = make_v2_host(root, {name: v2_cgroup() for name in demands})
-        self._demands = demands
-        self._step_s = step_s
-        self._totals = {name: [0.0, 0, 0, 0.0] for name in demands}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="simulated-kernel", daemon=True)
-
-    def start(self) -> None:
-        """Let the counters run."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(5.0)
-
-    def _run(self) -> None:
-        begin_s = last_s = time.monotonic()
-        while not self._stop.wait(self._step_s):
-            now_s = time.monotonic()
-            for name, demand in self._demands.items():
-                self.advance(name, demand(now_s - begin_s), now_s - last_s)
-            last_s = now_s
-
-    def advance(self, name: str, demand_cores: float, seconds: float) -> None:
-        """One step of one cgroup."""
-        directory = os.path.join(self.root, "cgroup", name)
-        with open(os.path.join(directory, "cpu.max"), encoding="ascii") as file:
-            quota, _, period = file.read().partition(" ")
-        limit = float("inf") if quota in ("max", "") else int(quota) / (int(period or DEFAULT_PERIOD_US))
-        total = self._totals[name]
-        periods = max(round(seconds * 10), 1)
-        total[0] += min(demand_cores, limit) * seconds
-        total[1] += periods
-        total[2] += periods if demand_cores > limit else 0
-        total[3] += max(demand_cores - limit, 0.0) * seconds
-        text = (
-            f"usage_usec {int(total[0] * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {total[1]}\n"
-            f"nr_throttled {total[2]}\nthrottled_usec {int(total[3] * 1e6)}\n"
-        )
-        temporary = os.path.join(directory, "cpu.stat")
-        with open(temporary, "r+", encoding="ascii") as file:
-            # Overwritten in place: readers hold a descriptor, and the text never becomes shorter.
-            file.write(text)
 
 
 V1_FILES = {

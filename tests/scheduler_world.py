@@ -14,10 +14,13 @@ from typing import Any, Literal
 import msgspec
 
 from cpumond.fairshare.resources import CPU, Vector, sum_vectors
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
 from cpumond.scheduler.operations import (
     AbortOperation,
@@ -59,6 +62,7 @@ class PlayedJob:
     ordered_cpu_seconds: float | None = None
     throttled_cpu_seconds: float | None = None
     late_cpu_seconds: float | None = None
+    smoothed_cpu_usage: float | None = None
 
 
 @dataclass
@@ -75,6 +79,7 @@ class PlayedNode:
     memory: int = 0
     user_slots: int = 1000
     tags: tuple[str, ...] = ()
+    address: str = ""
     incarnation: str = "i1"
     sequence: int = 0
     keeps_stopping: bool = False
@@ -90,7 +95,7 @@ class PlayedNode:
 
     def registration(self) -> NodeRegistration:
         resources = NodeResources(cpu=self.cpu, memory=self.memory, user_slots=self.user_slots)
-        return NodeRegistration(self.id, self.incarnation, resources, tags=list(self.tags))
+        return NodeRegistration(self.id, self.incarnation, resources, self.address, list(self.tags))
 
     def register(self) -> None:
         """Raises CommandError."""
@@ -127,6 +132,7 @@ class PlayedNode:
                 ordered_cpu_seconds=job.ordered_cpu_seconds,
                 throttled_cpu_seconds=job.throttled_cpu_seconds,
                 late_cpu_seconds=job.late_cpu_seconds,
+                smoothed_cpu_usage=job.smoothed_cpu_usage,
             )
             for job_id, job in self.jobs.items()
         ]
@@ -206,6 +212,38 @@ class PlayedNode:
         return sum(job.current_cpu_limit for job in self.jobs.values())
 
 
+class StillClock(Clock):
+    """A clock that stands until it is moved."""
+
+    def __init__(self, at: float = 1_000_000.0) -> None:
+        super().__init__()
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
+
+
+class ServedNode(PlayedNode):
+    """A node of a running scheduler, which is called without a network."""
+
+    def __init__(self, scheduler: Scheduler, cpu: float = 4.0, name: str = "n1", **more: Any) -> None:
+        super().__init__(self, name, cpu, **{"memory": 2**34, **more})
+        self.scheduler = scheduler
+
+    @property
+    def now(self) -> float:
+        """What is asked of a world here."""
+        return self.scheduler.clock.now()
+
+    async def register(self) -> None:
+        await self.scheduler.register(self.registration())
+
+    async def beat(self) -> HeartbeatAnswer:
+        answer = await self.scheduler.heartbeat(self.heartbeat())
+        self.obey(answer)
+        return answer
+
+
 class World:
     """A scheduler with a default tree without pools, at second 1000."""
 
@@ -218,6 +256,8 @@ class World:
         self._ids = itertools.count(1)
         self._updaters: dict[str, FairShareUpdater] = {}
         self.updated_at: dict[str, float] = {}
+        self.updates: dict[str, tuple[Snapshot, UpdateResult]] = {}
+        """The last update of each tree."""
         self.state = State(rules, Config({}))
         self.do(CreateTree(TREE, tree))
         self.do(SetDefaultTree(TREE))
@@ -345,10 +385,16 @@ class World:
     # --- nodes
 
     def node(
-        self, name: str, cpu: float = 10.0, memory: int = 0, tags: tuple[str, ...] = (), user_slots: int = 1000
+        self,
+        name: str,
+        cpu: float = 10.0,
+        memory: int = 0,
+        tags: tuple[str, ...] = (),
+        user_slots: int = 1000,
+        address: str = "",
     ) -> PlayedNode:
         """A new node, registered. Raises CommandError."""
-        node = PlayedNode(self, name, cpu, memory, user_slots, tags)
+        node = PlayedNode(self, name, cpu, memory, user_slots, tags, address)
         node.register()
         self.nodes[name] = node
         return node
@@ -386,6 +432,7 @@ class World:
             snapshot = self.state.make_snapshot(tree)
             result = updater.update(snapshot, self.now, self.updated_at.get(name))
             self.updated_at[name] = self.now
+            self.updates[name] = snapshot, result
             self.state.accept_update(tree, result, self.now)
             self.stored["progress", name] = msgspec.json.encode(self.state.progress_of(tree))
 

@@ -95,7 +95,7 @@ def report_command(
     csv   a row per tree, pool and operation; amounts in core-hours, a text that a spreadsheet
           would take for a formula begins with an apostrophe
     json  the scheduler's answer
-    html  one file with tables and graphs that needs no network and no script
+    html  one file with tables and graphs that needs no network
 
     \b
     Example:

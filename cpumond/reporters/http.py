@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterable
-from contextlib import suppress
 
 import httpx2
 import msgspec
 
-from cpumond.answers import ReporterStats
 from cpumond.config import Report
 from cpumond.errors import ConfigError
 from cpumond.reporters import read_token
-from cpumond.reporters.mailbox import FIRST_RETRY_S, Failure, Mailbox, backoff_s, make_client
+from cpumond.reporters.mailbox import Failure, Mailbox
 from cpumond.wire import Heartbeat
-
-__all__ = [
-    "DEFAULT_PATH", "FIRST_RETRY_S", "MAX_ANSWER_BYTES", "HttpReporter", "backoff_s", "describe_status",
-    "heartbeat_url",
-]  # fmt: skip
 
 DEFAULT_PATH = "/v1/heartbeat"
 
@@ -28,7 +19,7 @@ MAX_ANSWER_BYTES = 65_536
 """An answer is read to its end to keep the connection; behind a longer one the connection is closed instead."""
 
 
-class HttpReporter:
+class HttpReporter(Mailbox):
     """Posts the newest heartbeat as JSON to ``report.url`` until the receiver takes it.
 
     ``rng`` draws the waits. Raises ConfigError when ``report.url`` cannot be understood; afterwards problems show only
@@ -37,41 +28,17 @@ class HttpReporter:
 
     def __init__(self, report: Report, rng: random.Random | None = None) -> None:
         self._url = heartbeat_url(report.url)
-        self._shown_url = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
         self._token_file = report.token_file
-        self._client = make_client(report.timeout_s)
-        self._mailbox = Mailbox(
-            self._send, self._client.close, event="report", shown_url=self._shown_url, timeout_s=report.timeout_s,
-            retry_max_s=report.retry_max_s, rng=rng,
-        )  # fmt: skip
+        shown_url = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        super().__init__("report", shown_url, report.timeout_s, report.retry_max_s, rng)
 
-    def submit(self, heartbeat: Heartbeat) -> None:
-        """Leave ``heartbeat`` for the thread in place of one that still waits there."""
-        self._mailbox.submit(heartbeat)
-
-    def close(self, timeout_s: float) -> None:
-        """Try once more what waits and end. A request under way for longer than ``timeout_s`` is left to its end."""
-        self._mailbox.close(timeout_s)
-
-    def stats(self) -> ReporterStats:
-        """The figures up to now."""
-        return self._mailbox.stats()
-
-    def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | None:
-        status = self._post(msgspec.json.encode(heartbeat), self._authorization(), timeout_s)
-        return None if 200 <= status < 300 else Failure(str(status), f"{self._shown_url}: {describe_status(status)}")
-
-    def _authorization(self) -> dict[str, str]:
-        """The header with the token, read again for each attempt: a token is replaced while the agent runs."""
-        path = self._token_file
-        return {"Authorization": f"Bearer {read_token(path)}"} if path else {}
-
-    def _post(self, body: bytes, headers: dict[str, str], timeout_s: float) -> int:
-        deadline_s = time.monotonic() + timeout_s
-        with self._client.stream("POST", self._url, content=body, headers=headers, timeout=timeout_s) as response:
-            with suppress(httpx2.HTTPError):  # the status has been received; only the connection is lost
-                _read_to_end(response.iter_raw(), deadline_s)
-            return response.status_code
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | None:
+        # The token is read again for each attempt: it is replaced while the agent runs.
+        headers = {"Authorization": f"Bearer {read_token(self._token_file)}"} if self._token_file else {}
+        reply = self._post(self._url, msgspec.json.encode(heartbeat), headers, timeout_s, MAX_ANSWER_BYTES)
+        if reply.is_good:
+            return None
+        return Failure(str(reply.status), f"{self._shown_url}: {describe_status(reply.status)}")
 
 
 def heartbeat_url(url: str) -> httpx2.URL:
@@ -96,12 +63,3 @@ def describe_status(status: int) -> str:
         422: "; the receiver does not understand the heartbeat, check that both have the same version",
     }
     return f"answered {status}{advice.get(status, '')}"
-
-
-def _read_to_end(chunks: Iterable[bytes], deadline_s: float) -> None:
-    """Read an answer to its end, at most MAX_ANSWER_BYTES and until ``deadline_s`` (monotonic), and forget it."""
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > MAX_ANSWER_BYTES or time.monotonic() > deadline_s:
-            return

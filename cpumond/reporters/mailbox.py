@@ -1,4 +1,4 @@
-"""What the reporters that use a network share: one thread with a mailbox for one heartbeat, and the HTTP client.
+"""What the reporters that use a network share: one thread with a mailbox for one heartbeat, and its HTTP requests.
 
 The newest heartbeat wins: one that waits is replaced by the next, also while a failed attempt is waited out, so memory
 stays bounded and a retry carries the newest state. Waits grow with the failures in a row and are drawn from
@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -47,30 +47,32 @@ class Again(msgspec.Struct, frozen=True):
 
 AGAIN: Final = Again()
 
-Deliver = Callable[[Heartbeat, float], Failure | Again | None]
-"""Sends a heartbeat within so many seconds; None when the receiver took it. It runs in the mailbox's thread."""
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a request; ``problem`` is why ``content`` is not all of it."""
+
+    url: str
+    status: int
+    content: bytes
+    problem: Exception | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the status is one of success."""
+        return 200 <= self.status < 300
 
 
 class Mailbox:
-    """A thread that gives the newest heartbeat to ``deliver`` until one is taken.
+    """A reporter's thread, which gives the newest heartbeat to ``_deliver`` until one is taken.
 
     Failures become the event ``<event>_failed``, once for each kind until a heartbeat is taken, which is
-    ``<event>_recovered``. ``at_end`` runs in the thread when nothing more will be delivered.
+    ``<event>_recovered``. ``rng`` draws the waits. The thread runs at once: attributes of a reporter come first.
     """
 
     def __init__(
-        self,
-        deliver: Deliver,
-        at_end: Callable[[], None],
-        *,
-        event: str,
-        shown_url: str,
-        timeout_s: float,
-        retry_max_s: float,
-        rng: random.Random | None = None,
+        self, event: str, shown_url: str, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
     ) -> None:
-        self._deliver = deliver
-        self._at_end = at_end
+        self._client = make_client(timeout_s)
         self._event = event
         self._shown_url = shown_url
         self._timeout_s = timeout_s
@@ -107,12 +109,41 @@ class Mailbox:
         with self._changed:
             return self._stats
 
-    def has_newer(self) -> bool:
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        """Send ``heartbeat`` within so many seconds; None when the receiver took it. Runs in the thread."""
+        raise NotImplementedError
+
+    def _post(self, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int) -> Reply:
+        """One request and its answer, at most ``max_bytes`` of it; what is longer closes the connection.
+
+        Raises what ``describe_exception`` describes where there is no status.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        content = bytearray()
+        problem: Exception | None = None
+        with self._client.stream(
+            "POST", url, content=_cut(body, deadline_s), headers={"Content-Length": str(len(body)), **headers},
+            timeout=timeout_s,
+        ) as response:  # fmt: skip
+            try:
+                for chunk in response.iter_raw():
+                    content += chunk
+                    if len(content) > max_bytes:
+                        problem = ValueError(f"the answer is larger than {max_bytes} bytes")
+                    elif time.monotonic() > deadline_s:
+                        problem = TimeoutError()
+                    if problem is not None:
+                        break
+            except httpx2.HTTPError as error:
+                problem = error
+        return Reply(str(url), response.status_code, bytes(content), problem)
+
+    def _has_newer(self) -> bool:
         """Whether a newer heartbeat than the one being delivered waits."""
         with self._changed:
             return self._pending is not None
 
-    def is_closing(self) -> bool:
+    def _is_closing(self) -> bool:
         """Whether ``close`` was called."""
         with self._changed:
             return self._ending()
@@ -128,7 +159,7 @@ class Mailbox:
             pause_s = backoff_s(failures, self._retry_max_s, self._rng)
         self._attempt_last()
         with suppress(Exception):  # nothing is left to tell it to
-            self._at_end()
+            self._client.close()
 
     def _wait(self, pause_s: float) -> bool:
         """Wait ``pause_s``, which only ``close`` cuts short, then for a heartbeat; False when the end has come."""
@@ -212,6 +243,14 @@ def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> Fa
         return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s")
     kind = type(error).__name__
     return Failure(kind, f"{shown_url}: {str(error) or kind}")
+
+
+def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
+    """``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of them."""
+    for start in range(0, len(body), 65_536):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        yield body[start : start + 65_536]
 
 
 def make_client(timeout_s: float) -> httpx2.Client:

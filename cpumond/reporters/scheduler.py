@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ from cpumond.answers import ReporterStats
 from cpumond.base_url import parse_base_url
 from cpumond.decode import ContentError, decode_json
 from cpumond.reporters import check_token, read_token
-from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, backoff_s, describe_exception, make_client
+from cpumond.reporters.mailbox import AGAIN, Again, Failure, Mailbox, Reply, backoff_s, describe_exception
 from cpumond.wire import (
     Heartbeat,
     HeartbeatAnswer,
@@ -63,23 +63,13 @@ _log = structlog.get_logger()
 _Message = TypeVar("_Message")
 
 
-class _Reply(msgspec.Struct, frozen=True):
-    url: str
-    status: int
-    content: bytes
-
-    @property
-    def is_good(self) -> bool:
-        return 200 <= self.status < 300
-
-
 class _Refusal(msgspec.Struct):
     """The part of the scheduler's error answers that is read."""
 
     error: str
 
 
-class SchedulerLink:
+class SchedulerLink(Mailbox):
     """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
 
     ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
@@ -105,7 +95,6 @@ class SchedulerLink:
         self._on_answer = on_answer
         self._read_log = read_log
         self._carry_out = carry_out
-        self._rng = rng or random.SystemRandom()
         self._lock = threading.Lock()
         """Of the next four; what follows them is the thread's own."""
         self._wanted = registration
@@ -120,15 +109,7 @@ class SchedulerLink:
         self._told_dropped = self._told_broken = False
         self._attempts: dict[str, int] = {}
         """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
-        self._client = make_client(options.timeout_s)
-        self._mailbox = Mailbox(
-            self._deliver, self._client.close, event="link", shown_url=str(self._base), timeout_s=options.timeout_s,
-            retry_max_s=options.retry_max_s, rng=self._rng,
-        )  # fmt: skip
-
-    def submit(self, heartbeat: Heartbeat) -> None:
-        """Leave ``heartbeat`` for the thread in place of one that still waits there."""
-        self._mailbox.submit(heartbeat)
+        super().__init__("link", str(self._base), options.timeout_s, options.retry_max_s, rng)
 
     def register(self, registration: NodeRegistration) -> None:
         """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
@@ -138,13 +119,9 @@ class SchedulerLink:
         with self._lock:
             self._wanted = registration
 
-    def close(self, timeout_s: float) -> None:
-        """Try once more what waits and end. A request under way for longer than ``timeout_s`` is left to its end."""
-        self._mailbox.close(timeout_s)
-
     def stats(self) -> ReporterStats:
         """The figures up to now; a refused change of the registration is the last error until it is accepted."""
-        stats = self._mailbox.stats()
+        stats = super().stats()
         with self._lock:
             error = stats.last_error or self._change_error
         return msgspec.structs.replace(stats, last_error=error)
@@ -177,7 +154,7 @@ class SchedulerLink:
 
     def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         sent_at_s = time.monotonic()
-        reply = self._post(HEARTBEATS, msgspec.json.encode(heartbeat), timeout_s)
+        reply = self._ask(HEARTBEATS, msgspec.json.encode(heartbeat), timeout_s)
         if not reply.is_good and reply.status != 409:
             return self._describe(reply)
         answer = self._decode(reply, HeartbeatAnswer)
@@ -191,7 +168,7 @@ class SchedulerLink:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
         self._hand_over(answer, sent_at_s)
-        if (answer.requests or answer.logs) and not self._mailbox.is_closing():
+        if (answer.requests or answer.logs) and not self._is_closing():
             # What somebody wants to know or to have done at once goes before what may be long.
             self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
@@ -215,7 +192,7 @@ class SchedulerLink:
 
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
         """Why the scheduler answered something else; raises when it did not answer."""
-        reply = self._post(NODES, msgspec.json.encode(wanted), timeout_s)
+        reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
             return self._describe(reply)
         answer = self._decode(reply, RegistrationAnswer)
@@ -229,7 +206,7 @@ class SchedulerLink:
         self._demand = ""
         return None
 
-    def _obey_demand(self, reply: _Reply, reason: str) -> Failure | Again:
+    def _obey_demand(self, reply: Reply, reason: str) -> Failure | Again:
         """The scheduler does not have the node as it was registered: again, at once unless that just did not help."""
         self._demand = self._show(reason)
         with self._lock:
@@ -257,7 +234,7 @@ class SchedulerLink:
         end_s = time.monotonic() + REQUESTS_S
         open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
         for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
-            is_urgent = self._mailbox.has_newer() or self._mailbox.is_closing()
+            is_urgent = self._has_newer() or self._is_closing()
             if number > 0 and (is_urgent or time.monotonic() >= end_s):
                 return
             path, body = self._make_answer(request, node_id, end_s)
@@ -291,38 +268,28 @@ class SchedulerLink:
         """Send one answer; why it could not be, None when it was or nobody waits for it any more."""
         timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
         try:
-            reply = self._post(path, body, timeout_s)
+            reply = self._ask(path, body, timeout_s)
         except Exception as error:
             return describe_exception(error, str(self._url(path)), timeout_s).sentence
         return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
 
     # --- requests
 
-    def _post(self, path: str, body: bytes, timeout_s: float) -> _Reply:
+    def _ask(self, path: str, body: bytes, timeout_s: float) -> Reply:
         """One request and its whole answer. Raises what ``describe_exception`` describes."""
-        deadline_s = time.monotonic() + timeout_s
-        url = self._url(path)
-        headers = {"Content-Length": str(len(body))}
         if self._options.token_file and not self._options.token:
             # Read again for each attempt: it is replaced while the agent runs.
             self._token = read_token(self._options.token_file)
-        if self._token:
-            headers["Authorization"] = f"OAuth {self._token}"
-        content = bytearray()
-        pieces = _cut(body, deadline_s)
-        with self._client.stream("POST", url, content=pieces, headers=headers, timeout=timeout_s) as response:
-            for chunk in response.iter_raw():
-                content += chunk
-                if len(content) > MAX_ANSWER_BYTES:
-                    raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError
-        return _Reply(str(url), response.status_code, bytes(content))
+        headers = {"Authorization": f"OAuth {self._token}"} if self._token else {}
+        reply = self._post(self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
+        if reply.problem is not None:
+            raise reply.problem
+        return reply
 
     def _url(self, path: str) -> httpx2.URL:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
-    def _describe(self, reply: _Reply) -> Failure:
+    def _describe(self, reply: Reply) -> Failure:
         """A status that means no success, in the scheduler's own words where there are some."""
         status = reply.status
         told = ""
@@ -343,7 +310,7 @@ class SchedulerLink:
             text = text.replace(self._token, "...")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
 
-    def _decode(self, reply: _Reply, kind: type[_Message]) -> _Message | Failure:
+    def _decode(self, reply: Reply, kind: type[_Message]) -> _Message | Failure:
         try:
             return decode_json(reply.content, kind)
         except ContentError as error:
@@ -356,11 +323,3 @@ def _tell(log: Callable[..., object], event: str, **facts: object) -> None:
     """A line of the log; one that cannot be written must not end the thread."""
     with suppress(Exception):
         log(event, **facts)
-
-
-def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
-    """``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of them."""
-    for start in range(0, len(body), 65_536):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
-        yield body[start : start + 65_536]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import pytest
@@ -27,6 +27,8 @@ NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")
 GIB = 2**30
 PARALLEL = 4
 """Command lines at the same time: most of a run is the start of Python."""
+
+T = TypeVar("T")
 
 
 class SchedulerProcess:
@@ -274,6 +276,9 @@ class PlayedNode:
         """Ended jobs that were not acknowledged yet."""
         self.logs: dict[tuple[str, str], bytes] = {}
         """(job, stream) -> what it wrote."""
+        self.replies: dict[str, dict[str, Any]] = {}
+        """Kind of a request -> fields of its reply."""
+        self.requests: list[dict[str, Any]] = []
 
     def register(self) -> dict[str, Any]:
         """Make the node known; the answer."""
@@ -320,6 +325,10 @@ class PlayedNode:
             self.finished.pop(job_id, None)
         for request in answer["logs"]:
             self.send_log(request)
+        for request in answer["requests"]:
+            self.requests.append(request)
+            told = {"node_id": self.id, "request_id": request["request_id"], **self.replies[request["kind"]]}
+            self.scheduler.post("replies", told)
         return answer
 
     def send_log(self, request: dict[str, Any]) -> None:
@@ -349,6 +358,13 @@ class PlayedNode:
     def jobs_of(self, operation_id: str) -> list[str]:
         """The ids of an operation's jobs here."""
         return [job_id for job_id, job in self.jobs.items() if job["operation_id"] == operation_id]
+
+    def beat_until_done(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives, in a thread of its own, while heartbeats go on."""
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(work)
+            self.beat_until(done.done, "the end of the work")
+            return done.result()
 
     def beat_until(self, condition: Callable[[], Any], what: str) -> Any:
         """Send heartbeats until ``condition`` is true; its value."""

@@ -29,11 +29,11 @@ from cpumond.cgroup.files import (
 )
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
+from cpumond.cli.demo_kernel import PlainKernel
 from cpumond.errors import CgroupReadError, CgroupWriteError
 from cpumond.testing import (
     CgroupTree,
     LoadProcess,
-    SimulatedKernel,
     make_tree,
     make_v2_host,
     v2_cgroup,
@@ -687,18 +687,21 @@ def test_the_agent_runs_on_v2(tmp_path: Path, agent: AgentProcess):
 
 
 def test_the_agent_gives_back_on_v2_what_a_job_needs(tmp_path: Path, agent: AgentProcess):
-    wanted = {"cores": 0.0}
-    kernel = SimulatedKernel(str(tmp_path), {"jobs/a": lambda _: wanted["cores"]}, step_s=0.05)
-    limit = tmp_path / "cgroup" / "jobs" / "a" / "cpu.max"
-    limit.write_text("400000 100000\n")
+    kernel = PlainKernel(str(tmp_path), step_s=0.05)
+    place = tmp_path / "cgroup" / "jobs" / "a"
+    make_tree(place, v2_cgroup(quota="100000 100000"))
+    limit = place / "cpu.max"
+    load = LoadProcess([])
+    (place / "cgroup.procs").write_text(str(load.pid))
     kernel.start()
     try:
-        agent.start(describe_host(kernel.mountinfo))
-        wait_until(lambda: limit.read_text().split() == ["50000", "100000"], "the floor is reached")
-        wanted["cores"] = 4.0
-        wait_until(lambda: limit.read_text().split() == ["400000", "100000"], "the limit is back")
+        agent.start(describe_host(kernel.mountinfo).replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.1"))
+        wait_until(lambda: limit.read_text().split() == ["10000", "100000"], "the floor is reached")
+        load.burn(1.0)
+        wait_until(lambda: limit.read_text().split() == ["100000", "100000"], "the limit is back")
         assert agent.job("a")["fast_restores"] >= 1
         assert agent.stop() == 0
     finally:
+        load.stop()
         kernel.stop()
-    assert limit.read_text().split() == ["400000", "100000"]
+    assert limit.read_text().split() == ["100000", "100000"]

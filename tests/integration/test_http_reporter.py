@@ -2,110 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2
 import pytest
 import structlog
 import uvicorn
+from played_server import PlayedServer, not_before_close, reply, serve, soon
 from waiting import wait_until
 
 from cpumond.cli.receiver import make_stub_app
 from cpumond.config import Report
-from cpumond.reporters.http import FIRST_RETRY_S, MAX_ANSWER_BYTES, HttpReporter
+from cpumond.reporters.http import MAX_ANSWER_BYTES, HttpReporter
+from cpumond.reporters.mailbox import FIRST_RETRY_S
 from cpumond.wire import Heartbeat, JobReport
 
 
-class ChosenRandom(random.Random):
-    """Draws ``ratio`` of the upper bound and remembers the bounds."""
-
-    def __init__(self, ratio: float) -> None:
-        super().__init__(0)
-        self.ratio = ratio
-        self.bounds: list[float] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.bounds.append(b)
-        return a + (b - a) * self.ratio
-
-
-def soon() -> ChosenRandom:
-    """Waits of some milliseconds."""
-    return ChosenRandom(0.001)
-
-
-def not_before_close() -> ChosenRandom:
-    """Waits of decades, which only ``close`` ends."""
-    return ChosenRandom(1e9)
-
-
-class Scripted(ThreadingHTTPServer):
-    """Answers with ``statuses`` in turn, then 200, and keeps what it was sent."""
-
-    daemon_threads = True
-
-    def __init__(self, *statuses: int, answer: bytes = b"{}", headers: dict[str, str] | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), ScriptedHandler)
-        self.statuses = list(statuses)
-        self.answer = answer
-        self.headers = headers or {}
-        self.requests: list[dict[str, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    @property
-    def sequences(self) -> list[int]:
-        return [request["message"]["sequence"] for request in self.requests]
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that closes early is part of these tests."""
-
-
-class ScriptedHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Scripted
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        self.server.requests.append(
-            {
-                "path": self.path,
-                "headers": dict(self.headers),
-                "message": json.loads(body),
-                "connection": self.client_address,
-            }
-        )
-        self.send_response(status)
-        for name, value in self.server.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(self.server.answer)))
-        self.end_headers()
-        self.wfile.write(self.server.answer)
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
-        pass
-
-
 @contextmanager
-def scripted(*statuses: int, **options: Any) -> Iterator[Scripted]:
-    with Scripted(*statuses, **options) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def scripted(
+    *statuses: int, answer: bytes = b"{}", headers: tuple[tuple[str, str], ...] = ()
+) -> Iterator[PlayedServer]:
+    """Answers with ``statuses`` in turn, then 200."""
+    left = list(statuses)
+    with serve(lambda _: reply(answer, left.pop(0) if left else 200, *headers)) as server:
+        yield server
 
 
 @contextmanager
@@ -201,10 +126,10 @@ def test_one_connection_is_kept(logs: list[Any]):
             reporter.submit(make_heartbeat(sequence))
             has_sent(reporter, sequence)
         assert server.sequences == [1, 2, 3, 4, 5]
-        assert len({request["connection"] for request in server.requests}) == 1
-        assert {request["path"] for request in server.requests} == {"/v1/heartbeat"}
-        assert server.requests[0]["headers"]["Content-Type"] == "application/json"
-        assert "Authorization" not in server.requests[0]["headers"]
+        assert len({request.connection for request in server.requests}) == 1
+        assert {request.path for request in server.requests} == {"/v1/heartbeat"}
+        assert server.requests[0].headers["Content-Type"] == "application/json"
+        assert "Authorization" not in server.requests[0].headers
     assert logs == []
 
 
@@ -212,7 +137,7 @@ def test_a_url_with_a_path_is_used_as_it_is():
     with scripted() as server, reporting(f"{server.url}/api/nodes?zone=a") as reporter:
         reporter.submit(make_heartbeat(1))
         has_sent(reporter, 1)
-        assert server.requests[0]["path"] == "/api/nodes?zone=a"
+        assert server.requests[0].path == "/api/nodes?zone=a"
 
 
 def test_a_newer_heartbeat_replaces_the_failed_one_and_does_not_cut_the_wait_short():
@@ -268,10 +193,10 @@ def test_each_status_is_logged_once_until_a_success(logs: list[Any]):
 
 
 def test_a_redirect_is_not_followed():
-    with scripted(308, headers={"Location": "/elsewhere"}) as server, reporting(server.url, soon()) as reporter:
+    with scripted(308, headers=(("Location", "/elsewhere"),)) as server, reporting(server.url, soon()) as reporter:
         reporter.submit(make_heartbeat(1))
         has_sent(reporter, 1)
-        assert [request["path"] for request in server.requests] == ["/v1/heartbeat"] * 2
+        assert [request.path for request in server.requests] == ["/v1/heartbeat"] * 2
         assert reporter.stats().failed_total == 1
 
 
@@ -367,13 +292,4 @@ def test_a_huge_answer_is_not_read():
         for sequence in (1, 2):
             reporter.submit(make_heartbeat(sequence))
             has_sent(reporter, sequence)
-        assert len({request["connection"] for request in server.requests}) == 2
-
-
-def test_a_heartbeat_that_cannot_be_encoded_does_not_end_the_thread():
-    with scripted() as server, reporting(server.url) as reporter:
-        reporter.submit(make_heartbeat(1, job_id="\udcff"))
-        has_failed(reporter, 1)
-        reporter.submit(make_heartbeat(2))
-        has_sent(reporter, 1)
-        assert server.sequences == [2]
+        assert len({request.connection for request in server.requests}) == 2

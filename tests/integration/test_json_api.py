@@ -1,15 +1,13 @@
 """The JSON interface on a real socket: a real scheduler with its store, and nodes that speak HTTP.
 
-``LiveScheduler`` and ``FakeNode`` serve the tests of the commands and of the OpenAPI document, too.
+``LiveScheduler`` and ``make_node`` serve the tests of the commands and of the OpenAPI document, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 import httpx2
 import pytest
 import uvicorn
+from scheduler_process import PlayedNode
 from starlette.applications import Starlette
 from starlette.requests import Request
 from structlog.testing import capture_logs
@@ -99,10 +98,13 @@ class LiveScheduler:
         return self.ask("POST", path, body, status, params=query)
 
     def ask(self, method: str, path: str, body: Any = None, status: int = 200, **more: Any) -> Any:
-        extra = {} if body is None else {"json": body}
-        answer = self.client.request(method, f"/api/v1{path}", **extra, **more)
+        extra = {} if body is None else {"body": body}
+        answer = self.request(method, path, **extra, **more)
         assert answer.status_code == status, answer.text
         return answer.json()
+
+    def request(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
+        return self.client.request(method, f"/api/v1/{path.removeprefix('/')}", json=body, **more)
 
     def start(self, pool: str, job_count: int = 1, cpu_limit: float = 1.0, **spec: Any) -> str:
         task = {"job_count": job_count, "cpu_limit": cpu_limit, "command": "true"}
@@ -116,76 +118,8 @@ class LiveScheduler:
         wait_until(lambda: self.scheduler.timings.updates > count + 1, "an update")
 
 
-class FakeNode:
-    """A node that does what it is told at once: jobs run until ``finish``."""
-
-    def __init__(self, server: LiveScheduler, name: str, cpu: float = 4.0, tags: tuple[str, ...] = ()) -> None:
-        self.server, self.name, self.cpu = server, name, cpu
-        self.tags = tags
-        self.sequence = itertools.count()
-        self.jobs: dict[str, dict[str, Any]] = {}
-        self.finished: list[dict[str, Any]] = []
-        self.logs: dict[tuple[str, str], bytes] = {}
-        """(job, stream) -> what it wrote."""
-        self.replies: dict[str, dict[str, Any]] = {}
-        """Kind of a request -> fields of its reply."""
-        self.requests: list[dict[str, Any]] = []
-        self.incarnation = f"{name}-1"
-
-    def register(self) -> Any:
-        resources = {"cpu": self.cpu, "memory": 2**34, "user_slots": 100}
-        body = {
-            "node_id": self.name, "incarnation": self.incarnation, "resources": resources, "tags": list(self.tags)
-        }  # fmt: skip
-        return self.server.post("/nodes", body)
-
-    def beat(self, status: int = 200) -> Any:
-        """One heartbeat; what its answer says is done at once."""
-        body = {
-            "node_id": self.name, "incarnation": self.incarnation, "sequence": next(self.sequence), "sent_at": 0.0,
-            "cpu_capacity": self.cpu, "jobs": list(self.jobs.values()), "finished_jobs": self.finished,
-        }  # fmt: skip
-        answer = self.server.post("/heartbeats", body, status)
-        self.finished = [job for job in self.finished if job["job_id"] not in answer["acknowledged"]]
-        for order in answer["start"]:
-            if order["job_id"] not in self.jobs:
-                self.jobs[order["job_id"]] = {
-                    "job_id": order["job_id"], "operation_id": order["operation_id"], "task": order["task"],
-                    "cpu_limit": order["cpu_limit"], "current_cpu_limit": order["cpu_limit"], "from_scheduler": True,
-                }  # fmt: skip
-        for order in answer["stop"]:
-            self.finish(order["job_id"], "aborted")
-        for request in answer["logs"]:
-            self.send_log(request)
-        for request in answer["requests"]:
-            self.requests.append(request)
-            told = {"node_id": self.name, "request_id": request["request_id"], **self.replies[request["kind"]]}
-            self.server.post("/replies", told)
-        return answer
-
-    def send_log(self, request: dict[str, Any]) -> Any:
-        """The end of a log that somebody waits for."""
-        body: dict[str, Any] = {"node_id": self.name, "request_id": request["request_id"]}
-        written = self.logs.get((request["job_id"], request["stream"]))
-        if written is None:
-            body["error"] = f"node {self.name} has no log of it"
-        else:
-            end = written[-request["tail_bytes"] :]
-            body |= {"content": base64.b64encode(end).decode(), "total_bytes": len(written)}
-        return self.server.post("/logs", body)
-
-    def beat_until_done(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives, in a thread of its own, while heartbeats go on."""
-        with ThreadPoolExecutor(1) as thread:
-            done = thread.submit(work)
-            wait_until(lambda: self.beat() and done.done(), "the end of the work")
-            return done.result()
-
-    def finish(self, job_id: str, state: str = "completed") -> None:
-        job = self.jobs.pop(job_id, None)
-        if job is not None:
-            told = {key: job[key] for key in ("job_id", "operation_id", "task")}
-            self.finished.append({**told, "state": state, "exit_code": 0 if state == "completed" else 1})
+def make_node(server: LiveScheduler, name: str, cpu: float = 4.0, tags: Iterable[str] = ()) -> PlayedNode:
+    return PlayedNode(server, name, cpu, tags, memory=2**34)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +173,7 @@ def test_a_refused_change_changes_nothing_and_says_why(server):
 
 
 def test_what_the_scheduler_computes_is_there_by_the_names_of_the_documents(server):
-    FakeNode(server, "n1").register()
+    make_node(server, "n1").register()
     operation_id = server.start("p", job_count=2)
     server.wait_for_update()
     pool = server.get("/trees/default/pools/p/orchid")
@@ -276,7 +210,7 @@ def test_trees_are_made_and_the_default_one_is_chosen(server):
 
 
 def test_an_operation_runs_to_its_end_on_a_node(server):
-    node = FakeNode(server, "n1")
+    node = make_node(server, "n1")
     assert node.register()["tree"] == "default"
     server.wait_for_update()
     operation_id = server.start("sorting", job_count=2, title="sort")
@@ -291,7 +225,7 @@ def test_an_operation_runs_to_its_end_on_a_node(server):
     assert [job["state"] for job in server.get(f"/operations/{operation_id}/jobs")["jobs"]] == ["running"] * 2
     assert server.get("/nodes/n1")["job_count"] == 2
     for job_id in list(node.jobs):
-        node.finish(job_id)
+        node.end(job_id)
     node.beat()
     ended = server.get(f"/operations/{operation_id}")
     assert (ended["state"], ended["jobs"]["completed"], ended["trees"]) == ("completed", 2, {})
@@ -349,23 +283,24 @@ def test_a_pending_operation_says_which_pool_is_full(server):
 
 
 def test_a_heartbeat_of_a_stranger_is_a_conflict_in_the_form_of_an_answer(server):
-    answer = FakeNode(server, "stranger").beat(409)
-    assert (answer["accepted"], answer["register"]) == (False, True)
+    answer = make_node(server, "stranger").send()
+    assert answer.status_code == 409
+    assert (answer.json()["accepted"], answer.json()["register"]) == (False, True)
 
 
 def test_an_old_heartbeat_is_dropped_without_an_error(server):
-    node = FakeNode(server, "n")
+    node = make_node(server, "n")
     node.register()
     node.beat()
-    node.sequence = itertools.count()
-    answer = node.beat()
+    node.sequence = 0
+    answer = node.send().json()
     assert (answer["accepted"], answer["register"]) == (False, False)
 
 
 def test_nodes_are_filtered_and_those_without_a_tree_are_an_alert(server):
     server.ask("PATCH", "/trees/default", {"edits": [{"path": ["nodes_filter"], "value": "good"}]})
-    FakeNode(server, "n1", tags=("good",)).register()
-    warned = FakeNode(server, "n2", tags=("bad",)).register()
+    make_node(server, "n1", tags=("good",)).register()
+    warned = make_node(server, "n2", tags=("bad",)).register()
     assert (warned["tree"], bool(warned["warning"])) == (None, True)
     assert [node["id"] for node in server.get("/nodes", tree="default")["nodes"]] == ["n1"]
     assert [node["id"] for node in server.get("/nodes", tag="bad", online="true")["nodes"]] == ["n2"]
@@ -377,7 +312,7 @@ def test_odd_configurations_are_alerts(server):
     server.ask("PATCH", "/trees/default", {"edits": [{"path": ["default_parent_pool"], "value": "missing"}]})
     attributes = {"strong_guarantee_resources": {"cpu": 100}}
     server.post("/trees/default/pools", {"name": "a", "attributes": attributes}, 201)
-    FakeNode(server, "n1").register()
+    make_node(server, "n1").register()
     codes = {alert["code"] for alert in server.get("/alerts")["alerts"]}
     assert {"invalid_default_parent_pool", "guarantees_overcommitted"} <= codes
 
@@ -391,7 +326,7 @@ def test_a_preemption_is_listed_and_told_to_both_sides(server):
     server.ask("PATCH", "/trees/default", {"edits": edits})
     for pool in ("early", "late"):
         server.post("/trees/default/pools", {"name": pool}, 201)
-    node = FakeNode(server, "n1", cpu=2.0)
+    node = make_node(server, "n1", cpu=2.0)
     node.register()
     server.wait_for_update()
     early = server.start("early", job_count=9)
@@ -413,7 +348,7 @@ def test_a_preemption_is_listed_and_told_to_both_sides(server):
 
 
 def test_a_plan_shows_what_a_weight_does_to_everybody_and_changes_nothing(server):
-    node = FakeNode(server, "n1", cpu=6.0)
+    node = make_node(server, "n1", cpu=6.0)
     node.register()
     for name in ("a", "b"):
         server.post("/trees/default/pools", {"name": name}, 201)
@@ -502,7 +437,7 @@ def test_a_token_is_asked_for_everywhere_but_for_health_and_the_document(tmp_pat
 
 
 def test_status_counts_what_there_is(server):
-    FakeNode(server, "n1").register()
+    make_node(server, "n1").register()
     server.start("a")
     status = server.get("/status")
     assert (status["counts"]["nodes"], status["counts"]["running_operations"]) == (1, 1)
@@ -528,7 +463,7 @@ def test_everything_is_there_again_after_a_restart(tmp_path):
     with LiveScheduler(tmp_path) as server:
         server.post("/trees/default/pools", {"name": "a", "attributes": {"weight": 2}}, 201)
         operation_id = server.start("a", job_count=3)
-        FakeNode(server, "n1").register()
+        make_node(server, "n1").register()
     with LiveScheduler(tmp_path) as server:
         assert server.get("/trees/default/pools/a")["weight"] == 2.0
         assert server.get(f"/operations/{operation_id}")["state"] == "running"
@@ -538,9 +473,9 @@ def test_everything_is_there_again_after_a_restart(tmp_path):
 # --- logs of jobs, and what jobs used
 
 
-def run_one(server: LiveScheduler) -> tuple[FakeNode, str, str]:
+def run_one(server: LiveScheduler) -> tuple[PlayedNode, str, str]:
     """A node with one job that runs; operation and job."""
-    node = FakeNode(server, "n1")
+    node = make_node(server, "n1")
     node.register()
     operation = server.start("p")
     wait_until(lambda: node.beat() and node.jobs, "the job")
@@ -561,7 +496,7 @@ def test_the_end_of_a_log_is_given_byte_by_byte(server):
     end = node.beat_until_done(lambda: server.client.get(f"{path}?tail=3"))
     assert (end.content, end.headers["x-cpumond-total-bytes"]) == (b"end", "264")
     assert node.beat_until_done(lambda: server.client.get(f"{path}?stream=stderr")).content == b"<script>"
-    node.finish(job)
+    node.end(job)
     assert node.beat_until_done(lambda: server.client.get(f"{path}?stream=stderr")).content == b"<script>"
 
 
@@ -616,7 +551,7 @@ def test_a_job_is_explained_by_its_node(server):
     server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", False))
     assert "was last heard of" in server.get(path, 503)["error"]
     server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", True))
-    node.finish(job)
+    node.end(job)
     node.beat()
     assert "has ended" in server.get(path, 404)["error"]
 
@@ -684,7 +619,7 @@ def test_jobs_say_where_they_are_and_pools_what_was_used(server):
     assert (told["cpu_seconds"], told["trees"]["default"]["cpu_seconds"]) == (12.5, 12.5)
     assert server.get("/trees/default/pools/p")["reclaimed_cpu_seconds"] == 3.0
     assert server.get("/trees/default/pools/p/orchid")["aggregated_preempted_cpu_x100"] == 300
-    node.finish(job)
+    node.end(job)
     node.beat()
     (shown,) = server.get(f"/operations/{operation}/jobs")["jobs"]
     assert (shown["state"], shown["node"], shown["cpu_seconds"]) == ("completed", "n1", 12.5)
@@ -693,11 +628,11 @@ def test_jobs_say_where_they_are_and_pools_what_was_used(server):
 
 
 def test_an_agent_that_was_replaced_is_refused(server):
-    first, second = FakeNode(server, "n1"), FakeNode(server, "n1")
-    second.incarnation = "n1-2"
+    first, second = make_node(server, "n1"), make_node(server, "n1")
+    first.incarnation, second.incarnation = "n1-1", "n1-2"
     first.register()
     second.register()
-    assert first.beat(409)["register"]
+    assert first.send().json()["register"]
     body = {"node_id": "n1", "incarnation": "n1-1", "resources": {"cpu": 4}, "address": "elsewhere"}
     assert "give each its own node_id" in server.post("/nodes", body, 422)["error"]
     assert second.beat()["accepted"]

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
-from test_json_api import FakeNode, LiveScheduler
+from test_json_api import LiveScheduler, make_node
 
 from cpumond import __version__
 from cpumond.api.openapi import ENDPOINTS, make_document
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
     """A server in which there is something of everything."""
     with LiveScheduler(tmp_path_factory.mktemp("openapi"), max_body=16 * 2**20) as server:
         server.post("/trees/default/pools", {"name": "a", "attributes": {"weight": 2}}, 201)
-        node = FakeNode(server, "n1")
+        node = make_node(server, "n1")
         node.register()
         server.wait_for_update()
         server.start("a", job_count=3)

@@ -193,8 +193,7 @@ def test_the_page_is_written_whole_and_shows_names_as_text(world, cpumond, tmp_p
     assert text.endswith("</html>\n")
     assert MARKUP not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
-    assert "<script" not in text
-    assert text.count('<path class="line used" d="M56.0') == 1
+    assert text.count("data-chart=") == 1
     assert cpumond.err == ""
     assert not list(tmp_path.glob("*.tmp"))
     cpumond("report", "--pool", "a", "--output", str(tmp_path / "a.html"))

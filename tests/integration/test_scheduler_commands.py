@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_json_api import FakeNode, LiveScheduler
+from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
 
 from cpumond.cli import run
@@ -257,7 +257,7 @@ def test_a_token_comes_from_the_option_the_environment_or_a_file(tmp_path, cpumo
 
 
 def test_a_plan_shows_what_changes_for_whom_and_changes_nothing(server, cpumond):
-    FakeNode(server, "n1", cpu=6.0).register()
+    make_node(server, "n1", cpu=6.0).register()
     for name in ("a", "b", "idle"):
         cpumond("pool", "create", name)
     for name in ("a", "b"):
@@ -301,7 +301,7 @@ def test_plans_of_making_moving_and_removing(server, cpumond):
 
 
 def test_an_operation_from_start_to_end(server, cpumond):
-    node = FakeNode(server, "n1", cpu=4.0, tags=("fast",))
+    node = make_node(server, "n1", cpu=4.0, tags=("fast",))
     node.register()
     server.wait_for_update()
     start = ("operation", "start", "--pool", "p", "--job-count", "2", "--cpu-limit", "1.5", "--memory", "1G")
@@ -325,7 +325,7 @@ def test_an_operation_from_start_to_end(server, cpumond):
     assert listed.splitlines()[1].split()[:5] == ["n1", "default", "online", "4", "3"]
     assert operation_id in cpumond("node", "show", "n1")
     for job_id in list(node.jobs):
-        node.finish(job_id)
+        node.end(job_id)
     node.beat()
     assert "completed" in cpumond("operation", "list", "--state", "completed")
     assert "2 of 2 jobs completed" in cpumond("operation", "why", operation_id)
@@ -374,7 +374,7 @@ def test_the_documents_form_of_job_cpu_monitor_is_understood(server, cpumond):
 
 
 def test_a_task_has_an_environment_and_a_place_to_work(server, cpumond):
-    node = FakeNode(server, "n1")
+    node = make_node(server, "n1")
     node.register()
     words = ("--env", "A=1", "--env", "B=x=y", "--working-directory", "/srv/data", "--interruptible")
     operation_id = cpumond("operation", "start", "--pool", "p", *words, "--", "a").strip()
@@ -399,7 +399,7 @@ def test_what_a_job_cannot_have_is_said(server, cpumond, words, code, sentence):
 
 
 def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
-    node = FakeNode(server, "n1")
+    node = make_node(server, "n1")
     node.register()
     operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
     cpumond("operation", "log", operation_id, code=69)
@@ -425,7 +425,7 @@ def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
 
 
 def test_jobs_and_pools_say_what_was_used(server, cpumond):
-    node = FakeNode(server, "n1")
+    node = make_node(server, "n1")
     node.register()
     operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
     wait_until(lambda: node.beat() and node.jobs, "the job")
@@ -441,7 +441,7 @@ def test_jobs_and_pools_say_what_was_used(server, cpumond):
 
 
 def test_why_a_job_does_not_fit_anywhere(server, cpumond):
-    node = FakeNode(server, "n1", cpu=2.0)
+    node = make_node(server, "n1", cpu=2.0)
     node.register()
     operation_id = cpumond("operation", "start", "--pool", "p", "--cpu-limit", "8", "--", "true").strip()
     server.wait_for_update()

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from picture import MODULES, ROOT, list_imports, list_nodes
 
-import cpumond
-
-ROOT = Path(cpumond.__file__).parent
-MODULES = {
-    ".".join(("cpumond", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in sorted(ROOT.rglob("*.py"))
-}
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
@@ -106,19 +98,6 @@ HOME = {
 """Library -> the only places that may import it."""
 
 
-def list_imports(name: str) -> Iterator[str]:
-    """The modules that ``name`` imports anywhere, as absolute dotted names; ``from package import module`` in full."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}: relative import"
-            assert node.module is not None
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield full if full in MODULES else node.module
-
-
 def is_in(module: str, part: str) -> bool:
     """Whether a module (without the leading ``cpumond.``) is ``part`` or below it."""
     return module == part or (part != "" and module.startswith(f"{part}."))
@@ -148,9 +127,7 @@ def test_the_fair_share_library_needs_the_standard_library_only(name):
 @pytest.mark.parametrize("name", PURE_MODULES)
 def test_a_pure_module_neither_opens_nor_prints(name):
     called = {
-        node.func.id
-        for node in ast.walk(ast.parse(MODULES[name].read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        node.func.id for node in list_nodes(name) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not called & {"open", "print", "input", "exec", "eval", "__import__"}
 
@@ -184,7 +161,7 @@ def test_the_parts_that_talk_to_the_outside_do_not_know_each_other_nor_the_shell
 
 
 def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
-    users = {name for name in MODULES if "cpumond.testing" in set(list_imports(name))}
+    users = {name for name in MODULES if "cpumond.testing" in list_imports(name)}
     assert all(name == "cpumond.cli.cluster" or name.startswith("cpumond.cli.demo") for name in users), users
 
 

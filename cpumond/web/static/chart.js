@@ -1,7 +1,7 @@
-// A graph over time, drawn by uPlot, with its newest values as text.
+// A graph over time, drawn by uPlot, with its newest values, or those under the pointer, as text.
 
 import { h, island, morph } from "./dom.js";
-import { NONE, number } from "./format.js";
+import { elapsed, NONE, number, time } from "./format.js";
 
 /* global uPlot */
 
@@ -24,9 +24,12 @@ const KIND = {
   },
 };
 
-// chart("usage", {title, times: [s since 1970], series: [{label, values, color: "--c1", step, dash, fill}],
-//                 format, height, from, until, empty, min, max})
+// chart("usage", {title, times: [s since 1970], series: [{label, values, color: "--c1", step, dash, fill, stack}],
+//                 format, height, from, until, empty, min, max, cut, elapsed, sync, axis, utcOffset})
 // `values` may hold null for a gap; a `hidden` series stands in the legend only. Colours are names of CSS variables.
+// A step ends at its time; one that is "after" begins there. Series with `stack` stand one on the other, the first at 0.
+// With `elapsed` times are seconds since a start. Nothing is drawn above `cut`. Graphs of one `sync` share the pointer.
+// `axis` is a name for that of time; `utcOffset` (s) is of the clock that it shows, without one the browser's own.
 export function chart(key, props) {
   return island(KIND, key, props, "figure");
 }
@@ -34,16 +37,17 @@ export function chart(key, props) {
 function draw(node, props, anew) {
   const hasPoints = props.times.length > 0;
   const shape = JSON.stringify(props.series.map(({ label, color, step, dash, fill, hidden }) => [label, color, step, dash, fill, hidden]));
-  const data = [props.times, ...props.series.map((series) => series.values)];
+  const below = props.times.map(() => 0);
+  const data = [props.times, ...props.series.map(({ values, stack }) => (stack ? values.map((value, at) => (below[at] += value)) : values))];
   if (node.head) morph(node.head, makeHead(props));
   else {
     node.head = makeHead(props);
     node.canvas = h("div.chart-canvas", { "aria-hidden": "true" });
-    node.legend = makeLegend(props);
+    node.legend = makeLegend(node);
     node.append(node.head, node.canvas, node.legend);
   }
   node.canvas.hidden = !hasPoints;
-  node.legend = morph(node.legend, makeLegend(props));
+  node.legend = morph(node.legend, makeLegend(node));
   if (!hasPoints) return;
   if (anew || node.shape !== shape || !node.plot) {
     node.plot?.destroy();
@@ -60,23 +64,26 @@ function makeHead(props) {
 }
 
 // The text of the graph: for everybody as a legend, and the only thing that a screen reader sees of it.
-function makeLegend(props) {
+function makeLegend({ props, at = null }) {
   const format = props.format ?? number;
+  const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(local(props, seconds)));
   return h("div.legend-wrap", { hidden: !props.times.length },
     h("table.legend", h("caption.hidden-text", `${props.title}: newest value, least and greatest of what is shown`),
-      h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, "now"),
+      h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, at === null ? props.newest ?? "now" : clock(props.times[at])),
         h("th", { scope: "col" }, "min"), h("th", { scope: "col" }, "max"))),
       h("tbody", props.series.map((series) => {
         const known = series.values.filter((value) => value !== null && value !== undefined);
-        const newest = known.length ? known[known.length - 1] : null;
+        const here = (at === null ? known.at(-1) : series.values[at]) ?? null;
         const show = series.format ?? format;
         return h("tr", h("th", { scope: "row" },
           h("span.swatch", { class: series.dash ? "dashed" : "", style: { "--swatch": `var(${series.color})` } }), series.label),
-          h("td", known.length ? show(newest) : NONE),
+          h("td", here === null ? NONE : show(here)),
           h("td", known.length ? show(reduce(known, Math.min)) : NONE),
           h("td", known.length ? show(reduce(known, Math.max)) : NONE));
       }))));
 }
+
+const GAP_S = 2;
 
 // Distance of the marks on the axis in s, how they look, and what is added below when the year or day is another one.
 const TIMES = [
@@ -85,6 +92,11 @@ const TIMES = [
   [1, "{HH}:{mm}:{ss}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
 ];
 
+const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30].map((min) => 60 * min), ...[1, 2, 3, 6, 12].map((hours) => 3600 * hours),
+  ...[1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].map((days) => 86400 * days)];
+
+const local = ({ utcOffset }, seconds) =>
+  (utcOffset === undefined ? seconds : seconds + utcOffset + 60 * new Date(1000 * seconds).getTimezoneOffset());
 const reduce = (values, choose) => values.reduce((a, b) => choose(a, b));
 
 function makeOptions(node, props) {
@@ -93,35 +105,60 @@ function makeOptions(node, props) {
   const format = props.format ?? number;
   const axis = { stroke: color("--muted"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 },
     font: "12px system-ui, sans-serif" };
+  const marks = props.elapsed
+    ? { incrs: SPANS, values: (_plot, splits, _axis, _space, step) => splits.map((at) => elapsed(at, step)), space: 60, size: 32 }
+    : { values: TIMES, space: 76 };
+  const stacked = props.series.flatMap(({ stack }, index) => (stack ? [index + 1] : []));
   return {
     width: Math.max(node.clientWidth, 200),
     height: props.height ?? 200,
     legend: { show: false },
-    cursor: { drag: { x: false, y: false }, points: { size: 6 } },
+    cursor: { drag: { x: false, y: false }, points: { size: 6 }, ...(props.sync ? { sync: { key: props.sync } } : {}) },
+    hooks: { setCursor: [({ cursor }) => point(node, cursor.idx ?? null)] },
+    tzDate: (seconds) => new Date(1000 * local(props, seconds)),
+    bands: stacked.slice(1).map((above, index) => ({ series: [above, stacked[index]] })),
     scales: {
-      x: { time: true, range: (_, from, until) => [node.props.from ?? from, node.props.until ?? Math.max(until, from + 1)] },
+      x: { time: !props.elapsed, range: (_, from, until) => [node.props.from ?? from, node.props.until ?? Math.max(until, from + 1)] },
       y: { range: (_, least, greatest) => {
         const low = Math.min(node.props.min ?? 0, least ?? 0);
-        const high = Math.max(node.props.max ?? 0, greatest ?? 0);
+        const high = Math.min(Math.max(node.props.max ?? 0, greatest ?? 0), node.props.cut ?? Infinity);
         return [low, high > low ? low + (high - low) * 1.08 : low + 1];
       } },
     },
-    axes: [{ ...axis, values: TIMES, space: 76 }, { ...axis, size: 58, values: (_, splits) => splits.map((value) => format(value)) }],
+    axes: [{ ...axis, ...marks, label: props.axis, labelFont: axis.font, labelSize: 20 }, { ...axis, size: 58, values: (_, splits) => splits.map((value) => format(value)) }],
     series: [{}, ...props.series.map((series) => ({
       label: series.label,
       show: !series.hidden,
       stroke: color(series.color),
       width: series.width ?? 1.75,
       dash: series.dash ? [6, 4] : undefined,
-      fill: series.fill ? `color-mix(in srgb, ${color(series.color)} 18%, transparent)` : undefined,
-      paths: series.step ? uPlot.paths.stepped({ align: -1 }) : undefined,
+      fill: series.fill ? `color-mix(in srgb, ${color(series.color)} ${series.stack ? 55 : 18}%, transparent)` : undefined,
+      paths: series.step ? uPlot.paths.stepped(series.step === "after" ? { align: 1 } : { align: -1, alignGaps: -1 }) : undefined,
       points: { show: series.points ?? false, size: series.size ?? 6, stroke: color(series.color), fill: color(series.color) },
       spanGaps: false,
     }))],
   };
 }
 
+function point(node, at) {
+  if (node.at === at) return;
+  node.at = at;
+  node.legend = morph(node.legend, makeLegend(node));
+}
+
 function resize(node) {
   const width = Math.max(node.clientWidth, 200);
   if (node.plot && node.plot.width !== width) node.plot.setSize({ width, height: node.props.height ?? 200 });
+}
+
+// A point without values where nothing was written for a while, so that no line is drawn over it.
+export function withGaps(history) {
+  const { times, intervals, columns } = history;
+  const gaps = times.map((_, index) => index > 0 && times[index] - intervals?.[index] > times[index - 1] + GAP_S);
+  if (!gaps.includes(true)) return history;
+  const widen = (values, fill) => values.flatMap((value, index) => (gaps[index] ? [fill(index), value] : [value]));
+  return {
+    ...history, times: widen(times, (index) => times[index] - intervals[index]),
+    columns: Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, widen(values, () => null)])),
+  };
 }

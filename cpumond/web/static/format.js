@@ -9,6 +9,13 @@ export function number(value, digits = 3) {
   return Number(value.toPrecision(digits)).toString();
 }
 
+// Four digits, large ones with a letter: 62.5, 2,000, 12.5 k, 8.64 M.
+export function short(value) {
+  let power = 0;
+  for (; Math.abs(value) >= (power ? 999.95 : 9999.5) && power < 5; power += 1) value /= 1000;
+  return number(value, 4) + ["", " k", " M", " G", " T", " P"][power];
+}
+
 // A thousandth of a core is as fine as it is shown.
 export const cores = (value) => number(Number.isFinite(value) ? Math.round(1000 * value) / 1000 : value, 3);
 
@@ -36,6 +43,15 @@ export function duration(seconds) {
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   if (seconds < 172800) return `${number(seconds / 3600, 2)} h`;
   return `${number(seconds / 86400, 2)} d`;
+}
+
+// Time since a start, 1:05:30, or shorter where all that is shown are multiples of `step` seconds: 0.2 s, 6 h, 5 d.
+export function elapsed(seconds, step = 1) {
+  if (step < 1) return `${number(seconds, 4)} s`;
+  if (step >= 86400) return `${number(seconds / 86400)} d`;
+  if (step >= 3600) return `${number(seconds / 3600)} h`;
+  const two = (value) => String(Math.floor(value) % 60).padStart(2, "0");
+  return `${Math.floor(seconds / 3600)}:${two(seconds / 60)}:${two(seconds)}`;
 }
 
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });

@@ -1,6 +1,7 @@
 // What happened before, for graphs: the scheduler's history, and answers that may come later than their page.
 
 import { get, query, Refusal, serverNow } from "./api.js";
+import { withGaps } from "./chart.js";
 import { h } from "./dom.js";
 import { currentQuery, setQuery } from "./route.js";
 
@@ -8,7 +9,6 @@ export const RANGES = { "15min": ["15 min", 900], "1h": ["1 h", 3600], "6h": ["6
 export const DEFAULT_RANGE = "1h";
 const HISTORY_PERIOD_MS = 5000;
 const MAX_KEPT = 30;
-const GAP_S = 2;
 const SHORT_WAIT_MS = 500;
 
 const OFF_MS = 60000;
@@ -75,18 +75,6 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
     times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
     until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
     problem: isRefused ? error.message : value?.times.length ? "" : "No points yet: the first comes within a moment.",
-  };
-}
-
-// A point without values where nothing was written for a while, so that no line is drawn over it.
-function withGaps(history) {
-  const { times, intervals, columns } = history;
-  const gaps = times.map((_, index) => index > 0 && times[index] - intervals?.[index] > times[index - 1] + GAP_S);
-  if (!gaps.includes(true)) return history;
-  const widen = (values, fill) => values.flatMap((value, index) => (gaps[index] ? [fill(index), value] : [value]));
-  return {
-    ...history, times: widen(times, (index) => times[index] - intervals[index]),
-    columns: Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, widen(values, () => null)])),
   };
 }
 

@@ -7,30 +7,21 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_world import ServedNode, StillClock
 
 from cpumond.api.cypress import LISTED_ATTRIBUTES, YtBackend, show_in_pieces
 from cpumond.api.formats import Attributed, Uint, YtError, write_yson
 from cpumond.api.orchid import scheduler_orchid
 from cpumond.api.yt import COMMANDS, YtRequest
 from cpumond.scheduler.commands import Rules
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
 
 ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT = f"{ORCHID}/pool_trees/default"
 LISTED = ["type", "account", "resource_usage", "modification_time"]
 GB = 2**30
-
-
-class FakeClock(Clock):
-    def __init__(self):
-        super().__init__()
-        self.time = 1_700_000_000.0
-
-    def now(self):
-        return self.time
 
 
 class Client:
@@ -40,8 +31,6 @@ class Client:
         self.scheduler = scheduler
         self.clock = clock
         self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
-        self.sequence = 0
-        self.jobs = {}
 
     async def __call__(self, command, *, value=None, by="ann", **parameters):
         request = YtRequest(command, parameters, value, by, "1-2-3-4")
@@ -75,50 +64,20 @@ class Client:
         return answer["operation_id"]
 
     async def update(self, seconds=1.0):
-        self.clock.time += seconds
+        self.clock.at += seconds
         await self.scheduler.update_all()
 
-    async def register(self, node_id="host", cpu=10.0, tags=()):
-        resources = NodeResources(user_slots=100, cpu=cpu, gpu=0, memory=100 * GB, network=0)
-        await self.scheduler.register(
-            NodeRegistration(node_id=node_id, incarnation="run", tags=list(tags), resources=resources)
-        )
+    async def register(self, cpu=10.0, tags=()):
+        self.node = ServedNode(self.scheduler, cpu, "host", memory=100 * GB, tags=tags, user_slots=100)
+        await self.node.register()
 
-    async def heartbeat(self, finished=(), node_id="host"):
+    async def heartbeat(self, finished=()):
         """What the node was told runs from now on; ``finished`` are (job id, state)."""
-        self.sequence += 1
-        self.clock.time += 0.5
-        ended = []
+        self.clock.at += 0.5
         for job_id, state in finished:
-            order = self.jobs.pop(job_id)
-            ended.append(FinishedJob(job_id=job_id, operation_id=order.operation_id, state=state, task=order.task))
-        reports = [
-            JobReport(
-                job_id=order.job_id,
-                operation_id=order.operation_id,
-                cpu_limit=order.cpu_limit,
-                current_cpu_limit=order.cpu_limit,
-                from_scheduler=True,
-                task=order.task,
-            )
-            for order in self.jobs.values()
-        ]
-        answer = await self.scheduler.heartbeat(
-            Heartbeat(
-                version=1,
-                node_id=node_id,
-                incarnation="run",
-                sequence=self.sequence,
-                sent_at=self.clock.time,
-                cpu_capacity=10.0,
-                jobs=reports,
-                finished_jobs=ended,
-            )
-        )
+            self.node.finish(job_id, state, exit_code=None, reason="", finish_time=None)
+        answer = await self.node.beat()
         assert answer.accepted
-        self.jobs.update({order.job_id: order for order in answer.start})
-        for order in answer.stop:
-            self.jobs.pop(order.job_id, None)
         return answer
 
 
@@ -128,7 +87,7 @@ def play(tmp_path):
 
     def run(test):
         async def body():
-            clock = FakeClock()
+            clock = StillClock(1_700_000_000.0)
             with contextlib.closing(open_sqlite_store(str(tmp_path / "store.db"))) as store:
                 await test(Client(Scheduler(Rules(), store, clock), clock))
 
@@ -682,7 +641,7 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
 
 @in_loop
 async def test_hosts_are_nodes_with_attributes(yt):
-    await yt.register("host", tags=["big"])
+    await yt.register(tags=["big"])
     assert await yt.list("//sys/cluster_nodes") == ["host"]
     assert await yt.get("//sys/cluster_nodes") == {"host": {}}
     assert await yt.get("//sys/cluster_nodes/host/@state") == "online"
@@ -806,11 +765,11 @@ def test_what_is_wrong_with_a_command_is_said(play, command, parameters, code, r
 async def test_operations_are_listed_newest_first_and_filtered(yt):
     await yt.create_pool("full", max_running_operation_count=1)
     first = await yt.start(pool="full", by="ann", title="Nightly")
-    yt.clock.time += 10
+    yt.clock.at += 10
     second = await yt.start(pool="full", by="bob")
-    yt.clock.time += 10
+    yt.clock.at += 10
     third = await yt.start(pool="other", by="bob")
-    yt.clock.time += 10
+    yt.clock.at += 10
     await yt("abort_operation", operation_id=third)
 
     async def listed(**parameters):
@@ -983,7 +942,7 @@ class Memory:
 @given(st.lists(REQUESTS, min_size=1, max_size=12))
 def test_whatever_is_asked_is_answered_or_refused(requests):
     async def body():
-        clock = FakeClock()
+        clock = StillClock(1_700_000_000.0)
         yt = Client(Scheduler(Rules(), Memory(), clock), clock)
         await yt.create_pool("a")
         for command, parameters, value in requests:

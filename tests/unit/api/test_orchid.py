@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
+from scheduler_world import World
 
 from cpumond.api.formats import write_json, write_yson
 from cpumond.api.orchid import (
@@ -20,92 +20,50 @@ from cpumond.api.orchid import (
     scheduler_orchid,
 )
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.update import FairShareUpdater
-from cpumond.scheduler import config_commands, operations
 from cpumond.scheduler.commands import Rules
-from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
-from cpumond.scheduler.model import Config
-from cpumond.scheduler.state import State
-from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
+from cpumond.scheduler.config_commands import ChangePool, ChangeTree, Edit
 
 START_S = 1_000_000.0
 START_TIME = "1970-01-12T13:46:40.000000Z"
 
 
-class Cluster:
-    """A state that lives: commands, one node, updates."""
+class Cluster(World):
+    """A world with its orchid."""
 
     def __init__(self, **options):
-        self.now = START_S
-        self.ids = (f"{number:x}-0-0-1" for number in itertools.count(1))
-        self.updater, self.result, self.previous = FairShareUpdater(), None, None
-        self.sequence = 0
-        config = Config({})
-        for command in (CreateTree("default", options), SetDefaultTree("default")):
-            config = config_commands.apply(config, command, new_id=self.new_id, nodes={}).config
-        self.state = State(Rules(), config)
+        super().__init__(Rules(), START_S, **options)
 
-    def new_id(self):
-        return next(self.ids)
-
-    def do(self, command, user="ann"):
-        change = self.state.prepare(command, user, self.now, self.new_id)
-        self.state.apply(change, self.now)
-        self.state.apply(self.state.settle(self.now), self.now)
-        return change.id
-
-    def pool(self, name, parent="<Root>", **attributes):
-        return self.do(CreatePool("default", name, parent, attributes))
+    @property
+    def result(self):
+        return self.updates["default"][1] if self.updates else None
 
     def set(self, pool, path, value):
         self.do(ChangePool("default", pool, (Edit(tuple(path.split("/")), value),)))
 
-    def start(self, pool, job_count=1, cpu_limit=1.0, user="ann", **spec):
-        task = {"job_count": job_count, "cpu_limit": cpu_limit, "command": "x"}
-        return self.do(operations.StartOperation({"pool": pool, "tasks": {"t": task}, **spec}), user)
+    def begin(self, pool, jobs=1, user="ann", **spec):
+        return self.start(pool, user, jobs, **spec)
 
-    def node(self, cpu=10.0, node_id="host", **resources):
-        offered = NodeResources(cpu=cpu, **{"user_slots": 100, **resources})
-        self.state.apply(self.state.register(NodeRegistration(node_id, "run", offered, f"{node_id}:1")), self.now)
+    def host(self, cpu=10.0):
+        self.node("host", cpu, user_slots=100, address="host:1")
 
-    def update(self, seconds=1.0):
+    def pass_time(self, seconds=1.0):
         self.now += seconds
-        tree = self.state.trees["default"]
-        self.result = self.updater.update(self.state.make_snapshot(tree), self.now, self.previous)
-        self.state.accept_update(tree, self.result, self.now)
-        self.previous = self.now
+        self.update()
 
-    def heartbeat(self, finished=(), node_id="host", **usage):
+    def heartbeat(self, finished=(), **usage):
         """All jobs of the node run, those in ``finished`` have ended; ``usage`` is the current limit in cores."""
-        self.sequence += 1
-        ended = {job_id for job_id, _ in finished}
-        node = self.state.nodes[node_id]
-        reports = [
-            JobReport(
-                job_id=job.id,
-                operation_id=job.element.name,
-                cpu_limit=job.limits[1],
-                current_cpu_limit=usage.get("cpu", job.usage[1]),
-                from_scheduler=True,
-                task=job.task.name,
-            )
-            for job in node.jobs.values()
-            if job.id not in ended
-        ]
-        done = [
-            FinishedJob(job_id, self.state.jobs[job_id].element.name, outcome, "t", reason="exit code 1")
-            for job_id, outcome in finished
-        ]
-        receipt = self.state.receive(Heartbeat(node_id, "run", self.sequence, 0.0, 10.0, reports, 1, done), self.now)
-        assert receipt.accepted
-        self.state.apply(receipt.transaction, self.now)
-        self.state.schedule(node_id, self.now, self.new_id)
+        node = self.nodes["host"]
+        for job_id, outcome in finished:
+            node.finish(job_id, outcome, reason="exit code 1")
+        for job_id in node.jobs if usage else ():
+            node.limit(job_id, usage["cpu"])
+        node.beat()
 
     @property
     def orchid(self):
         return scheduler_orchid(self.state, {"default": self.result})
 
-    def tree(self, name):
+    def of_tree(self, name):
         return materialise(self.orchid["pool_trees"]["default"][name])
 
     def of_pool(self, pool, name):
@@ -136,14 +94,14 @@ def same(found, expected):
 def busy():
     """10 cores and 100 slots. ``a`` has 4 cores guaranteed and wants 2, ``b`` wants 20 and may have 5; all run."""
     cluster = Cluster()
-    cluster.node()
-    cluster.pool("a", weight=3, strong_guarantee_resources={"cpu": 4})
-    cluster.pool("b", resource_limits={"cpu": 5})
-    cluster.first = cluster.start("a", 2)
-    cluster.second = cluster.start("b", 20, title="greedy")
-    cluster.update()
+    cluster.host()
+    cluster.create_pool("a", weight=3, strong_guarantee_resources={"cpu": 4})
+    cluster.create_pool("b", resource_limits={"cpu": 5})
+    cluster.first = cluster.begin("a", 2)
+    cluster.second = cluster.begin("b", 20, title="greedy")
+    cluster.pass_time()
     cluster.heartbeat()
-    cluster.update()
+    cluster.pass_time()
     return cluster
 
 
@@ -430,8 +388,8 @@ def test_what_is_asked_for_is_all_that_is_computed(busy):
 
 def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there():
     cluster = Cluster()
-    cluster.node(1000.0)
-    cluster.pool(
+    cluster.host(1000.0)
+    cluster.create_pool(
         "p",
         weight=2,
         integral_guarantees={
@@ -440,7 +398,7 @@ def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there(
             "burst_guarantee_resources": {"cpu": 500},
         },
     )
-    operation = cluster.start("p")
+    operation = cluster.begin("p")
     assert cluster.result is None
     assert cluster.of_pool("p", "fair_share_ratio") == 0.0
     assert cluster.of_pool("p", "demand_ratio") == 0.0
@@ -454,11 +412,11 @@ def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there(
 
 def test_an_empty_cluster_has_no_infinite_value_and_no_nan():
     cluster = Cluster()
-    cluster.pool(
+    cluster.create_pool(
         "p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, resource_limits={"cpu": 1}
     )
-    cluster.start("p")
-    cluster.update()
+    cluster.begin("p")
+    cluster.pass_time()
     everything = {
         name: materialise(cluster.orchid["pool_trees"]["default"][name])
         for name in cluster.orchid["pool_trees"]["default"]
@@ -484,9 +442,9 @@ def all_numbers(value):
 
 def test_a_value_set_after_the_update_is_shown_at_once():
     cluster = Cluster()
-    cluster.node(1000.0)
-    cluster.pool("p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}})
-    cluster.update()
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}})
+    cluster.pass_time()
     cluster.set("p", "integral_guarantees/resource_flow", {"cpu": 100.0})
     cluster.set("p", "weight", 7.0)
     cluster.set("p", "resource_limits", {"cpu": 250.0})
@@ -518,10 +476,10 @@ def burst(flow, most):
 
 def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
     cluster = Cluster()
-    cluster.node(1000.0)
-    cluster.pool("p", integral_guarantees=burst(100, 200))
-    cluster.update()
-    cluster.update(60.0)
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees=burst(100, 200))
+    cluster.pass_time()
+    cluster.pass_time(60.0)
     assert cluster.of_pool("p", "specified_resource_flow_ratio") == 0.1
     assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
     assert cluster.of_pool("p", "integral_pool_capacity_resources") == {
@@ -538,16 +496,16 @@ def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
 
 def test_the_capacity_follows_the_saturation_period_of_the_tree():
     cluster = Cluster(integral_guarantees={"pool_capacity_saturation_period": 3_600_000})
-    cluster.node(1000.0)
-    cluster.pool("p", integral_guarantees=burst(100, 200))
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees=burst(100, 200))
     assert cluster.of_pool("p", "integral_pool_capacity") == 360.0
 
 
 def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
     cluster = Cluster()
-    cluster.node(10.0)
-    cluster.pool("parent", integral_guarantees={**burst(8, 8), "guarantee_type": "none"})
-    cluster.pool("child", "parent", integral_guarantees=burst(3, 5))
+    cluster.host(10.0)
+    cluster.create_pool("parent", integral_guarantees={**burst(8, 8), "guarantee_type": "none"})
+    cluster.create_pool("child", "parent", integral_guarantees=burst(3, 5))
     assert cluster.of_pool("parent", "total_resource_flow_ratio") == 0.3
     assert cluster.of_pool("parent", "total_burst_ratio") == 0.5
     assert cluster.of_pool("child", "total_resource_flow_ratio") == 0.3
@@ -568,8 +526,8 @@ def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
 )
 def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
     cluster = Cluster()
-    cluster.node()
-    cluster.pool("p", integral_guarantees=guarantees)
+    cluster.host()
+    cluster.create_pool("p", integral_guarantees=guarantees)
     found = materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
     volume = {
         "accumulated_resource_ratio_volume", "accumulated_resource_volume", "integral_pool_capacity",
@@ -581,20 +539,20 @@ def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
 
 def test_the_capacity_is_shown_of_a_pool_that_has_a_flow_and_no_type_yet():
     cluster = Cluster()
-    cluster.node(1000.0)
-    cluster.pool("p", integral_guarantees={"resource_flow": {"cpu": 100}})
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees={"resource_flow": {"cpu": 100}})
     assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
     assert "accumulated_resource_volume" not in materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
 
 
 def test_resource_distribution_info_sums_what_the_root_has_given_away():
     cluster = Cluster()
-    cluster.node(100.0)
-    cluster.pool("strong", strong_guarantee_resources={"cpu": 30})
-    cluster.pool("below", "strong", strong_guarantee_resources={"cpu": 20})
-    cluster.pool("fast", integral_guarantees=burst(5, 20))
-    cluster.pool("slow", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 8}})
-    assert cluster.tree("resource_distribution_info") == {
+    cluster.host(100.0)
+    cluster.create_pool("strong", strong_guarantee_resources={"cpu": 30})
+    cluster.create_pool("below", "strong", strong_guarantee_resources={"cpu": 20})
+    cluster.create_pool("fast", integral_guarantees=burst(5, 20))
+    cluster.create_pool("slow", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 8}})
+    assert cluster.of_tree("resource_distribution_info") == {
         "distributed_resources": {**NOTHING, "cpu": 58.0},
         "distributed_strong_guarantee_resources": {**NOTHING, "cpu": 30.0},
         "distributed_burst_guarantee_resources": {**NOTHING, "cpu": 20.0},
@@ -610,8 +568,8 @@ def test_resource_distribution_info_sums_what_the_root_has_given_away():
 
 def test_a_pool_below_another_says_where_it_is():
     cluster = Cluster()
-    cluster.pool("a")
-    cluster.pool("b", "a")
+    cluster.create_pool("a")
+    cluster.create_pool("b", "a")
     assert cluster.of_pool("b", "parent") == "a"
     assert cluster.of_pool("b", "full_path") == "/a/b"
     assert cluster.of_pool("a", "child_pool_count") == 1
@@ -619,10 +577,10 @@ def test_a_pool_below_another_says_where_it_is():
 
 def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
     cluster = Cluster()
-    cluster.node()
-    cluster.pool("f", mode="fifo", fifo_sort_parameters=["start_time"])
-    first, second = cluster.start("f", 10), cluster.start("f", 10)
-    cluster.update()
+    cluster.host()
+    cluster.create_pool("f", mode="fifo", fifo_sort_parameters=["start_time"])
+    first, second = cluster.begin("f", 10), cluster.begin("f", 10)
+    cluster.pass_time()
     assert cluster.of_pool("f", "mode") == "fifo"
     assert cluster.of_pool("f", "fifo_sort_parameters") == ["start_time"]
     assert cluster.of_operation(first, "fifo_index") == 0
@@ -633,22 +591,22 @@ def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
 
 def test_an_ephemeral_pool_is_one_of_the_pools_and_of_its_user():
     cluster = Cluster()
-    cluster.pool("explicit")
-    cluster.start("explicit")
-    cluster.start("made", user="bob")
+    cluster.create_pool("explicit")
+    cluster.begin("explicit")
+    cluster.begin("made", user="bob")
     assert cluster.of_pool("made", "is_ephemeral") is True
-    assert cluster.tree("pool_count") == 2
-    assert list(cluster.tree("pools")) == ["<Root>", "explicit", "made"]
+    assert cluster.of_tree("pool_count") == 2
+    assert list(cluster.of_tree("pools")) == ["<Root>", "explicit", "made"]
     assert materialise(cluster.orchid["user_to_ephemeral_pools"]) == {"default": {"bob": ["made"]}}
-    assert cluster.tree("user_to_ephemeral_pools") == {"bob": ["made"]}
+    assert cluster.of_tree("user_to_ephemeral_pools") == {"bob": ["made"]}
 
 
 def test_inferred_weights_are_the_ones_shown():
     cluster = Cluster(infer_weight_from_guarantees_share_multiplier=10)
-    cluster.node()
-    cluster.pool("a", strong_guarantee_resources={"cpu": 6})
-    cluster.pool("b", strong_guarantee_resources={"cpu": 2})
-    cluster.pool("c", weight=4, strong_guarantee_resources={"cpu": 2})
+    cluster.host()
+    cluster.create_pool("a", strong_guarantee_resources={"cpu": 6})
+    cluster.create_pool("b", strong_guarantee_resources={"cpu": 2})
+    cluster.create_pool("c", weight=4, strong_guarantee_resources={"cpu": 2})
     # Its part of what all children of the root have guaranteed, times ten.
     assert cluster.of_pool("a", "weight") == pytest.approx(6.0)
     assert cluster.of_pool("b", "weight") == pytest.approx(2.0)
@@ -657,10 +615,10 @@ def test_inferred_weights_are_the_ones_shown():
 
 def test_limits_of_max_share_ratio_are_parts_of_the_parents():
     cluster = Cluster()
-    cluster.node(100.0)
-    cluster.pool("a", resource_limits={"cpu": 40})
-    cluster.pool("b", "a", max_share_ratio=0.5)
-    operation = cluster.start("b", max_share_ratio=0.5)
+    cluster.host(100.0)
+    cluster.create_pool("a", resource_limits={"cpu": 40})
+    cluster.create_pool("b", "a", max_share_ratio=0.5)
+    operation = cluster.begin("b", max_share_ratio=0.5)
     assert cluster.of_pool("b", "resource_limits")["cpu"] == 20.0
     assert cluster.of_operation(operation, "resource_limits")["cpu"] == 10.0
     assert cluster.of_operation(operation, "max_share_ratio") == 0.5
@@ -671,8 +629,8 @@ def test_limits_of_max_share_ratio_are_parts_of_the_parents():
 
 def test_the_satisfaction_of_a_pool_is_the_least_below_it(busy):
     """A second operation of ``b`` has its fair share of 2.5 cores and nothing yet."""
-    busy.start("b", 20)
-    busy.update()
+    busy.begin("b", 20)
+    busy.pass_time()
     assert busy.of_pool("b", "satisfaction_ratio") == 0.0
     assert busy.of_pool("b", "local_satisfaction_ratio") == 1.0
     assert busy.of_pool("<Root>", "satisfaction_ratio") == 0.0
@@ -682,18 +640,18 @@ def test_the_satisfaction_of_a_pool_is_the_least_below_it(busy):
 
 def test_a_starving_pool_says_so_and_since_when():
     cluster = Cluster(fair_share_starvation_timeout=10_000, enable_aggressive_starvation=False)
-    cluster.node()
-    cluster.pool("a", strong_guarantee_resources={"cpu": 4})
-    cluster.pool("b")
-    greedy = cluster.start("b", 10)
-    cluster.update()
+    cluster.host()
+    cluster.create_pool("a", strong_guarantee_resources={"cpu": 4})
+    cluster.create_pool("b")
+    greedy = cluster.begin("b", 10)
+    cluster.pass_time()
     cluster.heartbeat()
-    poor = cluster.start("a", 4)
-    cluster.update()
+    poor = cluster.begin("a", 4)
+    cluster.pass_time()
     assert cluster.of_pool("a", "scheduling_status") == "below_min_share"
     assert cluster.of_pool("a", "starving") is False
     assert cluster.of_pool("a", "below_fair_share_since") == "1970-01-12T13:46:42.000000Z"
-    cluster.update(11.0)
+    cluster.pass_time(11.0)
     assert cluster.of_pool("a", "starving") is True
     assert cluster.of_pool("a", "starvation_status") == "starving"
     assert cluster.of_pool("a", "starving_since") == "1970-01-12T13:46:42.000000Z"
@@ -712,8 +670,8 @@ def test_a_starving_pool_says_so_and_since_when():
 
 def test_thresholds_name_what_they_limit_only():
     cluster = Cluster(non_preemptible_resource_usage_threshold={"cpu": 2})
-    cluster.pool("a")
-    cluster.pool("b", non_preemptible_resource_usage_threshold={"user_slots": 3})
+    cluster.create_pool("a")
+    cluster.create_pool("b", non_preemptible_resource_usage_threshold={"user_slots": 3})
     assert cluster.of_pool("a", "non_preemptible_resource_usage_threshold") == {"cpu": 2.0}
     assert cluster.of_pool("b", "non_preemptible_resource_usage_threshold") == {"user_slots": 3}
     assert cluster.of_pool("b", "effective_non_preemptible_resource_usage_threshold") == {"user_slots": 3}
@@ -728,7 +686,7 @@ def test_an_operation_that_was_passed_over_says_why(busy):
 
 
 def test_a_tree_shows_its_resources_and_nodes(busy):
-    busy.node(5.0, "other")
+    busy.node("other", 5.0, user_slots=100, address="other:1")
     tree = busy.orchid["pool_trees"]["default"]
     assert tree["resource_usage"] == {**NOTHING, "user_slots": 7, "cpu": 7.0}
     assert tree["resource_limits"] == {**NOTHING, "user_slots": 200, "cpu": 15.0}
@@ -741,7 +699,7 @@ def test_a_tree_shows_its_resources_and_nodes(busy):
 
 def test_the_config_of_a_tree_has_all_options():
     cluster = Cluster(fair_share_starvation_tolerance=0.5)
-    config = cluster.tree("config")
+    config = cluster.of_tree("config")
     assert config["fair_share_starvation_tolerance"] == 0.5
     assert config["max_running_operation_count_per_pool"] == 8
     assert config["integral_guarantees"]["pool_capacity_saturation_period"] == 86_400_000.0
@@ -751,9 +709,9 @@ def test_the_config_of_a_tree_has_all_options():
 
 def test_children_and_operations_are_found_by_pool():
     cluster = Cluster()
-    cluster.pool("a")
-    cluster.pool("b", "a")
-    operation = cluster.start("b")
+    cluster.create_pool("a")
+    cluster.create_pool("b", "a")
+    operation = cluster.begin("b")
     tree = cluster.orchid["pool_trees"]["default"]
     assert list(tree["child_pools_by_pool"]) == ["<Root>", "a", "b"]
     assert list(tree["child_pools_by_pool"]["a"]) == ["b"]
@@ -846,9 +804,9 @@ def test_an_operation_is_described(busy):
 
 def test_an_operation_that_waits_has_an_alert():
     cluster = Cluster()
-    cluster.pool("p", max_running_operation_count=1)
-    cluster.start("p")
-    waiting = cluster.start("p", weight=3, unheard_of=1)
+    cluster.create_pool("p", max_running_operation_count=1)
+    cluster.begin("p")
+    waiting = cluster.begin("p", weight=3, unheard_of=1)
     info = operation_info(cluster.state, cluster.state.find_record(waiting), look_once({}))
     assert info["state"] == "pending"
     assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
@@ -861,9 +819,9 @@ def test_an_operation_that_waits_has_an_alert():
 
 def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     cluster = Cluster()
-    cluster.node()
-    operation = cluster.start("p", 2, max_failed_job_count=1)
-    cluster.update()
+    cluster.host()
+    operation = cluster.begin("p", 2, max_failed_job_count=1)
+    cluster.pass_time()
     cluster.heartbeat()
     failed, stopped = list(cluster.state.jobs)
     cluster.now += 5.0
@@ -882,6 +840,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "current_cpu_limit": 1.0,
         "cpu_monitor_mode": "reclaim",
         "is_stale": False,
+        "cgroup": f"jobs/{failed}",
     }
     cluster.heartbeat(finished=[(failed, "failed")])
     info = materialise(operation_info(cluster.state, cluster.state.find_record(operation), look_once({})))
@@ -901,7 +860,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
 
 def test_a_change_of_the_tree_is_seen_by_the_next_request():
     cluster = Cluster()
-    cluster.pool("p")
+    cluster.create_pool("p")
     cluster.do(ChangeTree("default", (Edit(("config", "max_operation_count_per_pool"), 7),)))
     assert cluster.of_pool("p", "max_operation_count") == 7
-    assert cluster.tree("config")["max_operation_count_per_pool"] == 7
+    assert cluster.of_tree("config")["max_operation_count_per_pool"] == 7

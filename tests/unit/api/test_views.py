@@ -2,87 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
+from scheduler_world import TREE, World
 
 from cpumond.api import orchid, views
-from cpumond.fairshare import fair_share_update
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.commands import Command, Rules, Transaction
-from cpumond.scheduler.model import RESOLVE, CommandError, Config, JobRecord, PreemptionRecord
-from cpumond.scheduler.state import State
-from cpumond.wire import FinishedJob, Heartbeat, JobReport, NodeRegistration, NodeResources
+from cpumond.scheduler.commands import Rules, Transaction
+from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord
 
-TREE = "default"
 NOW = 5000.0
 
 
-class Living:
-    """A state in which real commands and heartbeats have made what there is."""
+class Living(World):
+    """A world whose jobs have a limit of half a core from their second heartbeat on."""
 
     def __init__(self) -> None:
-        self.now = NOW
-        self.ids = itertools.count(1)
-        self.sequence = itertools.count()
-        self.state = State(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)), Config({}))
-        self.run(commands.CreateTree(TREE))
-        self.run(commands.SetDefaultTree(TREE))
+        super().__init__(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)), NOW)
 
-    @property
-    def tree(self) -> Any:
-        return self.state.trees[TREE]
+    def begin(self, pool: str, jobs: int = 1, user: str = "me", **spec: Any) -> str:
+        return self.start(pool, user, jobs, **spec)
 
-    def new_id(self) -> str:
-        return f"id-{next(self.ids)}"
-
-    def run(self, command: Command, user: str = "me") -> str:
-        change = self.state.prepare(command, user, self.now, self.new_id)
-        self.apply(change)
-        return change.id
-
-    def apply(self, change: Transaction) -> None:
-        while not change.is_empty:
-            self.state.apply(change, self.now)
-            change = self.state.settle(self.now)
-
-    def pool(self, name: str, parent: str = "<Root>", **attributes: Any) -> None:
-        self.run(commands.CreatePool(TREE, name, parent, attributes))
-
-    def start(self, pool: str, job_count: int = 1, user: str = "me", **spec: Any) -> str:
-        return self.run(
-            operations.StartOperation({"pool": pool, "tasks": {"t": {"job_count": job_count}}, **spec}), user
-        )
-
-    def node(self, name: str = "n1", cpu: float = 4.0, tags: tuple[str, ...] = ()) -> None:
-        resources = NodeResources(cpu=cpu, memory=2**30)
-        self.apply(self.state.register(NodeRegistration(name, f"{name}-1", resources, tags=list(tags))))
-
-    def update(self) -> None:
-        result = fair_share_update(self.state.make_snapshot(self.tree), self.now, None)
-        self.state.accept_update(self.tree, result, self.now)
-
-    def beat(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
-        node = self.state.nodes[name]
-        jobs = [
-            JobReport(job.id, job.element.operation.id, 1.0, 0.5, 0.4, from_scheduler=True, task="t")
-            for job in node.jobs.values()
-            if job.id not in ended
-        ]
+    def tell(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
+        """A heartbeat."""
+        node = self.nodes[name]
+        for job_id in ended:
+            node.finish(job_id)
+        for job in node.jobs.values():
+            job.current_cpu_limit, job.smoothed_cpu_usage = 0.5, 0.4
+        node.foreign.clear()
         if foreign_cores:
-            jobs.append(JobReport("stranger", "", foreign_cores, foreign_cores))
-        finished = [
-            FinishedJob(job_id, node.jobs[job_id].element.operation.id, "completed", task="t", exit_code=0)
-            for job_id in ended
-        ]
-        heartbeat = Heartbeat(name, f"{name}-1", next(self.sequence), 0.0, 4.0, jobs, finished_jobs=finished)
-        self.apply(self.state.receive(heartbeat, self.now).transaction)
-        self.state.schedule(name, self.now, self.new_id)
+            node.has(foreign_cores, "stranger")
+        node.beat()
 
     def operations(self, **filters: Any) -> views.OperationList:
         return views.show_operations(self.state, self.now, **{"limit": 100, **filters})
@@ -102,12 +58,12 @@ def plain(view: msgspec.Struct) -> Any:
 
 
 def test_a_tree_shows_totals_and_counts(living):
-    living.node()
-    living.pool("a", max_running_operation_count=1)
+    living.node("n1", cpu=4.0)
+    living.create_pool("a", max_running_operation_count=1)
     for _ in range(3):
-        living.start("a")
+        living.begin("a")
     living.update()
-    living.beat()
+    living.tell()
     shown = plain(views.show_trees(living.state))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
@@ -118,13 +74,13 @@ def test_a_tree_shows_totals_and_counts(living):
 
 
 def test_a_pool_shows_attributes_as_given_and_what_holds(living):
-    living.node()
-    living.pool("a", min_share_resources={"cpu": 2}, resource_limits={"cpu": 3}, note="mine")
-    living.start("a", 9)
+    living.node("n1", cpu=4.0)
+    living.create_pool("a", min_share_resources={"cpu": 2}, resource_limits={"cpu": 3}, note="mine")
+    living.begin("a", 9)
     living.update()
-    living.beat()
+    living.tell()
     living.update()
-    shown = plain(views.show_pool(views.find_pool(living.tree, "a"), NOW))
+    shown = plain(views.show_pool(views.find_pool(living.tree(), "a"), NOW))
     assert shown["attributes"] == {
         "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
     }  # fmt: skip
@@ -137,32 +93,32 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
 
 
 def test_the_root_and_ephemeral_pools_are_pools_too(living):
-    living.start("mine", user="somebody")
-    root, mine = plain(views.show_pools(living.tree, NOW))["pools"]
+    living.begin("mine", user="somebody")
+    root, mine = plain(views.show_pools(living.tree(), NOW))["pools"]
     assert (root["name"], root["parent"], root["children"], root["limits"]) == ("<Root>", None, ["mine"], {})
     assert (mine["is_ephemeral"], mine["id"], mine["owner"]) == (True, "", "somebody")
 
 
 def test_pools_stand_before_their_sub_pools_and_siblings_are_sorted(living):
     for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
-        living.pool(name, parent)
-    assert [pool.name for pool in views.walk_pools(living.tree.root)] == ["<Root>", "a", "b", "c", "z"]
+        living.create_pool(name, parent)
+    assert [pool.name for pool in views.walk_pools(living.tree().root)] == ["<Root>", "a", "b", "c", "z"]
 
 
 def test_a_pool_that_starves_says_when(living):
-    living.pool("a")
-    living.node()
-    living.start("a", 9)
+    living.create_pool("a")
+    living.node("n1", cpu=4.0)
+    living.begin("a", 9)
     living.update()
     living.update()
-    shown = views.show_pool(views.find_pool(living.tree, "a"), NOW + 10.0)
+    shown = views.show_pool(views.find_pool(living.tree(), "a"), NOW + 10.0)
     assert shown.scheduling_status == "below_fair_share"
     assert shown.starves_in_s == pytest.approx(20.0)
 
 
 def test_a_missing_pool_is_named(living):
     with pytest.raises(CommandError, match='Pool "x" does not exist in tree "default"') as caught:
-        views.find_pool(living.tree, "x")
+        views.find_pool(living.tree(), "x")
     assert caught.value.code == RESOLVE
 
 
@@ -170,13 +126,13 @@ def test_a_missing_pool_is_named(living):
 
 
 def test_an_operation_before_while_and_after_it_runs(living):
-    living.node()
-    operation_id = living.start("a", 2, title="sort", resource_limits={"cpu": 2})
+    living.node("n1", cpu=4.0)
+    operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
     assert views.show_operation(living.state, record, NOW).jobs.pending == 2
     living.update()
-    living.beat()
-    living.beat()
+    living.tell()
+    living.tell()
     shown = plain(views.show_operation_details(living.state, record, NOW))
     assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
     assert shown["jobs"] == {
@@ -188,32 +144,32 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert part["limits"]["cpu"] == 2.0
     assert shown["spec"]["title"] == "sort"
     assert shown["tasks"][0]["name"] == "t"
-    living.beat(ended=tuple(living.state.nodes["n1"].jobs))
+    living.tell(ended=tuple(living.state.nodes["n1"].jobs))
     ended = views.show_operation(living.state, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
 
 
 def test_an_operation_without_a_fair_share_can_be_written_as_json(living):
-    operation_id = living.start("a")
+    operation_id = living.begin("a")
     living.update()
-    living.tree.operations[operation_id].satisfaction = float("inf")
+    living.tree().operations[operation_id].satisfaction = float("inf")
     shown = plain(views.show_operation(living.state, living.state.find_record(operation_id), NOW))
     assert shown["trees"][TREE]["satisfaction_ratio"] is None
     assert shown["trees"][TREE]["limits"] == {}
 
 
 def test_3_3_places_in_the_queue(living):
-    living.pool("a", max_running_operation_count=1)
-    ids = [living.start("a") for _ in range(3)]
+    living.create_pool("a", max_running_operation_count=1)
+    ids = [living.begin("a") for _ in range(3)]
     shown = {each.id: each.trees[TREE].queue_place for each in living.operations().operations}
     assert shown == {ids[0]: None, ids[1]: 1, ids[2]: 2}
 
 
 def test_operations_are_filtered_sorted_and_cut(living):
-    living.pool("a")
-    living.pool("b")
-    first, second, third = living.start("a"), living.start("b", user="you"), living.start("a")
-    living.run(operations.AbortOperation(first))
+    living.create_pool("a")
+    living.create_pool("b")
+    first, second, third = living.begin("a"), living.begin("b", user="you"), living.begin("a")
+    living.do(operations.AbortOperation(first))
     assert [each.id for each in living.operations().operations] == [third, second, first]
     assert [each.id for each in living.operations(operation_state="aborted").operations] == [first]
     assert [each.id for each in living.operations(user="you").operations] == [second]
@@ -224,12 +180,12 @@ def test_operations_are_filtered_sorted_and_cut(living):
 
 
 def test_jobs_that_live_stop_and_have_ended(living):
-    living.node()
-    operation_id = living.start("a", 4)
+    living.node("n1", cpu=4.0)
+    operation_id = living.begin("a", 4)
     living.update()
-    living.beat()
-    living.beat(ended=(next(iter(living.state.nodes["n1"].jobs)),))
-    living.run(operations.SuspendOperation(operation_id, abort_running_jobs=True))
+    living.tell()
+    living.tell(ended=(next(iter(living.state.nodes["n1"].jobs)),))
+    living.do(operations.SuspendOperation(operation_id, abort_running_jobs=True))
     record = living.state.find_record(operation_id)
     jobs = views.show_jobs(living.state, record, limit=100)
     assert sorted(job.state for job in jobs.jobs) == ["completed", "stopping", "stopping", "stopping"]
@@ -240,25 +196,25 @@ def test_jobs_that_live_stop_and_have_ended(living):
 
 
 def test_jobs_that_ended_before_a_restart_are_shown(living):
-    operation_id = living.start("a")
+    operation_id = living.begin("a")
     job = JobRecord("j", operation_id, "t", TREE, "n", "failed", 1.0, 2.0, 1.0, 1.0, exit_code=3, reason="killed")
-    living.apply(Transaction(jobs=(job,)))
+    living.carry_out(Transaction(jobs=(job,)))
     shown = views.show_jobs(living.state, living.state.find_record(operation_id), limit=9).jobs
     assert [(each.id, each.exit_code, each.reason) for each in shown] == [("j", 3, "killed")]
 
 
 def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
-    living.node(cpu=8.0)
-    first, second = living.start("a", 6), living.start("b", 100, user="you")
+    living.node("n1", cpu=8.0)
+    first, second = living.begin("a", 6), living.begin("b", 100, user="you")
     living.update()
-    living.beat()
+    living.tell()
     living.update()
-    elements = [living.tree.operations[each] for each in (first, second)]
+    elements = [living.tree().operations[each] for each in (first, second)]
     assert {each.starvation_status for each in elements} == {"non_starving"}
     for element in elements:
         shown = views.show_jobs(living.state, element.operation.record, limit=100).jobs
         found = Counter(job.preemptibility for job in shown)
-        attributes = orchid.operation_attributes(orchid.TreeView(living.tree, None), element)
+        attributes = orchid.operation_attributes(orchid.TreeView(living.tree(), None), element)
         assert found["preemptible"] == attributes["preemptible_job_count"]
         assert found["aggressively_preemptible"] == attributes["aggressively_preemptible_job_count"]
         # Half of the fair share of 4 cores is protected, the other half against all but aggressive starvation.
@@ -271,23 +227,23 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
 
 
 def test_5_2_views_say_what_the_orchid_says(living):
-    living.node(cpu=8.0)
-    living.pool("top", strong_guarantee_resources={"cpu": 6}, weight=2)
-    living.pool("a", parent="top", strong_guarantee_resources={"cpu": 5}, max_share_ratio=0.9)
-    living.start("a", 7, weight=3.0)
-    living.start("a", 2)
-    living.start("b", 100)
+    living.node("n1", cpu=8.0)
+    living.create_pool("top", strong_guarantee_resources={"cpu": 6}, weight=2)
+    living.create_pool("a", parent="top", strong_guarantee_resources={"cpu": 5}, max_share_ratio=0.9)
+    living.begin("a", 7, weight=3.0)
+    living.begin("a", 2)
+    living.begin("b", 100)
     living.update()
-    living.beat()
+    living.tell()
     living.update()
-    living.beat()  # limits of jobs are lowered
-    view = orchid.TreeView(living.tree, None)
-    for pool in views.walk_pools(living.tree.root):
+    living.tell()  # limits of jobs are lowered
+    view = orchid.TreeView(living.tree(), None)
+    for pool in views.walk_pools(living.tree().root):
         shown, attributes = views.show_pool(pool, NOW), orchid.pool_attributes(view, pool)
         for name in ("fair_share_ratio", "usage_ratio", "starvation_status", "scheduling_status", "operation_count"):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
         assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
-    for element in living.tree.operations.values():
+    for element in living.tree().operations.values():
         shown = views.show_operation(living.state, element.operation.record, NOW).trees[TREE]
         attributes = orchid.operation_attributes(view, element)
         names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
@@ -299,10 +255,10 @@ def test_5_2_views_say_what_the_orchid_says(living):
 def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
     ids = iter("hbfdgaec")
     living.new_id = lambda: next(ids)
-    living.node(cpu=6.0)
-    record = living.state.find_record(living.start("a", 6))  # its id is h
+    living.node("n1", cpu=6.0)
+    record = living.state.find_record(living.begin("a", 6))  # its id is h
     living.update()
-    living.beat()
+    living.tell()
     started = [*living.state.nodes["n1"].jobs]
     assert started != sorted(started)
     assert len({job.start_time for job in living.state.jobs.values()}) == 1
@@ -312,7 +268,7 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
 
     assert listed() == started[::-1]
     assert listed(limit=2, offset=1) == started[3:5][::-1]
-    living.beat(ended=(started[0], started[3]))  # and the ones that have ended
+    living.tell(ended=(started[0], started[3]))  # and the ones that have ended
     assert listed() == started[::-1]
 
 
@@ -320,11 +276,11 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
 
 
 def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
-    living.node(tags=("gpu",))
-    living.start("a", 2)
+    living.node("n1", cpu=4.0, tags=("gpu",))
+    living.begin("a", 2)
     living.update()
-    living.beat()
-    living.beat(foreign_cores=1.0)
+    living.tell()
+    living.tell(foreign_cores=1.0)
     node = plain(views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
     assert node["tags"] == ["gpu", "n1"]
     assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
@@ -335,7 +291,7 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
 
 def test_nodes_are_filtered_and_sorted(living):
     for name, tags in (("n2", ("x",)), ("n1", ()), ("n3", ("x",))):
-        living.node(name, tags=tags)
+        living.node(name, cpu=4.0, tags=tags)
     living.state.nodes["n3"].is_online = False
 
     def listed(**filters: Any) -> list[str]:
@@ -380,27 +336,27 @@ def codes(living: Living) -> dict[str, str]:
 
 
 def test_a_healthy_scheduler_has_no_alerts(living):
-    living.node()
-    living.start("a")
+    living.node("n1", cpu=4.0)
+    living.begin("a")
     living.update()
     assert codes(living) == {}
 
 
 def test_alerts_about_the_configuration(living):
-    living.node()
-    living.run(commands.ChangeTree(TREE, (Edit(("default_parent_pool",), "gone"),)))
-    living.pool("a", strong_guarantee_resources={"cpu": 100})
-    living.pool("b", integral_guarantees={"guarantee_type": "burst"})
+    living.node("n1", cpu=4.0)
+    living.do(commands.ChangeTree(TREE, (Edit(("default_parent_pool",), "gone"),)))
+    living.create_pool("a", strong_guarantee_resources={"cpu": 100})
+    living.create_pool("b", integral_guarantees={"guarantee_type": "burst"})
     found = codes(living)
     assert set(found) == {"invalid_default_parent_pool", "guarantees_overcommitted", "odd_configuration"}
     assert "100 cpu of 4" in found["guarantees_overcommitted"]
 
 
 def test_alerts_about_nodes_errors_first(living):
-    living.run(commands.ChangeTree(TREE, (Edit(("nodes_filter",), "good"),)))
-    living.node("n1", tags=("bad",))
-    living.node("n2", tags=("good",))
-    living.start("a")
+    living.do(commands.ChangeTree(TREE, (Edit(("nodes_filter",), "good"),)))
+    living.node("n1", cpu=4.0, tags=("bad",))
+    living.node("n2", cpu=4.0, tags=("good",))
+    living.begin("a")
     living.state.nodes["n2"].is_online = False
     living.now += 90.0
     found = codes(living)
@@ -410,8 +366,8 @@ def test_alerts_about_nodes_errors_first(living):
 
 
 def test_an_overcommitted_node_is_an_alert_with_the_amount(living):
-    living.node(cpu=1.0)
-    living.beat(foreign_cores=3.0)
+    living.node("n1", cpu=1.0)
+    living.tell(foreign_cores=3.0)
     living.now += 7.0
     assert codes(living)["node_overcommitted"] == "node n1: its jobs may use 2 cpu more than it has, for 7 s"
 
@@ -422,12 +378,12 @@ def test_alerts_of_the_service_are_among_them(living):
 
 
 def test_counts(living):
-    living.node()
-    living.pool("a", max_running_operation_count=1)
-    ids = [living.start("a", 2) for _ in range(3)]
-    living.run(operations.AbortOperation(ids[2]))
+    living.node("n1", cpu=4.0)
+    living.create_pool("a", max_running_operation_count=1)
+    ids = [living.begin("a", 2) for _ in range(3)]
+    living.do(operations.AbortOperation(ids[2]))
     living.update()
-    living.beat()
+    living.tell()
     counts = views.count_all(living.state)
     assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
     assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)

@@ -18,8 +18,9 @@ from cpumond.answers import ReporterStats
 from cpumond.config import Report
 from cpumond.errors import AccessError, ConfigError
 from cpumond.reporters import REPORTERS, Reporter, read_token
-from cpumond.reporters.http import FIRST_RETRY_S, backoff_s, describe_status, heartbeat_url
+from cpumond.reporters.http import describe_status, heartbeat_url
 from cpumond.reporters.log import LogReporter
+from cpumond.reporters.mailbox import FIRST_RETRY_S, backoff_s
 from cpumond.wire import Heartbeat, JobReport
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
 import pytest
 import structlog
+from played_server import Handler, PlayedServer, Turn, not_before_close, reply, serve, soon
 
 from cpumond.config import SchedulerLink as LinkOptions
 from cpumond.errors import ConfigError
@@ -44,98 +43,6 @@ TOKEN = "s3cret"  # noqa: S105 - of a server of our own
 UNKNOWN = HeartbeatAnswer(False, "node node-1 is not registered", register=True)
 STALE = HeartbeatAnswer(False, "sequence 1 is not newer than 1")
 GOOD = {NODES: REGISTERED, HEARTBEATS: ACCEPTED, LOGS: {}, REPLIES: {}}
-
-
-class ChosenRandom(random.Random):
-    """Draws ``ratio`` of the upper bound and remembers the bounds."""
-
-    def __init__(self, ratio: float) -> None:
-        super().__init__(0)
-        self.ratio = ratio
-        self.bounds: list[float] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.bounds.append(b)
-        return a + (b - a) * self.ratio
-
-
-def soon() -> ChosenRandom:
-    """Waits of some milliseconds."""
-    return ChosenRandom(0.001)
-
-
-def not_before_close() -> ChosenRandom:
-    """Waits of decades, which only ``close`` ends."""
-    return ChosenRandom(1e9)
-
-
-class Request(msgspec.Struct):
-    path: str
-    message: dict[str, Any]
-    headers: dict[str, str]
-    connection: tuple[str, int]
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: PlayedScheduler
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        path = self.path.removeprefix(self.server.prefix)
-        request = Request(self.path, json.loads(body), dict(self.headers), self.client_address)
-        self.server.requests.append(request)
-        turns = self.server.turns.get(path)
-        turn = turns.pop(0) if turns else reply(GOOD[path])
-        turn(self)
-
-    def begin(self, status: int, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
-        pass
-
-
-Turn = Callable[[Handler], None]
-
-
-class PlayedScheduler(ThreadingHTTPServer):
-    """Takes its turns in order, by path, then answers well; keeps what it was sent."""
-
-    daemon_threads = True
-    prefix = ""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.turns: dict[str, list[Turn]] = {}
-        self.requests: list[Request] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}{self.prefix}"
-
-    def sent(self, path: str = HEARTBEATS) -> list[dict[str, Any]]:
-        return [request.message for request in self.requests if request.path == self.prefix + path]
-
-    @property
-    def sequences(self) -> list[int]:
-        return [message["sequence"] for message in self.sent()]
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that closes early is part of these tests."""
-
-
-def reply(message: Any, status: int = 200, *headers: tuple[str, str]) -> Turn:
-    body = message if isinstance(message, bytes) else msgspec.json.encode(message)
-
-    def turn(handler: Handler) -> None:
-        handler.begin(status, ("Content-Length", str(len(body))), *headers)
-        handler.wfile.write(body)
-
-    return turn
 
 
 def refuse(status: int, sentence: str) -> Turn:
@@ -202,15 +109,9 @@ class Node:
 
 
 @pytest.fixture
-def server() -> Iterator[PlayedScheduler]:
-    with PlayedScheduler() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def server() -> Iterator[PlayedServer]:
+    with serve(lambda path: reply(GOOD[path])) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +158,7 @@ def failures_in(logs: list[Any]) -> list[str]:
 # --- the way it goes
 
 
-def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(server: PlayedScheduler, logs: list[Any]):
+def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(server: PlayedServer, logs: list[Any]):
     order = JobOrder("job-2", "op-1", "t", "p", 1.0, 2**30, 1, "true", {}, "u", {"mode": "reclaim"}, 60.0)
     server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, start=[order], acknowledged=["job-0"]))]
     with linked(server.url, token=TOKEN) as node:
@@ -282,7 +183,7 @@ def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(serve
     assert node.answers.empty()
 
 
-def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedScheduler, logs: list[Any]):
+def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedServer, logs: list[Any]):
     server.turns[NODES] = [reply(RegistrationAnswer("node-1", None, 1.0, "no tree's nodes_filter fits"))]
     with linked(server.url) as node:
         node.beat(1)
@@ -295,7 +196,7 @@ def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedScheduler,
 
 
 @pytest.mark.parametrize(("prefix", "end"), [("", "/"), ("/behind/a%2Fproxy", ""), ("/behind", "/"), ("/behind", "//")])
-def test_the_address_may_have_a_path_and_a_slash_at_its_end(server: PlayedScheduler, prefix: str, end: str):
+def test_the_address_may_have_a_path_and_a_slash_at_its_end(server: PlayedServer, prefix: str, end: str):
     server.prefix = prefix
     with linked(server.url + end) as node:
         node.beat(1)
@@ -333,7 +234,7 @@ def test_a_token_that_is_no_header_value_is_a_config_error(token: str):
 # --- registration
 
 
-def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(server: PlayedScheduler, logs: list[Any]):
+def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(ACCEPTED), demand()]
     rng = not_before_close()
     with linked(server.url, rng) as node:
@@ -351,7 +252,7 @@ def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(se
     ]
 
 
-def test_after_a_demand_the_newest_heartbeat_goes(server: PlayedScheduler):
+def test_after_a_demand_the_newest_heartbeat_goes(server: PlayedServer):
     def demand_late(handler: Handler) -> None:
         node.link.submit(make_heartbeat(2))
         assert node.link.registered is not None
@@ -364,14 +265,14 @@ def test_after_a_demand_the_newest_heartbeat_goes(server: PlayedScheduler):
     assert node.link.stats().dropped_total == 1
 
 
-def test_a_demand_with_status_200_counts_too(server: PlayedScheduler):
+def test_a_demand_with_status_200_counts_too(server: PlayedServer):
     server.turns[HEARTBEATS] = [reply(UNKNOWN)]
     with linked(server.url) as node:
         node.beat(1)
     assert len(server.sent(NODES)) == 2
 
 
-def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedScheduler, logs: list[Any]):
+def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedServer, logs: list[Any]):
     reason = "node node-1 registered as incarnation run-2, not run-1"
     server.turns[HEARTBEATS] = [demand(reason) for _ in range(5)]
     rng = soon()
@@ -411,7 +312,7 @@ def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedSched
     ],
 )
 def test_a_refused_registration_is_retried_and_told_once(
-    server: PlayedScheduler, logs: list[Any], turn: Turn, sentence: str
+    server: PlayedServer, logs: list[Any], turn: Turn, sentence: str
 ):
     server.turns[NODES] = [turn] * 3
     # Where only this registration is refused, the scheduler may know the node from before: it is asked by a heartbeat.
@@ -435,7 +336,7 @@ def test_a_refused_registration_is_retried_and_told_once(
     assert server.sequences == [1] * (asked + 1)
 
 
-def test_what_the_node_offers_is_registered_before_the_next_heartbeat(server: PlayedScheduler):
+def test_what_the_node_offers_is_registered_before_the_next_heartbeat(server: PlayedServer):
     with linked(server.url) as node:
         node.beat(1)
         node.link.register(make_registration())
@@ -450,7 +351,7 @@ def test_what_the_node_offers_is_registered_before_the_next_heartbeat(server: Pl
     assert server.sent(NODES)[1]["resources"]["cpu"] == 4.0
 
 
-def test_a_refused_change_does_not_stop_the_heartbeats(server: PlayedScheduler, logs: list[Any]):
+def test_a_refused_change_does_not_stop_the_heartbeats(server: PlayedServer, logs: list[Any]):
     """The scheduler still has the node as it was: without heartbeats its jobs would be lost."""
     server.turns[NODES] = [reply(REGISTERED), refuse(422, "more than one pool tree"), refuse(503, "the disk is full")]
     sentence = f"{server.url}{NODES}: answered 422: more than one pool tree"
@@ -478,7 +379,7 @@ def test_a_refused_change_does_not_stop_the_heartbeats(server: PlayedScheduler, 
 # --- answers
 
 
-def test_a_heartbeat_that_is_too_old_is_dropped_and_told_once(server: PlayedScheduler, logs: list[Any]):
+def test_a_heartbeat_that_is_too_old_is_dropped_and_told_once(server: PlayedServer, logs: list[Any]):
     arrived = threading.Event()
 
     def stale(handler: Handler) -> None:
@@ -512,7 +413,7 @@ GARBAGE = [
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
 @pytest.mark.parametrize("path", [NODES, HEARTBEATS])
 def test_an_answer_that_cannot_be_understood_is_a_failure(
-    server: PlayedScheduler, logs: list[Any], path: str, garbage: bytes
+    server: PlayedServer, logs: list[Any], path: str, garbage: bytes
 ):
     server.turns[path] = [reply(garbage)] * 2
     with linked(server.url) as node:
@@ -526,7 +427,7 @@ def test_an_answer_that_cannot_be_understood_is_a_failure(
 
 
 @pytest.mark.parametrize("turn", [reply(b"{", 409), reply(ACCEPTED, 409), reply(STALE, 409), refuse(409, "no")])
-def test_a_conflict_that_demands_nothing_is_a_failure(server: PlayedScheduler, logs: list[Any], turn: Turn):
+def test_a_conflict_that_demands_nothing_is_a_failure(server: PlayedServer, logs: list[Any], turn: Turn):
     server.turns[HEARTBEATS] = [turn]
     with linked(server.url) as node:
         node.beat(1)
@@ -535,27 +436,27 @@ def test_a_conflict_that_demands_nothing_is_a_failure(server: PlayedScheduler, l
     assert node.link.stats().failed_total == 1
 
 
-def test_fields_of_a_later_version_are_passed_over(server: PlayedScheduler):
+def test_fields_of_a_later_version_are_passed_over(server: PlayedServer):
     server.turns[HEARTBEATS] = [reply({"accepted": True, "later": 1})]
     with linked(server.url) as node:
         assert node.beat(1) == ACCEPTED
 
 
-def test_an_answer_that_is_too_large_is_a_failure(server: PlayedScheduler, logs: list[Any]):
+def test_an_answer_that_is_too_large_is_a_failure(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(b" " * (MAX_ANSWER_BYTES + 1))]
     with linked(server.url) as node:
         node.beat(1)
     assert logs[1]["error"] == f"{server.url}/: the answer is larger than 16777216 bytes"
 
 
-def test_an_answer_of_many_orders_arrives(server: PlayedScheduler):
+def test_an_answer_of_many_orders_arrives(server: PlayedServer):
     order = JobOrder("job", "op-1", "t", "p", 1.0, 2**30, 1, "x" * 20_000, {}, "u", {}, 60.0)
     server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, start=[order] * 500))]
     with linked(server.url) as node:
         assert len(node.beat(1).start) == 500
 
 
-def test_an_answer_in_pieces_is_put_together(server: PlayedScheduler):
+def test_an_answer_in_pieces_is_put_together(server: PlayedServer):
     def pieces(handler: Handler) -> None:
         handler.begin(200, ("Transfer-Encoding", "chunked"))
         for byte in msgspec.json.encode(ask("\u00fc")):
@@ -571,7 +472,7 @@ def test_an_answer_in_pieces_is_put_together(server: PlayedScheduler):
 
 
 @pytest.mark.parametrize("kept", [0, 5])
-def test_an_answer_that_is_cut_off_is_not_obeyed(server: PlayedScheduler, logs: list[Any], kept: int):
+def test_an_answer_that_is_cut_off_is_not_obeyed(server: PlayedServer, logs: list[Any], kept: int):
     server.turns[HEARTBEATS] = [cut(ask("a"), kept), reply(STALE)]
     with linked(server.url) as node:
         node.link.submit(make_heartbeat(1))
@@ -581,7 +482,7 @@ def test_an_answer_that_is_cut_off_is_not_obeyed(server: PlayedScheduler, logs: 
     assert events(logs)[:2] == ["node_registered", "link_failed"]
 
 
-def test_a_late_answer_is_a_timeout_and_never_heard(server: PlayedScheduler, logs: list[Any]):
+def test_a_late_answer_is_a_timeout_and_never_heard(server: PlayedServer, logs: list[Any]):
     release = threading.Event()
     server.turns[HEARTBEATS] = [hold(release, reply(ask("late")))]
     with linked(server.url, timeout_s=0.2) as node:
@@ -595,7 +496,7 @@ def test_a_late_answer_is_a_timeout_and_never_heard(server: PlayedScheduler, log
     assert failures_in(logs)[0] == f"{server.url}/: no answer within 0.2 s"
 
 
-def test_an_answer_that_drips_is_a_timeout(server: PlayedScheduler, logs: list[Any]):
+def test_an_answer_that_drips_is_a_timeout(server: PlayedServer, logs: list[Any]):
     ended = threading.Event()
 
     def drip(handler: Handler) -> None:
@@ -614,7 +515,7 @@ def test_an_answer_that_drips_is_a_timeout(server: PlayedScheduler, logs: list[A
     assert failures_in(logs) == [f"{server.url}/: no answer within 0.2 s"]
 
 
-def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: PlayedScheduler):
+def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: PlayedServer):
     rng = not_before_close()
     answered = threading.Event()
 
@@ -639,7 +540,7 @@ def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: 
         assert node.link.stats().dropped_total == 99
 
 
-def test_close_returns_while_the_scheduler_hangs(server: PlayedScheduler):
+def test_close_returns_while_the_scheduler_hangs(server: PlayedServer):
     release, arrived = threading.Event(), threading.Event()
 
     def hang(handler: Handler) -> None:
@@ -657,7 +558,7 @@ def test_close_returns_while_the_scheduler_hangs(server: PlayedScheduler):
     assert server.sequences == []
 
 
-def test_the_thread_survives_those_that_it_calls(server: PlayedScheduler, logs: list[Any]):
+def test_the_thread_survives_those_that_it_calls(server: PlayedServer, logs: list[Any]):
     called = queue.Queue[int]()
 
     def raise_on(answer: HeartbeatAnswer, sent_at_s: float) -> None:
@@ -675,7 +576,7 @@ def test_the_thread_survives_those_that_it_calls(server: PlayedScheduler, logs: 
     assert events(logs) == ["node_registered", "answer_not_obeyed"]
 
 
-def test_a_heartbeat_that_cannot_be_encoded_does_not_end_the_thread(server: PlayedScheduler):
+def test_a_heartbeat_that_cannot_be_encoded_does_not_end_the_thread(server: PlayedServer):
     with linked(server.url) as node:
         node.link.submit(make_heartbeat(1, job_id="\udcff"))
         node.beat(2)
@@ -685,7 +586,7 @@ def test_a_heartbeat_that_cannot_be_encoded_does_not_end_the_thread(server: Play
 # --- the token
 
 
-def test_the_token_file_is_read_anew_and_the_token_never_shown(server: PlayedScheduler, logs: list[Any], tmp_path):
+def test_the_token_file_is_read_anew_and_the_token_never_shown(server: PlayedServer, logs: list[Any], tmp_path):
     file = tmp_path / "token"
 
     def echo(token: str, then: str) -> Turn:
@@ -724,7 +625,7 @@ def test_the_token_file_is_read_anew_and_the_token_never_shown(server: PlayedSch
 # --- logs
 
 
-def test_logs_go_a_few_at_a_time_after_the_answer_was_obeyed_and_once(server: PlayedScheduler):
+def test_logs_go_a_few_at_a_time_after_the_answer_was_obeyed_and_once(server: PlayedServer):
     ids = [f"log-{number}" for number in range(10)]
     obeyed: list[int] = []
     arrived = queue.Queue[str]()
@@ -755,7 +656,7 @@ def test_logs_go_a_few_at_a_time_after_the_answer_was_obeyed_and_once(server: Pl
     }
 
 
-def test_a_newer_heartbeat_goes_before_the_rest_of_the_logs(server: PlayedScheduler):
+def test_a_newer_heartbeat_goes_before_the_rest_of_the_logs(server: PlayedServer):
     def submit(handler: Handler) -> None:
         node.link.submit(make_heartbeat(2))
         reply({})(handler)
@@ -768,7 +669,7 @@ def test_a_newer_heartbeat_goes_before_the_rest_of_the_logs(server: PlayedSchedu
     assert node.read == ["a"]
 
 
-def test_nobody_waits_for_a_log_any_more(server: PlayedScheduler, logs: list[Any]):
+def test_nobody_waits_for_a_log_any_more(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(ask("a"))] * 3
     server.turns[LOGS] = [refuse(404, "nobody waits for it")]
     with linked(server.url) as node:
@@ -778,7 +679,7 @@ def test_nobody_waits_for_a_log_any_more(server: PlayedScheduler, logs: list[Any
     assert events(logs) == ["node_registered"]
 
 
-def test_a_log_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler, logs: list[Any]):
+def test_a_log_that_cannot_be_sent_is_tried_some_times(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(ask("a"))] * 8
     server.turns[LOGS] = [refuse(503, "busy")] * 8
     with linked(server.url) as node:
@@ -791,7 +692,7 @@ def test_a_log_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler, 
     assert logs[1]["error"] == f"{server.url}{LOGS}: answered 503: busy"
 
 
-def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedScheduler):
+def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedServer):
     def raise_on(request: LogRequest) -> JobLog:
         raise OSError("bad\ndisk")
 
@@ -809,7 +710,7 @@ def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedSchedu
     assert [message["error"] for message in server.sent(LOGS)] == ["the log cannot be read: OSError: bad disk"]
 
 
-def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(server: PlayedScheduler, monkeypatch):
+def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(server: PlayedServer, monkeypatch):
     monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
     release = threading.Event()
     server.turns[HEARTBEATS] = [reply(ask("a", "b", "c"))]
@@ -822,7 +723,7 @@ def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(se
         release.set()
 
 
-def test_what_is_remembered_of_logs_is_bounded(server: PlayedScheduler, monkeypatch):
+def test_what_is_remembered_of_logs_is_bounded(server: PlayedServer, monkeypatch):
     monkeypatch.setattr(link_module, "REMEMBERED_REQUESTS", 3)
     server.turns[HEARTBEATS] = [reply(ask(str(number))) for number in range(20)]
     with linked(server.url) as node:
@@ -835,7 +736,7 @@ def test_what_is_remembered_of_logs_is_bounded(server: PlayedScheduler, monkeypa
 # --- requests
 
 
-def announce(server: PlayedScheduler) -> queue.Queue[str]:
+def announce(server: PlayedServer) -> queue.Queue[str]:
     """The ids of logs and replies as they arrive: a heartbeat before that would take their turn."""
     arrived = queue.Queue[str]()
 
@@ -847,7 +748,7 @@ def announce(server: PlayedScheduler) -> queue.Queue[str]:
     return arrived
 
 
-def test_requests_go_before_logs_within_the_same_bounds(server: PlayedScheduler):
+def test_requests_go_before_logs_within_the_same_bounds(server: PlayedServer):
     arrived = announce(server)
     server.turns[HEARTBEATS] = [reply(request("a", "b", "c", logs=("d", "e")))] * 2
     with linked(server.url) as node:
@@ -867,7 +768,7 @@ def test_requests_go_before_logs_within_the_same_bounds(server: PlayedScheduler)
     assert all(0 < timeout_s <= link_module.REQUESTS_S for _, timeout_s in node.carried_out)
 
 
-def test_a_request_without_time_comes_again_and_none_overtakes_it(server: PlayedScheduler, logs: list[Any]):
+def test_a_request_without_time_comes_again_and_none_overtakes_it(server: PlayedServer, logs: list[Any]):
     arrived = announce(server)
     server.turns[HEARTBEATS] = [reply(request("a", "b"))] * 20
     with linked(server.url) as node:
@@ -881,7 +782,7 @@ def test_a_request_without_time_comes_again_and_none_overtakes_it(server: Played
     assert events(logs) == ["node_registered"]
 
 
-def test_a_reply_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler, logs: list[Any]):
+def test_a_reply_that_cannot_be_sent_is_tried_some_times(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(request("a"))] * 8
     server.turns[REPLIES] = [refuse(503, "busy")] * 8
     with linked(server.url) as node:
@@ -893,7 +794,7 @@ def test_a_reply_that_cannot_be_sent_is_tried_some_times(server: PlayedScheduler
     assert (logs[1]["job_id"], logs[1]["error"]) == ("job-of-a", f"{server.url}{REPLIES}: answered 503: busy")
 
 
-def test_who_asks_for_what_fails_is_told_why(server: PlayedScheduler):
+def test_who_asks_for_what_fails_is_told_why(server: PlayedServer):
     def raise_on(request: JobRequest, timeout_s: float) -> JobReply:
         if request.request_id == "a":
             raise RuntimeError("a\nmistake")
@@ -913,7 +814,7 @@ def test_who_asks_for_what_fails_is_told_why(server: PlayedScheduler):
     assert second["error"].startswith("explain failed: UnicodeEncodeError: ")
 
 
-def test_a_tick_that_is_busy_holds_up_heartbeats_for_a_bounded_time(server: PlayedScheduler, monkeypatch):
+def test_a_tick_that_is_busy_holds_up_heartbeats_for_a_bounded_time(server: PlayedServer, monkeypatch):
     monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
     server.turns[HEARTBEATS] = [reply(request("a", "b", "c", logs=("d",)))]
     with linked(server.url) as node:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from scheduler_world import ServedNode, StillClock
 
 from cpumond.scheduler import loop
 from cpumond.scheduler.commands import Rules
@@ -21,18 +22,6 @@ from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.operations import AbortOperation, StartOperation
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
-from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobReport, NodeRegistration, NodeResources
-
-
-class FakeClock(Clock):
-    """A clock that stands until it is moved."""
-
-    def __init__(self, now: float = 1_000_000.0) -> None:
-        super().__init__()
-        self.at = now
-
-    def now(self) -> float:
-        return self.at
 
 
 class Watched:
@@ -74,55 +63,7 @@ def store(tmp_path):
 
 def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:
     counter = itertools.count(1)
-    return Scheduler(Rules(), store, clock or FakeClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
-
-
-class PlayedNode:
-    """A node that does what it is told."""
-
-    def __init__(self, scheduler: Scheduler, cores: float = 4.0, node_id: str = "n1") -> None:
-        self.scheduler, self.id, self.cores = scheduler, node_id, cores
-        self.sequence = 0
-        self.jobs: dict[str, JobReport] = {}
-        self.finished: dict[str, FinishedJob] = {}
-
-    async def register(self, incarnation: str = "i1") -> None:
-        self.incarnation = incarnation
-        resources = NodeResources(cpu=self.cores, memory=2**34)
-        await self.scheduler.register(NodeRegistration(self.id, incarnation, resources))
-
-    async def beat(self) -> HeartbeatAnswer:
-        self.sequence += 1
-        answer = await self.scheduler.heartbeat(
-            Heartbeat(
-                self.id,
-                self.incarnation,
-                self.sequence,
-                0.0,
-                self.cores,
-                list(self.jobs.values()),
-                finished_jobs=list(self.finished.values()),
-            )
-        )
-        for order in answer.start:
-            self.jobs.setdefault(
-                order.job_id,
-                JobReport(
-                    order.job_id,
-                    order.operation_id,
-                    order.cpu_limit,
-                    order.cpu_limit,
-                    from_scheduler=True,
-                    task=order.task,
-                ),
-            )
-        for job_id in answer.acknowledged:
-            del self.finished[job_id]
-        return answer
-
-    def finish(self, job_id: str, state: Any = "completed") -> None:
-        job = self.jobs.pop(job_id)
-        self.finished[job_id] = FinishedJob(job_id, job.operation_id, state, task=job.task, exit_code=0)
+    return Scheduler(Rules(), store, clock or StillClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
 
 
 def start(jobs: int = 2, pool: str = "p", **options: Any) -> StartOperation:
@@ -200,7 +141,7 @@ def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_w
 def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
-        node = PlayedNode(scheduler)
+        node = ServedNode(scheduler)
         await node.register()
         reply = await scheduler.execute(start(), "ann")
         await scheduler.update_all()
@@ -266,7 +207,7 @@ def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(store):
 def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
-        nodes = [PlayedNode(scheduler, node_id=f"n{n}") for n in range(5)]
+        nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(5)]
         for node in nodes:
             await node.register()
         reply = await scheduler.execute(start(jobs=20), "ann")
@@ -286,7 +227,7 @@ def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
 def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
-        node = PlayedNode(scheduler, cores=8.0)
+        node = ServedNode(scheduler, 8.0)
         await node.register()
         reply = await scheduler.execute(start(jobs=4), "ann")
         await scheduler.update_all()
@@ -314,9 +255,9 @@ def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_o
 
 def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(store):
     async def work() -> None:
-        clock = FakeClock()
+        clock = StillClock()
         scheduler = make_scheduler(store, clock)
-        await PlayedNode(scheduler, cores=100.0).register()
+        await ServedNode(scheduler, 100.0).register()
         guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
         await scheduler.execute(CreatePool("default", "p", "<Root>", {"integral_guarantees": guarantees}), "root")
         await scheduler.execute(start(jobs=1000), "ann")
@@ -340,9 +281,9 @@ def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(sto
 
 def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
     async def work() -> None:
-        clock = FakeClock()
+        clock = StillClock()
         scheduler = make_scheduler(store, clock)
-        await PlayedNode(scheduler, cores=100.0).register()
+        await ServedNode(scheduler, 100.0).register()
         guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
         await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
         for _ in range(5):
@@ -376,7 +317,7 @@ def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(store):
 def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
     async def work() -> None:
         rules = Rules(finished_operation_retention_count=2)
-        scheduler = Scheduler(rules, store, FakeClock())
+        scheduler = Scheduler(rules, store, StillClock())
         ids = []
         for _ in range(5):
             ids.append((await scheduler.execute(start(), "ann")).id)
@@ -440,13 +381,13 @@ def test_metrics_are_bounded_and_escaped(store):
 def test_cpu_time_of_pools_is_counted_for_prometheus(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
-        node = PlayedNode(scheduler)
+        node = ServedNode(scheduler)
         await node.register()
         await scheduler.execute(start(jobs=1), "ann")
         await scheduler.update_all()
         await node.beat()
         (job,) = node.jobs
-        node.jobs[job] = msgspec.structs.replace(node.jobs[job], cpu_seconds=7.25, reclaimed_cpu_seconds=1.5)
+        node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = 7.25, 1.5
         await node.beat()
         text = MetricsText(scheduler, 100).encode().decode()
         assert "# TYPE cpumond_pool_cpu_usage_seconds_total counter\n" in text
@@ -461,7 +402,7 @@ def test_cpu_time_of_pools_is_counted_for_prometheus(store):
 def test_jobs_that_an_earlier_version_stored_are_read(store):
     async def work() -> str:
         scheduler = make_scheduler(store)
-        node = PlayedNode(scheduler)
+        node = ServedNode(scheduler)
         await node.register()
         operation = (await scheduler.execute(start(jobs=2), "ann")).id
         await scheduler.update_all()

@@ -42,6 +42,17 @@ def run(world: World, jobs: int = 1, **spec: object) -> str:
     return operation
 
 
+def stop_slowly(world: World, cpu: float = 10.0) -> tuple[PlayedNode, str, str]:
+    """A job was told to stop and goes on until ``let_go``; node, operation, the job."""
+    node = world.node("n1", cpu=cpu)
+    operation = run(world)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    return node, operation, job
+
+
 def order_without_room(world: World) -> tuple[PlayedNode, str, str]:
     """A job that its node has and that waits there for room; node, operation, job."""
     node = world.node("n1")
@@ -322,24 +333,14 @@ def test_1_9_a_job_that_its_node_stopped_by_itself_keeps_the_nodes_reason_and_is
 
 
 def test_1_9_the_nodes_own_reason_stands_when_the_scheduler_stopped_the_job_too(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
+    node, operation, job = stop_slowly(world)
     node.let_go(job, "aborted", reason="resource_overdraft: too much")
     node.beat()
     assert ended(world, operation, job).reason == "resource_overdraft: too much"
 
 
 def test_6_7_a_job_that_completes_although_it_was_told_to_stop_has_completed(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
+    node, operation, job = stop_slowly(world)
     node.let_go(job, "completed")
     node.beat()
     assert world.states([operation]) == "c"
@@ -347,12 +348,7 @@ def test_6_7_a_job_that_completes_although_it_was_told_to_stop_has_completed(wor
 
 
 def test_a_job_that_is_being_stopped_over_a_restart_of_the_scheduler_ends_as_its_node_says(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
+    node, operation, job = stop_slowly(world)
     world.restart()
     node.beat()
     node.let_go(job, "aborted", exit_code=0)
@@ -418,12 +414,7 @@ def test_a_node_that_was_given_up_may_come_back_as_the_same_run(world):
 def restart_while_it_stops(world: World, job_preemption_timeout: int = 10_000) -> tuple[PlayedNode, str, str]:
     """The scheduler is started anew while a job ends that is needed again; node, operation, the job."""
     world.set_tree(job_preemption_timeout=job_preemption_timeout)
-    node = world.node("n1", cpu=1)
-    operation = run(world)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
+    node, operation, job = stop_slowly(world, cpu=1)
     world.resume(operation)
     assert list(node.stopping) == [job]
     world.restart()
@@ -485,12 +476,7 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
 
 
 def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    node.beat()
+    node, operation, job = stop_slowly(world)
     world.resume(operation)
     lose(world)
     node.register()

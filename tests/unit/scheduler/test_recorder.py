@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from scheduler_world import ServedNode, StillClock
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.commands import Rules
@@ -24,20 +25,8 @@ from cpumond.scheduler.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, RE
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.history import HistoryStore
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.wire import Heartbeat, JobReport, NodeRegistration, NodeResources
 
 START = 1_000_000.0
-
-
-class FakeClock(Clock):
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at = START
-
-    def now(self) -> float:
-        return self.at
 
 
 class Held(HistoryStore):
@@ -69,7 +58,7 @@ class Held(HistoryStore):
 
 @pytest.fixture
 def held(tmp_path):
-    world = World(tmp_path, FakeClock(), Held())
+    world = World(tmp_path, StillClock(), Held())
     yield world
     world.store.answer.set()
     world.close()
@@ -88,15 +77,15 @@ class World:
         self.scheduler.history = self.history
 
     async def run_a_job(self, used_s: float) -> str:
-        resources = NodeResources(cpu=8.0, memory=2**34)
-        await self.scheduler.register(NodeRegistration("n1", "i1", resources))
+        node = ServedNode(self.scheduler, 8.0)
+        await node.register()
         spec = {"pool": "p", "title": "<b>", "tasks": {"t": {"job_count": 1, "cpu_limit": 2.0}}}
         operation = (await self.scheduler.execute(StartOperation(spec), "ann")).id
         await self.scheduler.update_all()
-        answer = await self.scheduler.heartbeat(Heartbeat("n1", "i1", 1, 0.0, 8.0, []))
-        (order,) = answer.start
-        job = JobReport(order.job_id, operation, 2.0, 1.5, from_scheduler=True, task="t", cpu_seconds=used_s)
-        await self.scheduler.heartbeat(Heartbeat("n1", "i1", 2, 0.0, 8.0, [job]))
+        await node.beat()
+        (job,) = node.jobs.values()
+        job.current_cpu_limit, job.cpu_seconds = 1.5, used_s
+        await node.beat()
         return operation
 
     def close(self) -> None:
@@ -109,7 +98,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture
 def world(tmp_path):
-    world = World(tmp_path, FakeClock())
+    world = World(tmp_path, StillClock())
     yield world
     world.close()
 
@@ -205,7 +194,7 @@ def test_a_disk_that_does_not_answer_holds_up_nobody(held):
 
 def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     path = tmp_path / "held.db"
-    world = World(tmp_path, FakeClock(), Held(path))
+    world = World(tmp_path, StillClock(), Held(path))
     operation = ""
 
     async def work() -> None:
@@ -368,7 +357,7 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     program = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from test_recorder import *\n"
-        "world = World(Path(sys.argv[1]), FakeClock(), Held())\n"
+        "world = World(Path(sys.argv[1]), StillClock(), Held())\n"
         "async def work():\n"
         "    world.history.close_timeout_s = 0.05\n"
         "    await world.history.close(START + 10.0)\n"

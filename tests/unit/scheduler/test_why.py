@@ -2,84 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
 import pytest
+from scheduler_world import TREE, World
 
-from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.explain import explain
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations, why
 from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.commands import Command, Rules, Transaction
-from cpumond.scheduler.model import CommandError, Config
-from cpumond.scheduler.state import State
-from cpumond.wire import Heartbeat, JobReport, NodeRegistration, NodeResources
-
-TREE = "default"
+from cpumond.scheduler.commands import Rules
+from cpumond.scheduler.model import CommandError
 
 
-class Service:
-    """A state with a clock, changed as the running service changes it."""
+class Service(World):
+    """A world with the reasons for what is in it."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        self.ids = itertools.count(1)
-        self.sequence = itertools.count()
-        self.state = State(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)), Config({}))
-        self.run(commands.CreateTree(TREE))
-        self.run(commands.SetDefaultTree(TREE))
+        super().__init__(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)))
 
-    def new_id(self) -> str:
-        return f"id-{next(self.ids)}"
-
-    def run(self, command: Command, user: str = "tester") -> str:
-        change = self.state.prepare(command, user, self.now, self.new_id)
-        self.apply(change)
-        return change.id
-
-    def apply(self, change: Transaction) -> None:
-        while not change.is_empty:
-            self.state.apply(change, self.now)
-            change = self.state.settle(self.now)
-
-    def pool(self, name: str, parent: str = "<Root>", **attributes: Any) -> None:
-        self.run(commands.CreatePool(TREE, name, parent, attributes))
-
-    def start(self, pool: str, job_count: int = 1, cpu_limit: float = 1.0, **spec: Any) -> str:
-        task = {"job_count": job_count, "cpu_limit": cpu_limit}
-        # A user may make one ephemeral pool only.
-        return self.run(operations.StartOperation({"pool": pool, "tasks": {"main": task}, **spec}), f"of-{pool}")
-
-    def node(self, name: str = "n1", cpu: float = 4.0) -> None:
-        resources = NodeResources(cpu=cpu, memory=2**34)
-        self.apply(self.state.register(NodeRegistration(name, f"{name}-1", resources)))
-
-    def update(self) -> None:
-        tree = self.state.trees[TREE]
-        snapshot = self.state.make_snapshot(tree)
-        result = fair_share_update(snapshot, self.now, None)
-        self.last = (snapshot, result)
-        self.state.accept_update(tree, result, self.now)
-
-    def beat(self, name: str = "n1") -> None:
-        """A heartbeat: all ordered jobs run, and all that were told to stop have."""
-        node = self.state.nodes[name]
-        jobs = [
-            JobReport(job.id, job.element.operation.id, job.limits[1], job.limits[1], from_scheduler=True)
-            for job in node.jobs.values()
-        ]
-        heartbeat = Heartbeat(name, f"{name}-1", next(self.sequence), 0.0, node.capacity[1], jobs)
-        receipt = self.state.receive(heartbeat, self.now)
-        self.apply(receipt.transaction)
-        self.state.schedule(name, self.now, self.new_id)
+    def begin(self, pool: str, jobs: int = 1, **spec: Any) -> str:
+        """Start an operation of the pool's own user: a user may make one ephemeral pool only."""
+        return self.start(pool, f"of-{pool}", jobs, **spec)
 
     def why(self, operation_id: str, *, told: bool = False) -> why.OperationAnswer:
         shares = {}
         if told:
-            explanation = explain(*self.last, f"#{operation_id}")
+            explanation = explain(*self.updates[TREE], f"#{operation_id}")
             shares[TREE] = (explanation.rule, why.name_operations(self.state, explanation.lines))
         record = self.state.find_record(operation_id)
         return why.explain_operation(self.state, record, self.now, shares)
@@ -107,11 +57,11 @@ def service() -> Service:
 
 
 def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service):
-    service.pool("top", max_running_operation_count=1, max_operation_count=9)
-    service.pool("low", "top")
-    service.start("low")
-    service.start("low")
-    waiting = service.start("low")
+    service.create_pool("top", max_running_operation_count=1, max_operation_count=9)
+    service.create_pool("low", "top")
+    service.begin("low")
+    service.begin("low")
+    waiting = service.begin("low")
     text = service.lines(waiting)
     assert f"operation {waiting} is pending" in text
     assert "it is number 2 of 2 in the queue of tree 'default'; 1 of those before it wait for the same pool" in text
@@ -124,8 +74,8 @@ def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service
 
 
 def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
-    service.node(cpu=4.0)
-    first, second = service.start("a", 10), service.start("b", 10)
+    service.node("n1", cpu=4.0)
+    first, second = service.begin("a", 10), service.begin("b", 10)
     service.update()
     service.beat()
     answer = service.why(first, told=True)
@@ -138,16 +88,16 @@ def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
 
 
 def test_a_title_stands_beside_the_id(service):
-    operation_id = service.start("a", title="training")
+    operation_id = service.begin("a", title="training")
     assert why.name_operations(service.state, [f"#{operation_id} gets"]) == [
         f'operation {operation_id} "training" gets'
     ]
 
 
 def test_limits_on_the_path_are_named_with_what_is_used(service):
-    service.node(cpu=4.0)
-    service.pool("a", resource_limits={"cpu": 1})
-    operation_id = service.start("a", 3)
+    service.node("n1", cpu=4.0)
+    service.create_pool("a", resource_limits={"cpu": 1})
+    operation_id = service.begin("a", 3)
     service.update()
     service.beat()
     text = service.lines(operation_id)
@@ -156,31 +106,31 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
 
 
 def test_a_job_that_no_node_can_hold(service):
-    service.node(cpu=2.0)
-    operation_id = service.start("a", cpu_limit=3.0)
+    service.node("n1", cpu=2.0)
+    operation_id = service.begin("a", cpu=3.0)
     service.update()
     text = service.lines(operation_id)
-    assert 'no node that is online can hold a job of task "main", which orders 1 user_slots, 3 cpu' in text
+    assert 'no node that is online can hold a job of task "t", which orders 1 user_slots, 3 cpu' in text
 
 
 def test_a_job_that_must_wait_for_room(service):
-    service.node(cpu=2.0)
-    operation_id = service.start("a", 5)
+    service.node("n1", cpu=2.0)
+    operation_id = service.begin("a", 5)
     service.update()
     service.beat()
     text = service.lines(operation_id)
-    assert 'no node has room now for a job of task "main", which orders 1 user_slots, 1 cpu' in text
+    assert 'no node has room now for a job of task "t", which orders 1 user_slots, 1 cpu' in text
 
 
 def test_without_nodes(service):
-    operation_id = service.start("a")
+    operation_id = service.begin("a")
     service.update()
     assert "tree 'default' has no node that is online" in service.lines(operation_id)
 
 
 def test_a_suspended_operation_says_so_and_does_not_complain(service):
-    operation_id = service.start("a")
-    service.run(operations.SuspendOperation(operation_id))
+    operation_id = service.begin("a")
+    service.do(operations.SuspendOperation(operation_id))
     service.update()
     text = service.lines(operation_id)
     assert "it is suspended: no job of it is started until it is resumed" in text
@@ -189,12 +139,12 @@ def test_a_suspended_operation_says_so_and_does_not_complain(service):
 
 def make_starving(service: Service) -> tuple[str, str]:
     """A cluster full of one operation's jobs, and another operation that came late; both below the same share."""
-    service.run(commands.ChangeTree(TREE, (Edit(("max_unpreemptible_running_job_count",), 0),)))
-    service.node(cpu=4.0)
-    first = service.start("a", 8)
+    service.do(commands.ChangeTree(TREE, (Edit(("max_unpreemptible_running_job_count",), 0),)))
+    service.node("n1", cpu=4.0)
+    first = service.begin("a", 8)
     service.update()
     service.beat()
-    second = service.start("b", 8)
+    second = service.begin("b", 8)
     service.update()
     return first, second
 
@@ -229,13 +179,13 @@ def test_preemptions_are_told_to_both_sides(service):
 
 
 def test_a_finished_operation_says_how_and_why(service):
-    operation_id = service.start("a", 3)
+    operation_id = service.begin("a", 3)
     service.now += 60.0
-    service.run(operations.AbortOperation(operation_id, "wrong input"))
+    service.do(operations.AbortOperation(operation_id, "wrong input"))
     service.now += 7200.0
     lines = service.why(operation_id).lines
     assert lines[0] == f"operation {operation_id} is aborted: it ended 2 h ago, 1 min after its start: wrong input"
-    assert lines[1] == 'task "main": none of 3 jobs ended'
+    assert lines[1] == 'task "t": none of 3 jobs ended'
 
 
 @pytest.mark.parametrize(
@@ -270,14 +220,14 @@ def shares(plan: why.Plan) -> dict[str, tuple[float | None, float | None]]:
 
 
 def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
-    service.node(cpu=6.0)
-    service.pool("a")
-    service.pool("b")
-    service.pool("idle")
-    first, second = service.start("a", 9), service.start("b", 9)
+    service.node("n1", cpu=6.0)
+    service.create_pool("a")
+    service.create_pool("b")
+    service.create_pool("idle")
+    first, second = service.begin("a", 9), service.begin("b", 9)
     service.update()
     service.beat()
-    config, usage = service.state.config, service.state.trees[TREE].root.usage
+    config, usage = service.state.config, service.tree().root.usage
     plan = service.plan(service.set("a", weight=2))
     assert shares(plan) == {
         "a": (pytest.approx(3.0), pytest.approx(4.0)),
@@ -286,23 +236,23 @@ def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
         second: (pytest.approx(3.0), pytest.approx(2.0)),
     }
     assert service.state.config is config
-    assert service.state.trees[TREE].root.usage == usage
+    assert service.tree().root.usage == usage
     everything = service.plan(service.set("a", weight=2), everything=True)
     assert {effect.name for effect in everything.effects} == {"a", "b", "idle", first, second}
 
 
 def test_a_plan_equals_what_the_change_then_does(service):
-    service.node(cpu=8.0)
+    service.node("n1", cpu=8.0)
     for name in ("a", "b", "c"):
-        service.pool(name)
-        service.start(name, 9)
+        service.create_pool(name)
+        service.begin(name, 9)
     service.update()
     service.beat()
     change = commands.MovePool(TREE, "c", "a", "c")
     planned = {effect.name: effect.after for effect in service.plan(change, everything=True).effects}
-    service.run(change)
+    service.do(change)
     service.update()
-    tree = service.state.trees[TREE]
+    tree = service.tree()
     for name, pool in tree.pools.items():
         after = planned[name]
         assert after is not None
@@ -343,13 +293,13 @@ def draw_command(choose: random.Random, service: Service) -> commands.ConfigComm
 @pytest.mark.parametrize("seed", range(10))
 def test_plans_of_random_changes_come_true(service, seed):
     choose = random.Random(seed)
-    service.node(cpu=8.0)
-    tree = service.state.trees[TREE]
+    service.node("n1", cpu=8.0)
+    tree = service.tree()
     for _ in range(40):
         service.now += choose.choice([0.0, 1.0, 40.0])
         try:
             if choose.random() < 0.4:
-                service.start(f"p{choose.randrange(8)}", choose.randrange(1, 5), is_gang=choose.random() < 0.2)
+                service.begin(f"p{choose.randrange(8)}", choose.randrange(1, 5), is_gang=choose.random() < 0.2)
         except CommandError:
             pass
         service.update()
@@ -358,9 +308,9 @@ def test_plans_of_random_changes_come_true(service, seed):
         plan = service.plan(command, everything=True)
         if not plan.accepted:
             with pytest.raises(CommandError):
-                service.run(command)
+                service.do(command)
             continue
-        service.run(command)
+        service.do(command)
         service.update()
         planned = {effect.name: effect.after for effect in plan.effects if effect.after is not None}
         assert set(planned) == {*tree.pools, *tree.operations}
@@ -371,9 +321,9 @@ def test_plans_of_random_changes_come_true(service, seed):
 
 
 def test_guarantees_limits_and_counts_are_compared(service):
-    service.node(cpu=6.0)
-    service.pool("a", max_running_operation_count=1, max_operation_count=5)
-    running, waiting = service.start("a", 9), service.start("a", 9)
+    service.node("n1", cpu=6.0)
+    service.create_pool("a", max_running_operation_count=1, max_operation_count=5)
+    running, waiting = service.begin("a", 9), service.begin("a", 9)
     change = service.set(
         "a", strong_guarantee_resources={"cpu": 3}, resource_limits={"cpu": 4}, max_running_operation_count=2
     )
@@ -390,8 +340,8 @@ def test_guarantees_limits_and_counts_are_compared(service):
 
 
 def test_a_refused_change_is_a_plan_with_the_sentence(service):
-    service.pool("a", strong_guarantee_resources={"cpu": 1})
-    service.pool("b", "a")
+    service.create_pool("a", strong_guarantee_resources={"cpu": 1})
+    service.create_pool("b", "a")
     plan = service.plan(service.set("b", strong_guarantee_resources={"cpu": 2}))
     assert not plan.accepted
     assert "more than its 1" in plan.refusal
@@ -399,7 +349,7 @@ def test_a_refused_change_is_a_plan_with_the_sentence(service):
 
 
 def test_pools_that_come_and_go(service):
-    service.pool("a")
+    service.create_pool("a")
     came = service.plan(commands.CreatePool(TREE, "b", "a"))
     assert [(effect.name, effect.before) for effect in came.effects] == [("b", None)]
     went = service.plan(commands.RemovePool(TREE, "a"))
@@ -407,9 +357,9 @@ def test_pools_that_come_and_go(service):
 
 
 def test_a_renamed_pool_is_the_same_and_keeps_its_operations(service):
-    service.node()
-    service.pool("a")
-    operation_id = service.start("a", 9)
+    service.node("n1", cpu=4.0)
+    service.create_pool("a")
+    operation_id = service.begin("a", 9)
     effects = {effect.name: effect for effect in service.plan(commands.MovePool(TREE, "a", "<Root>", "b")).effects}
     assert effects["b"].changed == ["name"]
     after = effects[operation_id].after
@@ -418,25 +368,25 @@ def test_a_renamed_pool_is_the_same_and_keeps_its_operations(service):
 
 
 def test_a_tree_that_goes_takes_operations_along(service):
-    service.node()
-    operation_id = service.start("a")
+    service.node("n1", cpu=4.0)
+    operation_id = service.begin("a")
     plan = service.plan(commands.RemoveTree(TREE, recursive=True))
     assert any(f"1 operation would be aborted, no tree is left for it: {operation_id}" in note for note in plan.notes)
     assert any("1 node fits the nodes_filter of no tree" in note for note in plan.notes)
 
 
 def test_guarantees_beyond_the_cluster_come_with_a_note(service):
-    service.node(cpu=4.0)
-    service.pool("a")
+    service.node("n1", cpu=4.0)
+    service.create_pool("a")
     plan = service.plan(service.set("a", strong_guarantee_resources={"cpu": 5}))
     assert any("guaranteed more than the nodes have (5 cpu of 4)" in note for note in plan.notes)
-    service.run(service.set("a", strong_guarantee_resources={"cpu": 5}))
+    service.do(service.set("a", strong_guarantee_resources={"cpu": 5}))
     assert service.plan(service.set("a", weight=2)).notes == []
 
 
 def test_integral_guarantees_come_with_a_note(service):
-    service.node(cpu=10.0)
-    service.pool("a")
+    service.node("n1", cpu=10.0)
+    service.create_pool("a")
     integral = {
         "guarantee_type": "burst", "resource_flow": {"cpu": 1}, "burst_guarantee_resources": {"cpu": 2}
     }  # fmt: skip
@@ -449,10 +399,10 @@ def test_volumes_of_integral_pools_are_kept_in_both_pictures(service):
     integral = {
         "guarantee_type": "burst", "resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 4}
     }  # fmt: skip
-    service.node(cpu=8.0)
-    service.pool("a", integral_guarantees=integral)
-    service.pool("b")
-    pool = service.state.trees[TREE].pools["a"]
+    service.node("n1", cpu=8.0)
+    service.create_pool("a", integral_guarantees=integral)
+    service.create_pool("b")
+    pool = service.tree().pools["a"]
     pool.volume = (0.0, 5000.0, 0.0, 0.0, 0.0)
     material = why.collect(service.state)
     rebuilt = why.rebuild(material, service.state.config, service.now)
@@ -460,14 +410,14 @@ def test_volumes_of_integral_pools_are_kept_in_both_pictures(service):
 
 
 def test_a_rebuilt_state_computes_the_same_shares(service):
-    service.node(cpu=6.0)
-    service.pool("fifo", mode="fifo")
+    service.node("n1", cpu=6.0)
+    service.create_pool("fifo", mode="fifo")
     for pool in ("fifo", "fifo", "x"):
-        service.start(pool, 4, weight=2.0)
+        service.begin(pool, 4, weight=2.0)
     service.update()
     service.beat()
     service.update()
-    tree = service.state.trees[TREE]
+    tree = service.tree()
     rebuilt = why.rebuild(why.collect(service.state), service.state.config, service.now)
     snapshot = rebuilt.make_snapshot(rebuilt.trees[TREE])
     assert snapshot == service.state.make_snapshot(tree)
