@@ -406,6 +406,7 @@ class ExecutorContract:
         job_ids = [rig.shell("echo here") for _ in range(5)]
         for job_id in job_ids:
             rig.wait(Ended, job_id)
+            rig.wait_written(job_id, b"here\n")  # the journal may be later than the end
             assert rig.read(job_id) == b"here\n"
         rig.executor.kill(flood)
         rig.wait(Ended, flood)
@@ -418,9 +419,9 @@ class ExecutorContract:
         directory = str(rig.directory / job_id)
         for tail_bytes, expected in ((0, b""), (1, b"\n"), (4, b"two\n"), (6, b"e\ntwo\n"), (100, b"one\ntwo\n")):
             assert rig.executor.read_log(job_id, directory, "stdout", tail_bytes) == (expected, 8)
-        assert rig.executor.read_log(job_id, directory, "stderr", 10) == (b"", 0)
         rig.executor.kill(job_id)
         rig.wait(Ended, job_id)
+        assert rig.executor.read_log(job_id, directory, "stderr", 10) == (b"", 0)
         assert rig.executor.read_log(job_id, directory, "stdout", 4) == (b"two\n", 8)
 
     def test_there_is_no_log(self, rig: Rig, tmp_path: Path) -> None:

@@ -30,7 +30,12 @@ def lowered(cgroups: CgroupTree, agent: AgentProcess) -> AgentProcess:
 
 def remove(agent: AgentProcess, *names: str) -> None:
     for name in names:
-        shutil.rmtree(agent.directory / name)
+        # Where the agent writes meanwhile what is there already is moved out of its way at once.
+        gone = agent.directory / f"{name}.gone"
+        (agent.directory / name).rename(gone)
+        wait_until(
+            lambda gone=gone: not shutil.rmtree(gone, ignore_errors=True) and not gone.exists(), f"{name} is gone"
+        )
 
 
 def kill(agent: AgentProcess) -> None:

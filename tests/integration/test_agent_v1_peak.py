@@ -79,7 +79,8 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
         return int(agent.get("/v1/status")["counters"]["looks_restored"])
 
     wait_for_a_check(agent)
-    before, checks = count_looks(), agent.get("/v1/status")["counters"]["decisions"]
+    counters = agent.get("/v1/status")["counters"]
+    before, checks = counters["looks_restored"], counters["decisions"]
     load.burn(2.0)
     wait_until(lambda: cgroups.quota_cores("a") == 2.0, "all of it is back")
     wait_until(lambda: count_looks() > before, "by a look")

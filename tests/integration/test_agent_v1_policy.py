@@ -119,7 +119,7 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
 def test_a_foreign_raise_above_what_was_found_outlives_the_agent(cgroups, agent, quota_us, kept):
     make(cgroups, "a")
     cgroups.write("a", "burst_us", 100_000)
-    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "500ms"\n'))
+    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "3s"\n'))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
     cgroups.write("a", "quota_us", quota_us)
     wait_status(agent, "a", "overridden")

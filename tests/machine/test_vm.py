@@ -52,7 +52,6 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1_policy.py::test_a_burst_of_somebody_else",
         "test_agent_v1_policy.py::test_a_foreign_raise_is",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
-        "test_closed_loop.py",
         "test_closed_loop_faults.py::test_a_killed_keeper",
         "test_closed_loop_faults.py::test_restore_gives",
         "test_closed_loop_faults.py::test_what_a_job_leaves",

@@ -415,6 +415,11 @@ def by_hand() -> dict[str, Any]:
     return {"again_s": again_s, **look()}
 
 
+def is_up_again(pid: str) -> bool:
+    """Whether the agent has another process than ``pid`` and is ready."""
+    return show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active"
+
+
 def kill() -> dict[str, Any]:
     """kill -9 of the agent: how long until the unit has its quota again."""
     settle()
@@ -423,7 +428,9 @@ def kill() -> dict[str, Any]:
     began_s = time.monotonic()
     full_s = wait(is_full, PATIENCE_S)
     property_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
-    up_s = wait(lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", PATIENCE_S)
+    up_s = wait(
+        lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", 2 * PATIENCE_S
+    )
     return {
         "full_s": full_s,
         "property_s": property_s,
@@ -440,7 +447,9 @@ def hangs() -> dict[str, Any]:
     pid = show(AGENT, "MainPID")
     os.kill(int(pid), signal.SIGSTOP)
     full_s = wait(is_full, PATIENCE_S + 30.0)
-    up_s = wait(lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", PATIENCE_S)
+    up_s = wait(
+        lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", 2 * PATIENCE_S
+    )
     return {"full_s": full_s, "up_s": up_s, "lowered_s": wait(is_lowered, PATIENCE_S), **look()}
 
 
