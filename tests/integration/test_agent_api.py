@@ -239,7 +239,7 @@ def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
     after = shared.get("/v1/status")
     assert after["tick"] > before["tick"]
     late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
-    assert late <= 1 + (after["tick"] - before["tick"]) // 10, "allowing for a machine with other work"
+    assert late <= 1 + (after["tick"] - before["tick"]) // 5, "allowing for a machine with other work"
     assert after["counters"]["errors"] == 0
 
 

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 from examples import examples
-from hypothesis import assume, example, given
+from hypothesis import HealthCheck, assume, example, given
 from hypothesis import strategies as st
 
 from cpumond.cgroup.settings import (
@@ -20,7 +20,7 @@ from cpumond.cgroup.settings import (
     plan_steps,
 )
 
-many = examples(200)
+many = examples(200, suppress_health_check=[HealthCheck.filter_too_much])
 
 PERIODS = st.sampled_from([100_000, 100_000, 1_000, 1_000_000, 33_333]) | st.integers(1_000, 1_000_000)
 QUOTAS = st.none() | st.integers(1_000, 2_000_000) | st.sampled_from([1_000, 1_001, 100_000])

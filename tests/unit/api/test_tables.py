@@ -19,22 +19,22 @@ def living() -> Living:
 
 
 def rows_of(living: Living) -> dict[str, dict[str, object]]:
-    table = plain(tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW))
+    table = plain(tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW))
     assert table["columns"] == list(tables.COLUMNS)
     return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
 
 
 def test_a_row_says_the_same_as_the_pool_itself(living):
-    living.node(cpu=8.0)
-    living.pool("a", strong_guarantee_resources={"cpu": 2}, weight=3.0, max_running_operation_count=5)
-    living.pool("b", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
-    living.start("a", 2)
-    living.start("mine", 1, user="somebody")
+    living.node("n1", cpu=8.0)
+    living.create_pool("a", strong_guarantee_resources={"cpu": 2}, weight=3.0, max_running_operation_count=5)
+    living.create_pool("b", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
+    living.begin("a", 2)
+    living.begin("mine", 1, user="somebody")
     living.update()
-    living.beat()
+    living.tell()
     living.update()
     rows = rows_of(living)
-    for pool in views.show_pools(living.tree, NOW).pools:
+    for pool in views.show_pools(living.tree(), NOW).pools:
         row = rows.pop(pool.name)
         for name in ("parent", "is_ephemeral", "mode", "weight", "operation_count", "max_operation_count",
                      "running_operation_count", "max_running_operation_count"):  # fmt: skip
@@ -49,21 +49,21 @@ def test_a_row_says_the_same_as_the_pool_itself(living):
 
 
 def test_cores_are_those_of_the_whole_subtree(living):
-    living.node()
-    living.pool("a")
-    living.pool("b", "a")
-    living.start("b", 2)
-    living.start("a", 1)
+    living.node("n1", cpu=4.0)
+    living.create_pool("a")
+    living.create_pool("b", "a")
+    living.begin("b", 2)
+    living.begin("a", 1)
     living.update()
-    living.beat()
-    living.beat()
+    living.tell()
+    living.tell()
     rows = rows_of(living)
     # Each job ordered 1 core, may use 0.5 and was last seen to use 0.4.
     expected = {"<Root>": (3.0, 1.5, 1.2), "a": (3.0, 1.5, 1.2), "b": (2.0, 1.0, 0.8)}
     for name, cores in expected.items():
         row = rows[name]
         assert (row["ordered_cores"], row["limit_cores"], row["used_cores"]) == pytest.approx(cores)
-    totals = tables.show_totals(living.tree, tables.sum_cores(living.tree), True)
+    totals = tables.show_totals(living.tree(), tables.sum_cores(living.tree()), True)
     assert (totals.capacity_cores, totals.ordered_cores, totals.limit_cores) == (4.0, 3.0, 1.5)
     assert (totals.used_cores, totals.reclaimed_cores) == pytest.approx((1.2, 1.5))
     assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
@@ -71,9 +71,9 @@ def test_cores_are_those_of_the_whole_subtree(living):
 
 def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they_mean_something(living):
     for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
-        living.pool(name, parent)
-    living.pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
-    living.node()
+        living.create_pool(name, parent)
+    living.create_pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
+    living.node("n1", cpu=4.0)
     living.update()
     rows = rows_of(living)
     assert [(name, row["depth"]) for name, row in rows.items()] == [
@@ -86,24 +86,24 @@ def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they
 
 
 def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
-    table = tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW)
+    table = tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW)
     assert len(table.rows) == 1
-    assert tables.show_totals(living.tree, tables.CoreSums(), False).capacity_cores == 0.0
+    assert tables.show_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
 def test_a_pool_of_after_the_sums_has_no_cores_yet(living):
-    sums = tables.sum_cores(living.tree)
-    living.pool("new")
-    rows = [row for row in tables.make_pool_table(living.tree, sums, NOW).rows if row[0] == "new"]
+    sums = tables.sum_cores(living.tree())
+    living.create_pool("new")
+    rows = [row for row in tables.make_pool_table(living.tree(), sums, NOW).rows if row[0] == "new"]
     assert dict(zip(tables.COLUMNS, rows[0], strict=True))["ordered_cores"] == 0
 
 
 def test_two_thousand_pools_stay_small(living):
     for number in range(20):
-        living.pool(f"department-{number}", weight=2.5)
+        living.create_pool(f"department-{number}", weight=2.5)
     for number in range(200):
-        living.pool(f"team-{number}-research", f"department-{number % 20}")
-    table = tables.make_pool_table(living.tree, tables.sum_cores(living.tree), NOW)
+        living.create_pool(f"team-{number}-research", f"department-{number % 20}")
+    table = tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW)
     per_pool = len(gzip.compress(msgspec.json.encode(table), 4)) / len(table.rows)
     assert per_pool < 30.0  # 60 KB for 2000
 
@@ -116,9 +116,9 @@ def ids(living: Living, **query: object) -> list[str]:
 
 
 def test_operations_are_found_by_any_part_of_any_name_whatever_the_case(living):
-    living.pool("Research")
-    one = living.start("Research", title="Nightly Build", alias="*night")
-    two = living.start("other", user="Ann")
+    living.create_pool("Research")
+    one = living.begin("Research", title="Nightly Build", alias="*night")
+    two = living.begin("other", user="Ann")
     for text, found in (
         ("NIGHT", [one]), ("ly bu", [one]), ("research", [one]), ("ANN", [two]), ("oth", [two]), (two, [two]),
         ("", [two, one]), ("nothing of it", []),
@@ -131,10 +131,10 @@ def test_operations_are_found_by_any_part_of_any_name_whatever_the_case(living):
 
 def test_a_search_finds_what_holds_now_and_keeps_no_text_of_what_is_gone(living):
     texts = views.SearchTexts()
-    one = living.start("a", title="First")
+    one = living.begin("a", title="First")
     for _ in range(2):
         assert ids(living, search="first", texts=texts) == [one]
-    living.run(operations.UpdateOperation(one, {"pool": "elsewhere"}))
+    living.do(operations.UpdateOperation(one, {"pool": "elsewhere"}))
     assert ids(living, search="elsewhere", texts=texts) == [one]
     record = living.state.find_record(one)
     for number in range(200):
@@ -146,14 +146,14 @@ def test_a_search_finds_what_holds_now_and_keeps_no_text_of_what_is_gone(living)
 
 
 def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_where_equal(living):
-    living.node(cpu=8.0)
-    living.pool("a")
-    small = living.start("a", 1, title="b", user="zoe")
-    large = living.start("a", 3, title="A", user="ann")
-    none = living.start("a", 1, title="c", user="ann")
-    living.run(operations.AbortOperation(none))
+    living.node("n1", cpu=8.0)
+    living.create_pool("a")
+    small = living.begin("a", 1, title="b", user="zoe")
+    large = living.begin("a", 3, title="A", user="ann")
+    none = living.begin("a", 1, title="c", user="ann")
+    living.do(operations.AbortOperation(none))
     living.update()
-    living.beat()
+    living.tell()
     living.update()
     assert ids(living, sort="start_time") == [none, large, small]
     assert ids(living, sort="start_time", descending=False) == [small, large, none]
@@ -170,27 +170,28 @@ def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_wh
 
 
 def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
-    living.node()
-    living.pool("a")
-    operation = living.start("a", 2)
+    living.node("n1", cpu=4.0)
+    living.create_pool("a")
+    operation = living.begin("a", 2)
     living.update()
-    living.beat()
+    living.tell()
     record = living.state.find_record(operation)
     job = views.show_jobs(living.state, record, limit=1).jobs[0]
     assert views.find_job(living.state, record, job.id) == job
-    living.beat(ended=(job.id,))
+    living.tell(ended=(job.id,))
     assert views.find_job(living.state, living.state.find_record(operation), job.id).state == "completed"
-    other = living.state.find_record(living.start("a"))
+    other = living.state.find_record(living.begin("a"))
     for unknown in (job.id, "1-2-3-4"):
         with pytest.raises(CommandError, match="No such job"):
             views.find_job(living.state, other, unknown)
 
 
 def test_the_specification_has_what_was_given_and_all_that_holds(living):
-    living.pool("a")
-    operation = living.start("a", title="x", weight=2)
+    living.create_pool("a")
+    operation = living.begin("a", title="x", weight=2)
     shown = plain(views.show_specification(living.state, living.state.find_record(operation)))
-    assert shown["provided"] == {"pool": "a", "tasks": {"t": {"job_count": 1}}, "title": "x", "weight": 2}
+    task = {"job_count": 1, "cpu_limit": 1.0, "memory_limit": 0}
+    assert shown["provided"] == {"pool": "a", "tasks": {"t": task}, "title": "x", "weight": 2}
     assert shown["resulting"]["scheduling_options_per_pool_tree"][TREE]["weight"] == 2.0
     monitor = shown["resulting"]["job_cpu_monitor"]
     assert set(shown["resulting"]["job_cpu_monitor_sources"]) == set(monitor)

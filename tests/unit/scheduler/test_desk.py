@@ -9,7 +9,8 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from test_loop import PlayedNode, Watched, make_scheduler, start
+from scheduler_world import ServedNode
+from test_loop import Watched, make_scheduler, start
 
 from cpumond.scheduler.desk import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, Desk
 from cpumond.scheduler.loop import Scheduler
@@ -176,10 +177,10 @@ def store(tmp_path):
     store.close()
 
 
-async def with_a_job(store: Watched) -> tuple[Scheduler, PlayedNode, str, str]:
+async def with_a_job(store: Watched) -> tuple[Scheduler, ServedNode, str, str]:
     """A scheduler and a node with one job that was ordered; operation and job."""
     scheduler = make_scheduler(store)
-    node = PlayedNode(scheduler)
+    node = ServedNode(scheduler)
     await node.register()
     operation = (await scheduler.execute(start(jobs=1), "ann")).id
     await scheduler.update_all()
@@ -259,7 +260,7 @@ async def test_a_node_that_does_not_answer_is_named_with_its_silence(store):
 # --- requests to a job's node
 
 
-async def reply_to(scheduler: Scheduler, node: PlayedNode, asking: Awaitable[Any], **reply: Any) -> Any:
+async def reply_to(scheduler: Scheduler, node: ServedNode, asking: Awaitable[Any], **reply: Any) -> Any:
     """What ``asking`` gives when the node replies so to its only request."""
     (request,) = (await node.beat()).requests
     scheduler.requests.take(JobReply("n1", request.request_id, **reply))
