@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -36,7 +37,10 @@ def count_listeners(agent: AgentProcess) -> int:
     assert agent.process is not None
     with open(f"/proc/{agent.process.pid}/net/tcp", encoding="ascii") as file:
         listening = {line.split()[9] for line in file.readlines()[1:] if line.split()[3] == "0A"}
-    links = {str(place.readlink()) for place in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
+    links = set()
+    for place in Path(f"/proc/{agent.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.add(os.readlink(place))
     return len(listening & {link.removeprefix("socket:[").rstrip("]") for link in links})
 
 
