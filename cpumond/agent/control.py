@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
-from cpumond.agent.loop import Agent
 from cpumond.agent.ring import DecisionRecord
+from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin, RegisteredJob
 from cpumond.cgroup.files import read_pressure
@@ -320,7 +320,7 @@ def unpin_job(agent: Agent, name: str) -> dict[str, Any]:
     """``cpumond unpin``: end a pin, an override or a contest, and give the job back to the monitor."""
     job = _find(agent, name)
     agent.registered.pin(job.found.job_id, None)
-    agent.give_back(job)
+    agent.limits.give_back(job)
     agent.rescan_now()
     return describe_job(job.view(agent.clock.monotonic_s()))
 

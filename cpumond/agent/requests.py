@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.agent import control
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
 from cpumond.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
 

@@ -207,7 +207,7 @@ class JobTable:
         """Whether a new cgroup of a unit that was lowered has another limit than ours, at the first look: systemd makes
         the cgroup and writes its limits a moment later, so what is there may be the kernel's. The next look decides."""
         if (
-            self.writer.may_come_with(cgroup.path, unit, in_force, trusted=not self._looked)
+            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
         ):
             self._doubted.pop(cgroup.path, None)
@@ -276,7 +276,7 @@ class JobTable:
         self._put_back(job, wrote, now_s)
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
-        self.follow_hard(job, now_s)
+        self.update_hard_limit(job, now_s)
 
     def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode, now_s: float) -> None:
         before = job.settings
@@ -322,7 +322,7 @@ class JobTable:
         if job.writes != wrote:
             (job.begin_writes if job.writes else job.end_writes)()
 
-    def follow_hard(self, job: Tracked, now_s: float) -> None:
+    def update_hard_limit(self, job: Tracked, now_s: float) -> None:
         """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow; so is
         one below a floor that a reload has raised."""
         before = job.state.limit_cores

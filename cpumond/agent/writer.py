@@ -210,7 +210,7 @@ class LimitWriter:
         else:
             self.forget(job.cgroup.path, now=False)
 
-    def may_come_with(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
+    def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
         """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
         former = self._find_former(path, unit)
         original = None if former is None else self.originals.get(former) or self.returning.get(former)
@@ -272,7 +272,7 @@ class LimitWriter:
         if known is not None and job.unit and not known.unit:
             self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
 
-    def mind_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
+    def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
         """Put back what systemd believes of units that did not come again in time, or were ``removed``.
 
         Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
@@ -356,7 +356,7 @@ class LimitWriter:
                 if not self.units.is_settled(original.unit):
                     self.units.want_again(original.unit)
 
-    def mind_returning(self, final: bool = False) -> None:
+    def reap_acknowledged(self, final: bool = False) -> None:
         """Forget the units that systemd has taken, and those of which it never took a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.may_be_told(original.unit) or path in self._inherited)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, loop
+from cpumond.agent import apply, control
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.cgroup.parse import parse_throttled
 from cpumond.errors import CgroupReadError
@@ -37,7 +37,7 @@ def look(node: FakeNode, *throttled: str, seconds: float = 0.2) -> None:
     node.clock.advance(seconds)
     for name in throttled:
         node.use(name, 1.05 * seconds, 1.0, seconds)
-    node.agent.look(node.clock.monotonic_s())
+    node.agent.limits.look(node.clock.monotonic_s())
 
 
 def cores(node: FakeNode, *names: str) -> list[float]:
@@ -120,7 +120,7 @@ def test_a_threshold_that_nothing_exceeds_makes_no_check_of_a_look(make_node):
     node.ticks(3, 0.1)
     before = node.job("a").state
     look(node, "a")
-    node.agent._snapshot = None
+    node.agent.snapshot = None
     assert node.job("a").state == before
 
 
@@ -132,7 +132,7 @@ def test_a_weight_is_given_back_when_use_is_above_the_limit(make_node):
     node.clock.advance(0.2)
     for name, used in (("a", 3.0), ("b", 0.9)):
         node.use(name, used * 0.2, 0.0, 0.2)
-    node.agent.look(node.clock.monotonic_s())
+    node.agent.limits.look(node.clock.monotonic_s())
     assert [node.read(name, "cpu.weight") for name in "ab"] == ["100", "26"]
 
 
@@ -142,7 +142,7 @@ def test_under_a_weight_each_look_measures_from_the_one_before(make_node):
     for used, weight in ((0.2, "26"), (0.2, "26"), (0.2, "26"), (1.5, "100")):  # 0.525 since the check
         node.clock.advance(0.2)
         node.use("a", used * 0.2, 0.0, 0.2)
-        node.agent.look(node.clock.monotonic_s())
+        node.agent.limits.look(node.clock.monotonic_s())
         assert node.read("a", "cpu.weight") == weight
 
 
@@ -300,7 +300,7 @@ def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_
     assert periods == [0.05, 0.1]
     node.ticks(12, 1.0)
     node.write("other", "cpu.max", "26250 25000\n")
-    node.agent._read_all_limits = True
+    node.agent.external.read_all = True
     node.tick(1.0)
     assert node.agent.table.find("other").state.cfs_period_s == 0.025
     # A quota below 1 ms is none: the period is longer then.
@@ -385,7 +385,7 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
     quick = source("jobs/quick", more='job-cpu-monitor = { throttle_poll = "50ms" }')
     never = source("jobs/never", more='job-cpu-monitor = { throttle_poll = "0s" }')
     node = lowered(make_node, "a", "never", "quick", config=PEAK + quick + never + source())
-    begin_s, schedule = node.clock.monotonic_s(), node.agent._looks
+    begin_s, schedule = node.clock.monotonic_s(), node.agent.limits.looks
     schedule.take_due(begin_s)
     found = []
     while schedule.next_s < begin_s + 0.42:
@@ -398,7 +398,7 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
 
 def test_looks_meet_each_moment_of_a_cgroups_periods(make_node):
     node = lowered(make_node, "a")
-    schedule, period_s, met = node.agent._looks, 0.1, set()
+    schedule, period_s, met = node.agent.limits.looks, 0.1, set()
     for _ in range(40):
         met.add(int(schedule.next_s % period_s / period_s * 10))
         schedule.take_due(schedule.next_s)
@@ -408,7 +408,7 @@ def test_looks_meet_each_moment_of_a_cgroups_periods(make_node):
 def test_over_the_budget_looks_are_shed_in_turns(make_node):
     names = "abcdef"
     node = lowered(make_node, *names)
-    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent._looks, []
+    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent.limits.looks, []
     for turn in range(1, 4):
         seen += [job.found.job_id for _, _, job in schedule.take_due(max(schedule.next_s, begin_s + 0.2), 3)]
         assert len(seen) == 2 * turn
@@ -418,11 +418,11 @@ def test_over_the_budget_looks_are_shed_in_turns(make_node):
 def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
     node = lowered(make_node, "a")
     looked = []
-    monkeypatch.setattr(loop, "list_changed", lambda watched: looked.append(len(watched)) or [])
+    monkeypatch.setattr(apply, "list_changed", lambda watched: looked.append(len(watched)) or [])
     for _ in range(4):
         look(node)
     node.tick(1.0, seconds=0.2)
-    node.agent.look(node.clock.monotonic_s() + 0.001)
+    node.agent.limits.look(node.clock.monotonic_s() + 0.001)
     assert looked == [1, 1, 1, 1, 0]
     look(node)
     assert looked == [1, 1, 1, 1, 0, 1]
@@ -430,7 +430,7 @@ def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
 
 def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_node):
     node = lowered(make_node, "a")
-    schedule = node.agent._looks
+    schedule = node.agent.limits.looks
     next_s, job = schedule.next_s, node.agent.table.find("a")
     checked_s = next_s - 0.3 * 0.2 * DRIFT
     seen = msgspec.structs.replace(job.state.seen, at_s=checked_s)
@@ -442,7 +442,7 @@ def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_
 def test_no_looks_cost_nothing(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source()).start()
     node.ticks(8, 0.1)
-    assert (node.cores("a"), node.agent._looks.next_s) == (0.5, math.inf)
+    assert (node.cores("a"), node.agent.limits.looks.next_s) == (0.5, math.inf)
 
 
 @pytest.mark.parametrize(

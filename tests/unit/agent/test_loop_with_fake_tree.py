@@ -17,7 +17,8 @@ from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control, jobs, writer
 from cpumond.agent.jobs import Tracked
-from cpumond.agent.loop import Agent
+from cpumond.agent.loop import choose_stride
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
 from cpumond.agent.written import WRITTEN_FILE
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -229,6 +230,14 @@ def test_the_period_of_the_tick_is_that_of_the_most_frequent_job(make_node):
     node.remove("often")
     node.tick()
     assert node.agent.period_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stride", "used", "after"),
+    [(1, 0.11, 2), (16, 0.11, 16), (2, 0.1, 2), (2, 0.04, 2), (2, 0.03, 1), (1, 0.03, 1)],
+)
+def test_checks_are_taken_up_again_only_far_below_the_budget(stride, used, after):
+    assert choose_stride(stride, used, 0.1) == after
 
 
 def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_node, logs):
@@ -552,7 +561,7 @@ def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_nod
     node.write("a", "cpu.max", "300000 100000\n")
     node.tick()
     assert node.agent.table.find("a").original.burst_us == 90_000
-    node.agent.give_back(node.agent.table.find("a"))
+    node.agent.limits.give_back(node.agent.table.find("a"))
     node.ticks(8)
     assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("50000 100000", "50000")
     node.write("a", "cpu.max.burst", "20000\n")

@@ -1,0 +1,363 @@
+"""What others write: limits in cgroups, and what systemd says of its units (operator_pains 3, 4, 5)."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.context import AgentContext
+from cpumond.agent.jobs import Tracked, record
+from cpumond.agent.restore import open_original, restore_cgroup
+from cpumond.agent.unit_limits import PROPERTIES, read_labels
+from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
+from cpumond.cgroup import Cgroup, open_cgroup
+from cpumond.cgroup.find import CgroupFinder
+from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, take_order
+from cpumond.cgroup.systemd import QUOTA, UnitEvent
+from cpumond.errors import CpumondError
+
+log = structlog.get_logger("cpumond.agent")
+
+SET_PROPERTY = "systemctl set-property"
+RELOAD_S = 10.0
+"""So long after systemd has read its units again, what it gives back is its own doing."""
+CALM_S = 600.0
+"""Foreign writes at least this far apart do not add up to a contest."""
+
+
+class ExternalWrites:
+    """Changes of limits that are not the agent's, and what follows from them.
+
+    ``changed`` are cgroups whose limit files were written since the last tick; ``read_all``: those of all jobs may have
+    been. ``strays_at_s``: when changed cgroups without a job are looked at, on the monotonic clock.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        self.hierarchies = context.hierarchies
+        self.table = context.table
+        self.writer = context.writer
+        self.units = context.units
+        self.totals = context.totals
+        self.clock = context.clock
+        self.changed: set[str] = set()
+        self.read_all = False
+        self.strays_at_s = math.inf
+        self._reloaded_at_s = -math.inf
+        self._removed: set[str] = set()
+        """Units that systemd unloaded."""
+
+    def take_changes(self, now_s: float) -> None:
+        """Take over what others wrote since the last tick, and give units that are gone back to systemd."""
+        self._expire_gone_units(now_s)
+        jobs = list(self.table) if self.read_all else [
+            self.table.jobs[path] for path in self.changed if path in self.table.jobs
+        ]  # fmt: skip
+        for job in jobs:
+            found = read_settings_or_none(job)
+            if found is not None:
+                self.handle_write(job, found, now_s)
+        self.changed, self.read_all = set(), False
+        self.store_originals()
+
+    def store_originals(self) -> None:
+        """What somebody else ordered is on disk before anything is done about it; where that fails it is tried again,
+        and nothing of it is lowered until then."""
+        if self.writer.unsaved:
+            try:
+                self.writer.flush()
+            except CpumondError as error:
+                self.context.complain(None, error)
+
+    def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over what is ``found`` in force now."""
+        actuator = job.settings.actuator
+        change = classify_change(job.in_force, found, actuator, exact=not job.unit)
+        before = job.in_force
+        job.in_force = found
+        if not job.touched:
+            if found != before:
+                job.original = found
+                self.table.update_hard_limit(job, now_s)
+            return
+        if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
+            # One that is lowered together with the quota had to be: the kernel takes no quota below it.
+            self.writer.follow_burst(job, found)
+        if change == "same" or job.contested:
+            return
+        if job.unit and self._ask_systemd_whose_write(job, found, before, now_s):
+            return
+        self._record_write(job, change, found, now_s)
+
+    def _record_write(
+        self,
+        job: Tracked,
+        change: Literal["raise", "lower"],
+        found: CpuSettings,
+        now_s: float,
+        by_systemd: bool = False,
+    ) -> None:
+        """Somebody else set the limit: that is what is ordered from now on, and put back in the end.
+
+        Of a unit that is so for a raise above what was found only: its owner is systemd, and what others write to its
+        file does not outlive the next reload. ``by_systemd``: it wrote what it was told long ago, which is no order.
+        """
+        actuator = job.settings.actuator
+        self.totals.foreign_writes[change] += 1
+        self.context.report_due = True
+        writes, old_cores = self.context.config.writes, job.state.limit_cores
+        if not job.unit or is_raised_above(found, job.original, actuator):
+            job.original = take_order(job.original, found, actuator)
+            self.writer.keep(job)
+            self.table.update_hard_limit(job, now_s)
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
+        # Of a unit a raise is meant, and so is whatever is written after it within its time.
+        meant = not job.unit or change == "raise" or job.override_until_s is not None
+        if not job.unit or (meant and writes.override_ttl_s > 0 and not by_systemd):
+            if writes.override_ttl_s > 0:
+                job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
+            job.reapply_at_s = None
+            job.restart(found_cores, now_s)
+            return
+        calm_s = max(CALM_S, 4 * writes.drift_backoff_s * 2**job.losses)
+        job.losses = job.losses + 1 if now_s - job.lost_at_s < calm_s else 1
+        job.lost_at_s = now_s
+        if job.losses >= writes.drift_max:
+            job.contested = True
+            job.reapply_at_s = None
+            try:
+                self.writer.leave(job)
+            except CpumondError as error:
+                self.context.complain(job, error)
+            log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
+        else:
+            job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
+
+    # ---- units of systemd
+
+    def take_unit_news(self, now_s: float) -> None:
+        """What systemd said since the last tick."""
+        events = self.units.poll() if self.units.has_news() else []
+        for event in events:
+            job = self.table.by_unit.get(event.unit)
+            if event.kind == "reloaded":
+                # It wrote its own belief to all units, and their properties may be others now.
+                self.read_all = True
+                self._reloaded_at_s = now_s
+                for each in self.table.by_unit.values():
+                    self.table.ask_labels(each)
+            elif event.kind == "connected":
+                self.writer.ask_again(now_s, at_once=True)
+            elif event.kind in ("away", "denied"):
+                # It is so for all of them.
+                for each in self.table.by_unit.values():
+                    if event.kind == "away":
+                        self._resolve_unit_write(each, {}, now_s)
+                    self._abandon_limit_without_file(each, event.text, now_s)
+            elif event.kind == "replaced":
+                self._on_property_conflict(event, now_s)
+            elif job is not None:
+                self._take_news_of(job, event, now_s)
+        self._removed = {event.unit for event in events if event.kind == "removed"}
+
+    def _take_news_of(self, job: Tracked, event: UnitEvent, now_s: float) -> None:
+        if event.kind == "answer" and QUOTA in event.values:
+            self._resolve_unit_write(job, event.values, now_s)
+        elif event.kind == "answer":
+            job.labels = read_labels(event.values)
+        elif event.kind in ("refused", "no-unit"):
+            self._abandon_limit_without_file(job, event.text or "there is no such unit", now_s)
+        elif event.kind == "done" and (job.file_missing or not job.watches):
+            self.table.watch_again(job)
+            self.changed.add(job.found.path)
+
+    def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
+        """Somebody gave a unit another limit just before ours was to be set, which then was not."""
+        job = self.table.by_unit.get(event.unit)
+        if job is None or not job.touched or job.contested or not os.path.isdir(job.cgroup.directory):
+            self.adopt_as_original(event)
+            return
+        actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[actuator]}
+        values = {name: value for name, value in event.values.items() if name not in others}
+        if others:
+            # Of a setting that is not moved any more, and was to go back together with what is.
+            job.original = self.units.read_values(others, job.original)
+            self.writer.keep(job)
+            self.units.leave(job.unit, others)
+            log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
+        self.handle_write(job, found, now_s)
+        job.before_asking = None
+        base = msgspec.structs.replace(found, period_us=job.original.period_us)
+        ordered = self.units.read_values(event.values, base)
+        if not values or not self.units.was_told(job.unit) or self.units.is_told(job.unit, values):
+            self.units.want_again(job.unit)
+        elif classify_change(job.original, ordered, actuator) == "same" and now_s - self._reloaded_at_s < RELOAD_S:
+            job.reapply_at_s = now_s
+            self.units.want_again(job.unit)
+        else:
+            more = read_limit_cores(job, ordered) > job.state.limit_cores
+            self._record_unit_order(job, "raise" if more else "lower", ordered, values, now_s)
+        in_force = None if self.context.is_paused() else self._write_as_told(job.cgroup, event.values)
+        if in_force is None:
+            job.override_until_s, job.reapply_at_s = None, now_s
+        job.in_force = in_force or found
+
+    def adopt_as_original(self, event: UnitEvent) -> None:
+        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs is put back."""
+        for path in self.writer.accept(event.unit, event.values):
+            cgroup = None
+            try:
+                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
+                if cgroup is not None:
+                    self._write_as_told(cgroup, event.values)
+            except CpumondError as error:
+                self.context.complain(None, error)
+            finally:
+                if cgroup is not None:
+                    cgroup.close()
+
+    def _write_as_told(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
+        """Have the file say what systemd believes: it may have been written by us since. None: it does not."""
+        try:
+            return self.writer.obey(cgroup, values)
+        except CpumondError as error:
+            self.context.complain(None, error)
+            return None
+
+    def _expire_gone_units(self, now_s: float) -> None:
+        """Units whose time to come again is over, and those that systemd is to have back."""
+        if self.writer.gone:
+            root = self.hierarchies.cpu_root
+            self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
+        if now_s >= self.strays_at_s:
+            self.strays_at_s = now_s + GONE_S
+            self._restore_strays(now_s)
+        if self.writer.returning:
+            self.writer.reap_acknowledged()
+        self.writer.ask_again(now_s)
+
+    def _restore_strays(self, now_s: float) -> None:
+        """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
+        finder = CgroupFinder(self.hierarchies)
+        for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
+            cgroup = None
+            try:
+                cgroup = open_original(self.hierarchies, finder, path, original)
+                in_force = cgroup.read_settings() if cgroup is not None else None
+                if cgroup is None or in_force is None:
+                    if finder.find(path, original.inode) is None and not self._is_there(path, original.unit):
+                        self.writer.give_back(path)
+                    continue
+                known = original if cgroup.inode == original.inode else None
+                if known is None:
+                    known = self.writer.take_over(cgroup, in_force, trusted=False)
+                if known is None:
+                    self.writer.forget(path)
+                else:
+                    written = self.writer.log.records.get(original.inode)
+                    self.writer.give_back(path, restore_cgroup(cgroup, known, written, self.writer.note_raise))
+                    log.info("stray_restored", cgroup=path)
+            except CpumondError as error:
+                self.strays_at_s = now_s + ASK_AGAIN_S
+                self.context.complain(None, error)
+            finally:
+                if cgroup is not None:
+                    cgroup.close()
+
+    def _is_there(self, path: str, unit: str) -> bool:
+        return bool(unit) and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
+
+    def _abandon_limit_without_file(self, job: Tracked, why: str, now_s: float) -> None:
+        """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
+        paths = job.cgroup.watch_paths(job.settings.actuator)
+        if not job.touched or any(os.path.exists(path) for path in paths):
+            return
+        found = read_settings_or_none(job)
+        if found is not None and found != job.in_force:
+            self.units.forget(job.unit)
+            job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
+            job.restart(read_limit_cores(job, found), now_s)
+            job.write_after_s = now_s + ASK_AGAIN_S
+            self.context.report_due = True
+
+    def _ask_systemd_whose_write(self, job: Tracked, found: CpuSettings, before: CpuSettings, now_s: float) -> bool:
+        """Whether a foreign write to a unit's limit needs no judgement now: systemd came late with an order of ours,
+        or is asked whether it is its own."""
+        actuator = job.settings.actuator
+        if self.units.is_late(job.unit, found, actuator):
+            job.reapply_at_s = now_s
+            self.units.want_again(job.unit)
+            return True
+        if job.before_asking is None:
+            job.before_asking, job.asked_at_s = before, now_s
+        if self.units.can_ask:
+            self.units.ask(job.unit)
+        else:
+            self._resolve_unit_write(job, {}, now_s)
+        return True
+
+    def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
+        """A foreign write to a unit's limit, now that systemd has told its own belief; empty: it cannot be asked.
+
+        What it believes in and we did not tell it, is somebody's order. What we told it, or what was found before any
+        order of ours, it wrote by itself (daemon-reload). Anything else was written to the file alone.
+        """
+        before, job.before_asking = job.before_asking, None
+        if before is None:
+            return
+        found, actuator = job.in_force, job.settings.actuator
+        change = classify_change(before, found, actuator)
+        if change == "same" or job.contested:
+            return
+        known = any(value is not None for value in values.values())
+        believed = not known or self.units.is_answer(values, found, actuator)
+        told = known and self.units.was_told(job.unit)
+        as_found = believed and classify_change(job.original, found, actuator) == "same"
+        raised = is_raised_above(found, job.original, actuator)
+        unsure = not known or (not told and self.writer.is_inherited(job.cgroup.path))
+        if unsure and not as_found and not raised:
+            # Nobody knows whose it is, it may be a limit of ours that systemd was told by the run before: the original,
+            # which is for good, is not changed for that.
+            self._record_write(job, change, found, now_s)
+            return
+        if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
+            # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
+            job.reapply_at_s = now_s
+            self.units.want_again(job.unit, values)
+        elif as_found and not told:
+            self._record_write(job, change, found, now_s, by_systemd=True)
+        elif believed and not self.units.is_wanted(job.unit, found, actuator):
+            self._record_unit_order(job, change, found, values, now_s)
+        else:
+            self._record_write(job, change, found, now_s)
+
+    def _record_unit_order(
+        self,
+        job: Tracked,
+        change: Literal["raise", "lower"],
+        found: CpuSettings,
+        values: dict[str, object],
+        now_s: float,
+    ) -> None:
+        """Somebody used ``systemctl set-property``, or edited the unit: that is what it orders from now on."""
+        self.totals.foreign_writes[change] += 1
+        self.context.report_due = True
+        old_cores = job.state.limit_cores
+        self.units.confirm(job.unit, found, job.settings.actuator, values)
+        job.original = take_order(job.original, found, job.settings.actuator)
+        self.writer.keep(job)
+        self.table.update_hard_limit(job, now_s)
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, old_cores=old_cores, new_cores=found.cores)
+        if self.context.config.writes.override_ttl_s > 0:
+            job.override_until_s, job.override_by = now_s + self.context.config.writes.override_ttl_s, SET_PROPERTY
+        job.reapply_at_s = None
+        job.restart(found_cores, now_s)
