@@ -9,6 +9,7 @@ import structlog
 
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
+from cpumond.agent.hold import Pinned, Respected
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
@@ -99,7 +100,7 @@ class Applier:
                 ready.append(item)
             else:
                 job.state, job.result = reject(job.state, decision), "failed"
-                job.reapply_at_s = -math.inf if kind == "reapply" else job.reapply_at_s
+                job.hold = job.hold.write(-math.inf) if kind == "reapply" else job.hold
         return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
@@ -115,9 +116,10 @@ class Applier:
             self.totals.write_errors += 1
             self.totals.failed_restores += kind == "restore"
             job.write_errors += 1
-            job.write_after_s = now_s + self.context.config.writes.drift_backoff_s
+            again_s = now_s + self.context.config.writes.drift_backoff_s
+            job.hold = job.hold.fail(again_s)
             if kind == "reapply":
-                job.reapply_at_s = job.write_after_s
+                job.hold = job.hold.write(again_s)
             said, job.last_error = job.last_error, str(error)
             job.state, job.result = reject(job.state, decision), "failed"
             record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
@@ -129,7 +131,7 @@ class Applier:
             self.context.rescan_due = True
             return
         if decision.new_cores > decision.old_cores:
-            job.before_asking = None  # written over: an answer says nothing about it any more
+            job.hold = job.hold.answered()  # written over: an answer says nothing about it any more
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
@@ -138,7 +140,7 @@ class Applier:
             "",
         )
         if kind != "reapply":
-            job.reapply_at_s = None
+            job.hold = job.hold.write(None)
         if not moved:
             if kind == "shrink":  # a bound of the kernel or of its threads holds the limit where it is
                 job.state = put_off_cut(job.state, now_s)
@@ -164,10 +166,9 @@ class Applier:
 
     def _end_overrides(self, now_s: float) -> None:
         for job in self.table:
-            if job.override_until_s is not None and now_s >= job.override_until_s:
-                job.override_until_s = None
-                if job.pinned_cores is not None:
-                    job.pinned_cores, self.context.rescan_due = None, True
+            before, job.hold = job.hold, job.hold.expire(now_s)
+            if job.hold is not before:
+                self.context.rescan_due |= before.pinned_cores is not None
                 job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
@@ -175,9 +176,10 @@ class Applier:
         """Limits that somebody lowered, or that may be higher now, due to be written again."""
         due = []
         for job in self.table:
-            if job.reapply_at_s is not None and now_s >= job.reapply_at_s:
-                job.reapply_at_s = None
-                if job.writes and not job.contested and job.override_until_s is None and job.before_asking is None:
+            at_s = job.hold.write_at_s
+            if at_s is not None and now_s >= at_s:
+                job.hold = job.hold.write(None)
+                if job.writes and job.hold.is_own:
                     limit = job.state.limit_cores
                     due.append((job, "reapply", Decision("hold", limit, limit)))
         return due
@@ -190,12 +192,12 @@ class Applier:
         self._pinned = bool(pins)
         for job in self.table:
             pin = pins.get(job.found.job_id) if job.writes else None
-            if pin is None and job.pinned_cores is not None:
-                job.pinned_cores = None
+            pinned_cores = job.hold.pinned_cores
+            if pin is None and pinned_cores is not None:
+                job.hold = job.hold.unpin()
                 job.restart(read_limit_cores(job, job.in_force), now_s)
-            elif pin is not None and not self.context.is_paused() and job.pinned_cores != pin.cpu_limit:
-                job.pinned_cores = pin.cpu_limit
-                job.override_until_s, job.contested, job.losses, job.reapply_at_s = None, False, 0, None
+            elif pin is not None and not self.context.is_paused() and pinned_cores != pin.cpu_limit:
+                job.hold = job.hold.pin(pin.cpu_limit)
                 old = job.state.limit_cores
                 job.restart(pin.cpu_limit, now_s)
                 decision = Decision("hold", old, job.state.limit_cores)
@@ -206,9 +208,9 @@ class Applier:
         """End a pin, an override or a contest: what is in force is the monitor's again."""
         now_s = self.clock.monotonic_s()
         # Of a contested job the agent's own limit is written again, else it goes on from what is there.
-        limit = job.state.limit_cores if job.contested else read_limit_cores(job, job.in_force)
-        job.reapply_at_s = now_s if job.contested else None
-        job.override_until_s, job.contested, job.losses, job.pinned_cores = None, False, 0, None
+        contested = job.hold.is_contested
+        limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
+        job.hold = job.hold.release(now_s)
         job.restart(limit, now_s)
 
     # ---- looks between two checks
@@ -244,7 +246,7 @@ class Applier:
         """The restore of a job that a limit of ours holds back; None where it does not, or may not be written now: then
         the next check accounts for it."""
         before = job.state
-        if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.write_after_s:
+        if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
         if job.settings.actuator == "quota":
             throttled = job.cgroup.read_throttled()
@@ -298,13 +300,14 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool
     if not job.writes:
         return "shadow"
     shrinks = decision.new_cores < decision.old_cores
-    waiting = shrinks and (job.reapply_at_s is not None or now_s < job.write_after_s)
+    hold, decider = job.hold, job.hold.decider
+    waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
     # More CPU does not wait for PID 1 longer than that.
-    asked = job.before_asking is not None and (shrinks or now_s < job.asked_at_s + ANSWER_PATIENCE_S)
+    asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
-        (job.contested, "contested"),
-        (job.override_until_s is not None or asked, "overridden"),
-        (job.pinned_cores is not None, "pinned"),
+        (hold.is_contested, "contested"),
+        (isinstance(decider, Respected) or asked, "overridden"),
+        (isinstance(decider, Pinned), "pinned"),
         (paused or (covered and shrinks), "paused"),
         (job.mode == "up-only" and shrinks, "up-only"),
         (waiting, "failed"),

@@ -170,7 +170,7 @@ def explain_job(agent: Agent, name: str) -> dict[str, Any]:
         "in_force": _settings(job.in_force),
         "found": _settings(job.original),
         "notes": list(job.notes),
-        "contested_losses": job.losses,
+        "contested_losses": job.hold.losses,
         "pressure": None if pressure is None else msgspec.to_builtins(pressure),
         "total_cpu_s": state.base.total_cpu_s if state.base else 0.0,
         "throttled_s": state.base.throttled_s if state.base else 0.0,

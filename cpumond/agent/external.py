@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from cpumond.agent.context import AgentContext
+from cpumond.agent.hold import Respected
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.restore import open_original, restore_cgroup
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
@@ -25,8 +26,6 @@ log = structlog.get_logger("cpumond.agent")
 SET_PROPERTY = "systemctl set-property"
 RELOAD_S = 10.0
 """So long after systemd has read its units again, what it gives back is its own doing."""
-CALM_S = 600.0
-"""Foreign writes at least this far apart do not add up to a contest."""
 
 
 class ExternalWrites:
@@ -87,7 +86,7 @@ class ExternalWrites:
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
             # One that is lowered together with the quota had to be: the kernel takes no quota below it.
             self.writer.follow_burst(job, found)
-        if change == "same" or job.contested:
+        if change == "same" or job.hold.is_contested:
             return
         if job.unit and self._ask_systemd_whose_write(job, found, before, now_s):
             return
@@ -118,26 +117,18 @@ class ExternalWrites:
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
-        meant = not job.unit or change == "raise" or job.override_until_s is not None
+        meant = change == "raise" or isinstance(job.hold.decider, Respected)
         if not job.unit or (meant and writes.override_ttl_s > 0 and not by_systemd):
-            if writes.override_ttl_s > 0:
-                job.override_until_s, job.override_by = now_s + writes.override_ttl_s, ""
-            job.reapply_at_s = None
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s)
             job.restart(found_cores, now_s)
             return
-        calm_s = max(CALM_S, 4 * writes.drift_backoff_s * 2**job.losses)
-        job.losses = job.losses + 1 if now_s - job.lost_at_s < calm_s else 1
-        job.lost_at_s = now_s
-        if job.losses >= writes.drift_max:
-            job.contested = True
-            job.reapply_at_s = None
+        job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
+        if job.hold.is_contested:
             try:
                 self.writer.leave(job)
             except CpumondError as error:
                 self.context.complain(job, error)
-            log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.losses)
-        else:
-            job.reapply_at_s = now_s + writes.drift_backoff_s * 2 ** (job.losses - 1)
+            log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
 
     # ---- units of systemd
 
@@ -180,7 +171,7 @@ class ExternalWrites:
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
         """Somebody gave a unit another limit just before ours was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
-        if job is None or not job.touched or job.contested or not os.path.isdir(job.cgroup.directory):
+        if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             self.adopt_as_original(event)
             return
         actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
@@ -193,20 +184,20 @@ class ExternalWrites:
             self.units.leave(job.unit, others)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
         self.handle_write(job, found, now_s)
-        job.before_asking = None
+        job.hold = job.hold.answered()
         base = msgspec.structs.replace(found, period_us=job.original.period_us)
         ordered = self.units.read_values(event.values, base)
         if not values or not self.units.was_told(job.unit) or self.units.is_told(job.unit, values):
             self.units.want_again(job.unit)
         elif classify_change(job.original, ordered, actuator) == "same" and now_s - self._reloaded_at_s < RELOAD_S:
-            job.reapply_at_s = now_s
+            job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit)
         else:
             more = read_limit_cores(job, ordered) > job.state.limit_cores
             self._record_unit_order(job, "raise" if more else "lower", ordered, values, now_s)
         in_force = None if self.context.is_paused() else self._write_as_told(job.cgroup, event.values)
         if in_force is None:
-            job.override_until_s, job.reapply_at_s = None, now_s
+            job.hold = job.hold.disregard(now_s)
         job.in_force = in_force or found
 
     def adopt_as_original(self, event: UnitEvent) -> None:
@@ -284,7 +275,7 @@ class ExternalWrites:
             self.units.forget(job.unit)
             job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
             job.restart(read_limit_cores(job, found), now_s)
-            job.write_after_s = now_s + ASK_AGAIN_S
+            job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.context.report_due = True
 
     def _ask_systemd_whose_write(self, job: Tracked, found: CpuSettings, before: CpuSettings, now_s: float) -> bool:
@@ -292,11 +283,10 @@ class ExternalWrites:
         or is asked whether it is its own."""
         actuator = job.settings.actuator
         if self.units.is_late(job.unit, found, actuator):
-            job.reapply_at_s = now_s
+            job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit)
             return True
-        if job.before_asking is None:
-            job.before_asking, job.asked_at_s = before, now_s
+        job.hold = job.hold.ask(before, now_s)
         if self.units.can_ask:
             self.units.ask(job.unit)
         else:
@@ -309,12 +299,12 @@ class ExternalWrites:
         What it believes in and we did not tell it, is somebody's order. What we told it, or what was found before any
         order of ours, it wrote by itself (daemon-reload). Anything else was written to the file alone.
         """
-        before, job.before_asking = job.before_asking, None
-        if before is None:
+        asking, job.hold = job.hold.asking, job.hold.answered()
+        if asking is None:
             return
         found, actuator = job.in_force, job.settings.actuator
-        change = classify_change(before, found, actuator)
-        if change == "same" or job.contested:
+        change = classify_change(asking.before, found, actuator)
+        if change == "same" or job.hold.is_contested:
             return
         known = any(value is not None for value in values.values())
         believed = not known or self.units.is_answer(values, found, actuator)
@@ -329,7 +319,7 @@ class ExternalWrites:
             return
         if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
             # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
-            job.reapply_at_s = now_s
+            job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit, values)
         elif as_found and not told:
             self._record_write(job, change, found, now_s, by_systemd=True)
@@ -357,7 +347,5 @@ class ExternalWrites:
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, old_cores=old_cores, new_cores=found.cores)
-        if self.context.config.writes.override_ttl_s > 0:
-            job.override_until_s, job.override_by = now_s + self.context.config.writes.override_ttl_s, SET_PROPERTY
-        job.reapply_at_s = None
+        job.hold = job.hold.respect(now_s, self.context.config.writes.override_ttl_s, SET_PROPERTY)
         job.restart(found_cores, now_s)

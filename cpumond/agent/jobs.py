@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cpumond.agent.assigned import Usage
+from cpumond.agent.hold import UNHELD, Contested, Respected
 from cpumond.agent.ring import DecisionRecord, DecisionRing, SampleRing
 from cpumond.cgroup import Cgroup
 from cpumond.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
@@ -30,19 +31,15 @@ class Tracked:
     ``original`` are the settings found before the first change, ``in_force`` the ones believed to be in the cgroup;
     ``touched``: the agent changed this cgroup, so ``original`` is on disk. ``refused`` says why it is never written.
     ``kept_late_s``: the core-seconds of ``late_cpu_s`` up to when the agent ceased to write. ``samples`` None: nobody
-    could read them. ``unit``: the unit of systemd whose cgroup it is, "" by file alone; ``labels`` properties of it;
-    ``override_by`` who ordered the limit that is respected; ``before_asking`` what was in force before a foreign write
-    of which systemd is asked whether it is its own, ``asked_at_s`` since when. ``file_missing``: the last limit went to
-    systemd alone, which makes the file.
+    could read them. ``unit``: the unit of systemd whose cgroup it is, "" by file alone; ``labels`` properties of it.
+    ``hold``: who decides about the limit. ``file_missing``: the last limit went to systemd alone, which makes the file.
     Times ``_s`` are of the monotonic clock.
     """
 
     __slots__ = (
-        "_in_force", "ancestor", "asked_at_s", "asked_mode", "before_asking", "cgroup", "config", "contested",
-        "decision", "file_missing", "found", "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode",
-        "next_check_s", "notes", "original", "override_by", "override_until_s", "pinned_cores", "reapply_at_s",
-        "refused", "restores", "result", "ring", "samples", "settings", "state", "touched", "unit", "watches",
-        "write_after_s", "write_errors",
+        "_in_force", "ancestor", "asked_mode", "cgroup", "config", "decision", "file_missing", "found", "hold",
+        "kept_late_s", "labels", "last_error", "mode", "next_check_s", "notes", "original", "refused", "restores",
+        "result", "ring", "samples", "settings", "state", "touched", "unit", "watches", "write_errors",
     )  # fmt: skip
 
     def __init__(
@@ -63,21 +60,12 @@ class Tracked:
         self.notes: tuple[str, ...] = ()
         self.last_error = ""
         self.next_check_s = -math.inf
-        self.override_until_s: float | None = None
-        self.override_by = ""
+        self.hold = UNHELD
         self.unit = ""
         self.labels: Mapping[str, str] = NO_LABELS
-        self.before_asking: CpuSettings | None = None
-        self.asked_at_s = -math.inf
         self.file_missing = False
-        self.losses = 0
-        self.reapply_at_s: float | None = None
-        self.contested = False
-        self.pinned_cores: float | None = None
-        self.write_after_s = -math.inf
         self.write_errors = 0
         self.restores = 0
-        self.lost_at_s = -math.inf
         self.config: AgentConfig | None = None
         self.asked_mode: tuple[str, bool] | None = None
         self.watches: list[object] = []
@@ -105,12 +93,6 @@ class Tracked:
     def writes(self) -> bool:
         """Whether the agent moves this job's limit at all."""
         return self.mode in ("reclaim", "up-only") and not self.refused
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody else decides about the limit: a pin, an order that is respected, or a lost contest."""
-        respected = self.override_until_s is not None or self.before_asking is not None
-        return self.pinned_cores is not None or respected or self.contested
 
     @property
     def ordered_cores(self) -> float:
@@ -218,7 +200,7 @@ class Tracked:
     @property
     def current_cores(self) -> float:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
-        if self.override_until_s is not None or self.contested:
+        if isinstance(self.hold.decider, Respected | Contested):
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores
@@ -228,6 +210,8 @@ class Tracked:
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""
+        decider = self.hold.decider
+        respected = decider if isinstance(decider, Respected) else None
         return JobView(
             self.found,
             self.mode,
@@ -240,15 +224,15 @@ class Tracked:
             self.in_force,
             self.result,
             self.last_error,
-            self.contested,
-            None if self.override_until_s is None else self.override_until_s - now_s,
-            self.pinned_cores,
+            self.hold.is_contested,
+            None if respected is None else respected.until_s - now_s,
+            self.hold.pinned_cores,
             self.restores,
             self.write_errors,
             self.late_cpu_s,
             self.unit,
             self.labels,
-            self.override_by if self.override_until_s is not None else "",
+            "" if respected is None else respected.by,
         )
 
 

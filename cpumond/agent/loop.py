@@ -195,7 +195,7 @@ class TickLoop(AgentContext):
                 self.complain(job, error)
                 continue
             job.decision = decision
-            if job.state.held is not before.held and job.is_held:
+            if job.state.held is not before.held and not job.hold.is_free:
                 job.state = forgive(job.state, before)
             if job.state.throttled_cpu_s != before.throttled_cpu_s:
                 self.totals.throttled_cpu_s += job.state.throttled_cpu_s - before.throttled_cpu_s

@@ -307,7 +307,7 @@ class Agent(TickLoop):
         failed = 0
         self._judge_last_changes()
         for job in list(self.table):
-            if not job.touched or job.contested:
+            if not job.touched or job.hold.is_contested:
                 continue
             try:
                 self.writer.restore(job)
@@ -350,7 +350,7 @@ class Agent(TickLoop):
         try:
             self.external.read_all = True
             self.external.take_changes(now_s)
-            if any(job.before_asking is not None for job in self.table):
+            if any(job.hold.asking is not None for job in self.table):
                 self.units.flush(LAST_ANSWERS_S)
                 self.external.take_unit_news(now_s)
         except Exception:

@@ -11,6 +11,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import apply, control
+from cpumond.agent.hold import Contested, Hold, Respected
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.cgroup.parse import parse_throttled
 from cpumond.errors import CgroupReadError
@@ -179,7 +180,7 @@ def test_what_a_pin_held_back_is_not_charged_to_the_rule(make_node):
 def test_what_a_contested_limit_held_back_is_not_charged_to_the_rule(make_node):
     config = PEAK.replace("[cost]", "[writes]\noverride_ttl = 0\ndrift_max = 1\n[cost]") + source()
     node = lowered(make_node, "a", config=config)
-    node.agent.table.find("a").contested = True
+    node.agent.table.find("a").hold = Hold(Contested())
     for _ in range(10):
         node.tick(1.0, {"a": 1.0})
     assert node.job("a").state.held.count == 0
@@ -227,7 +228,7 @@ def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
     node = lowered(make_node, "a")
     job = node.agent.table.find("a")
     records = len(job.ring.records())
-    job.reapply_at_s = 0.0
+    job.hold = job.hold.write(0.0)
     node.tick(1.0)
     assert len(job.ring.records()) == records
     node.reload(PEAK.replace("min_cpu", "burst_ratio = 0.3\nmin_cpu") + source())
@@ -257,9 +258,9 @@ def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
     control.pin_job(node.agent, "pinned", {"cpu_limit": 2.0})
     jobs["shadow"].mode = "shadow"
     assert [can_be_held_back(job) for job in jobs.values()] == [True, False, False, False]
-    jobs["a"].contested = True
+    jobs["a"].hold = Hold(Contested())
     assert not can_be_held_back(jobs["a"])
-    jobs["a"].contested, jobs["a"].override_until_s = False, math.inf
+    jobs["a"].hold = Hold(Respected(math.inf))
     assert not can_be_held_back(jobs["a"])
 
 
@@ -290,7 +291,7 @@ def test_an_order_of_somebody_else_is_not_written_over_and_the_tick_takes_it(mak
     job = node.agent.table.find("a")
     assert (cores(node, "a"), job.state.held.count) == ([0.9], 0)
     node.tick(0.9, seconds=0.8)
-    assert (cores(node, "a"), job.original.cores, job.is_held) == ([0.9], 0.9, True)
+    assert (cores(node, "a"), job.original.cores, job.hold.is_free) == ([0.9], 0.9, False)
 
 
 def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_in(make_node):
