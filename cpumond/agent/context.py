@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
 from cpumond.agent.jobs import Tracked
 from cpumond.agent.peaks import PeakFile
@@ -79,6 +79,8 @@ class AgentContext:
         """Mount points that do not show their hierarchy to others any more."""
         self.discovery_problems: list[str] = []
         self.empty_rescans = 0
+        self.followed: set[str] = set()
+        """Cgroups of the scheduler's jobs that the monitor was given."""
         self.service_ends: dict[str, int] = {}
         self.last_complaint = ""
 
@@ -97,6 +99,10 @@ class AgentContext:
         elif text != job.last_error:
             job.last_error = text
             log.warning("job_error", job_id=job.found.job_id, error=text)
+
+    def read_usage(self) -> dict[str, Usage]:
+        """What the monitor knows of the scheduler's jobs, by cgroup."""
+        return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}
 
     @property
     def keeps_samples(self) -> bool:

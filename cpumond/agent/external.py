@@ -12,6 +12,7 @@ import structlog
 from cpumond.agent.context import AgentContext
 from cpumond.agent.hold import Respected
 from cpumond.agent.jobs import Tracked, record
+from cpumond.agent.judge import RELOAD_S, Verdict
 from cpumond.agent.restore import open_original, restore_cgroup
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
@@ -24,8 +25,6 @@ from cpumond.errors import CpumondError
 log = structlog.get_logger("cpumond.agent")
 
 SET_PROPERTY = "systemctl set-property"
-RELOAD_S = 10.0
-"""So long after systemd has read its units again, what it gives back is its own doing."""
 
 
 class ExternalWrites:
@@ -88,44 +87,45 @@ class ExternalWrites:
             self.writer.follow_burst(job, found)
         if change == "same" or job.hold.is_contested:
             return
-        if job.unit and self._ask_systemd_whose_write(job, found, before, now_s):
-            return
-        self._record_write(job, change, found, now_s)
+        if job.unit:
+            self._ask_systemd_whose_write(job, before, now_s)
+        else:
+            self._record_write(job, Verdict.FILE, change, {}, now_s)
 
     def _record_write(
-        self,
-        job: Tracked,
-        change: Literal["raise", "lower"],
-        found: CpuSettings,
-        now_s: float,
-        by_systemd: bool = False,
+        self, job: Tracked, verdict: Verdict, change: Literal["raise", "lower"], values: dict[str, object], now_s: float
     ) -> None:
-        """Somebody else set the limit: that is what is ordered from now on, and put back in the end.
+        """Another program set the limit that is in force: that is what is put back in the end, and respected for a
+        time.
 
-        Of a unit that is so for a raise above what was found only: its owner is systemd, and what others write to its
-        file does not outlive the next reload. ``by_systemd``: it wrote what it was told long ago, which is no order.
+        Of a unit that is so for what systemd wants, too (``values``), and for a raise above what was found: what is
+        written to its file alone does not outlive the next reload.
         """
-        actuator = job.settings.actuator
+        found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
+        writes, is_order = self.context.config.writes, verdict is Verdict.OPERATOR
         self.totals.foreign_writes[change] += 1
         self.context.report_due = True
-        writes, old_cores = self.context.config.writes, job.state.limit_cores
-        if not job.unit or is_raised_above(found, job.original, actuator):
+        if is_order:
+            self.units.confirm(job.unit, found, actuator, values)
+        if is_order or not job.unit or is_raised_above(found, job.original, actuator):
             job.original = take_order(job.original, found, actuator)
             self.writer.keep(job)
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
-        log.warning("foreign_write", job_id=job.found.job_id, kind=change, old_cores=old_cores, new_cores=found.cores)
+        log.warning("unit_ordered" if is_order else "foreign_write", job_id=job.found.job_id, unit=job.unit or None,
+                    kind=change, old_cores=old_cores, new_cores=found.cores)  # fmt: skip
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
         meant = change == "raise" or isinstance(job.hold.decider, Respected)
-        if not job.unit or (meant and writes.override_ttl_s > 0 and not by_systemd):
-            job.hold = job.hold.respect(now_s, writes.override_ttl_s)
+        meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
+        if is_order or not job.unit or meant:
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_order else "")
             job.restart(found_cores, now_s)
             return
         job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
         if job.hold.is_contested:
             try:
-                self.writer.leave(job)
+                self.writer.abandon(job)
             except CpumondError as error:
                 self.context.complain(job, error)
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
@@ -176,25 +176,19 @@ class ExternalWrites:
             return
         actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
         others = {name: value for name, value in event.values.items() if name != PROPERTIES[actuator]}
-        values = {name: value for name, value in event.values.items() if name not in others}
         if others:
             # Of a setting that is not moved any more, and was to go back together with what is.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
-            self.units.leave(job.unit, others)
+            self.units.abandon(job.unit, others)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
         self.handle_write(job, found, now_s)
         job.hold = job.hold.answered()
-        base = msgspec.structs.replace(found, period_us=job.original.period_us)
-        ordered = self.units.read_values(event.values, base)
-        if not values or not self.units.was_told(job.unit) or self.units.is_told(job.unit, values):
-            self.units.want_again(job.unit)
-        elif classify_change(job.original, ordered, actuator) == "same" and now_s - self._reloaded_at_s < RELOAD_S:
-            job.hold = job.hold.write(now_s)
-            self.units.want_again(job.unit)
-        else:
-            more = read_limit_cores(job, ordered) > job.state.limit_cores
-            self._record_unit_order(job, "raise" if more else "lower", ordered, values, now_s)
+        job.in_force = self.units.read_values(
+            event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
+        )
+        more = read_limit_cores(job, job.in_force) > job.state.limit_cores
+        self._follow_verdict(job, "raise" if more else "lower", event.values, now_s, is_conflict=True)
         in_force = None if self.context.is_paused() else self._write_as_told(job.cgroup, event.values)
         if in_force is None:
             job.hold = job.hold.disregard(now_s)
@@ -278,74 +272,52 @@ class ExternalWrites:
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.context.report_due = True
 
-    def _ask_systemd_whose_write(self, job: Tracked, found: CpuSettings, before: CpuSettings, now_s: float) -> bool:
-        """Whether a foreign write to a unit's limit needs no judgement now: systemd came late with an order of ours,
+    def _ask_systemd_whose_write(self, job: Tracked, before: CpuSettings, now_s: float) -> None:
+        """Take over a write to a unit's limit (``before``: what was in force): systemd came late with a limit of ours,
         or is asked whether it is its own."""
         actuator = job.settings.actuator
-        if self.units.is_late(job.unit, found, actuator):
+        if self.units.judge(job.unit, actuator, job.in_force, job.original) is Verdict.LATE:
             job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit)
-            return True
+            return
         job.hold = job.hold.ask(before, now_s)
         if self.units.can_ask:
             self.units.ask(job.unit)
         else:
             self._resolve_unit_write(job, {}, now_s)
-        return True
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
-        """A foreign write to a unit's limit, now that systemd has told its own belief; empty: it cannot be asked.
-
-        What it believes in and we did not tell it, is somebody's order. What we told it, or what was found before any
-        order of ours, it wrote by itself (daemon-reload). Anything else was written to the file alone.
-        """
+        """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
         asking, job.hold = job.hold.asking, job.hold.answered()
-        if asking is None:
+        if asking is None or job.hold.is_contested:
             return
-        found, actuator = job.in_force, job.settings.actuator
-        change = classify_change(asking.before, found, actuator)
-        if change == "same" or job.hold.is_contested:
-            return
-        known = any(value is not None for value in values.values())
-        believed = not known or self.units.is_answer(values, found, actuator)
-        told = known and self.units.was_told(job.unit)
-        as_found = believed and classify_change(job.original, found, actuator) == "same"
-        raised = is_raised_above(found, job.original, actuator)
-        unsure = not known or (not told and self.writer.is_inherited(job.cgroup.path))
-        if unsure and not as_found and not raised:
-            # Nobody knows whose it is, it may be a limit of ours that systemd was told by the run before: the original,
-            # which is for good, is not changed for that.
-            self._record_write(job, change, found, now_s)
-            return
-        if as_found and told and now_s - self._reloaded_at_s < RELOAD_S:
-            # A drop-in whose name sorts after ours, such as override.conf, outranks it at each reload.
-            job.hold = job.hold.write(now_s)
-            self.units.want_again(job.unit, values)
-        elif as_found and not told:
-            self._record_write(job, change, found, now_s, by_systemd=True)
-        elif believed and not self.units.is_wanted(job.unit, found, actuator):
-            self._record_unit_order(job, change, found, values, now_s)
-        else:
-            self._record_write(job, change, found, now_s)
+        change = classify_change(asking.before, job.in_force, job.settings.actuator)
+        if change != "same":
+            self._follow_verdict(job, change, values, now_s)
 
-    def _record_unit_order(
+    def _follow_verdict(
         self,
         job: Tracked,
         change: Literal["raise", "lower"],
-        found: CpuSettings,
         values: dict[str, object],
         now_s: float,
+        is_conflict: bool = False,
     ) -> None:
-        """Somebody used ``systemctl set-property``, or edited the unit: that is what it orders from now on."""
-        self.totals.foreign_writes[change] += 1
-        self.context.report_due = True
-        old_cores = job.state.limit_cores
-        self.units.confirm(job.unit, found, job.settings.actuator, values)
-        job.original = take_order(job.original, found, job.settings.actuator)
-        self.writer.keep(job)
-        self.table.update_hard_limit(job, now_s)
-        found_cores = read_limit_cores(job, found)
-        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
-        log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, old_cores=old_cores, new_cores=found.cores)
-        job.hold = job.hold.respect(now_s, self.context.config.writes.override_ttl_s, SET_PROPERTY)
-        job.restart(found_cores, now_s)
+        """Find out who gave a unit the limit in force, and do what follows."""
+        verdict = self.units.judge(
+            job.unit,
+            job.settings.actuator,
+            job.in_force,
+            job.original,
+            values,
+            is_conflict=is_conflict,
+            is_reloaded=now_s - self._reloaded_at_s < RELOAD_S,
+            is_inherited=self.writer.is_inherited(job.cgroup.path),
+        )
+        if verdict is Verdict.OWN:
+            self.units.want_again(job.unit)
+        elif verdict is Verdict.OUTRANKED:
+            job.hold = job.hold.write(now_s)
+            self.units.want_again(job.unit, values)
+        else:
+            self._record_write(job, verdict, change, values, now_s)

@@ -6,19 +6,20 @@ two ticks, in this same thread (``service.py``).
 
 from __future__ import annotations
 
+import collections
+import math
 import os
 import time
 
 import structlog
 
 from cpumond.agent.apply import Applier, Decided
-from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
 from cpumond.agent.jobs import Tracked
 from cpumond.agent.publish import Publisher
-from cpumond.agent.scheduled import ScheduledJobs
 from cpumond.agent.snapshot import TickEnd
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.agent.watch import existing_directories
@@ -31,6 +32,7 @@ from cpumond.monitor.peak import forgive
 from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import check
 from cpumond.reporters import Reporter
+from cpumond.wire import FinishedJob, HeartbeatAnswer
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -54,8 +56,12 @@ class TickLoop(AgentContext):
         super().__init__(config, hierarchies, reporter, clock, assigned, units)
         self.external = ExternalWrites(self)
         self.limits = Applier(self, self.external)
-        self.scheduled = ScheduledJobs(self)
-        self.publisher = Publisher(self, self.scheduled)
+        self.publisher = Publisher(self)
+        self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
+        """Of the scheduler, with the moment their heartbeat was sent; any thread may add one."""
+        self._stale_pins: set[str] = set()
+        """Of jobs that ended, to be forgotten as soon as the disk allows it."""
+        self._forget_pins_at_s = -math.inf
         self.stopping = False
         self._rescan_at_s = 0.0
         self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
@@ -143,8 +149,8 @@ class TickLoop(AgentContext):
             return
         now_s = self.clock.monotonic_s()
         try:
-            if self.scheduled.advance(now_s):
-                self._choose_period()
+            if self.assigned is not None:
+                self._obey_scheduler(self.assigned, now_s)
             if beat and (self.beat_due or now_s >= self.publisher.beat_at_s):
                 self.publisher.report(now_s)
         except Exception:
@@ -152,6 +158,54 @@ class TickLoop(AgentContext):
             self.totals.errors += 1
             self.publisher.beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
             log.exception("assigned_jobs_failed")
+
+    def _obey_scheduler(self, assigned: AssignedJobs, now_s: float) -> None:
+        """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
+        while self.answers:
+            answer, sent_at_s = self.answers.popleft()
+            assigned.obey(answer, sent_at_s, now_s)
+        self.beat_due |= assigned.advance(now_s, self._count_cores)
+        self.beat_due |= assigned.adjust(now_s, self._count_cores)
+        self._forget_pins(assigned, now_s)
+        paths = {job.path for job in assigned.found_jobs()}
+        for path in self.followed - paths:
+            # Its cgroup is removed already, or will be at once.
+            if path in self.table.jobs:
+                self.table.drop(self.table.jobs[path])
+        for found in assigned.found_jobs():
+            if found.path not in self.followed:
+                self.table.add(found, now_s)
+        if paths != self.followed:
+            self._choose_period()
+        self.followed = paths
+
+    def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
+        """The scheduler's jobs never come again: the pins of those that ended are of no use."""
+        pins = self.registered.content.pins
+        if not pins:
+            return
+        for finished in assigned.finished_jobs():
+            if finished.job_id in pins and not self._has_other(finished):
+                self._stale_pins.add(finished.job_id)
+        for job_id in list(self._stale_pins) if now_s >= self._forget_pins_at_s else ():
+            try:
+                self.registered.pin(job_id, None)
+            except CpumondError as error:
+                # The disk refuses the others as well.
+                self._forget_pins_at_s = now_s + self.config.discovery.rescan_period_s
+                self.complain(None, error)
+                return
+            self._stale_pins.discard(job_id)
+
+    def _has_other(self, finished: FinishedJob) -> bool:
+        """Whether a job of the same id is none of the scheduler's, so that the pin may be for that one."""
+        same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
+        return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
+
+    def _count_cores(self) -> tuple[dict[str, Usage], float]:
+        """``read_usage``, and the cores that all other jobs may use now."""
+        others = [job.current_cores for path, job in self.table.jobs.items() if path not in self.followed]
+        return self.read_usage(), math.fsum(others)
 
     # ---- 3. sample, smooth, vote, decide
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from cpumond.agent.context import AgentContext
-from cpumond.agent.scheduled import ScheduledJobs
 from cpumond.agent.snapshot import LinkView, TickSnapshot
 from cpumond.discovery import describe_source
 from cpumond.wire import FinishedJob, Heartbeat, JobReport
@@ -16,9 +15,8 @@ EARLY_BEAT = 0.05
 class Publisher:
     """Heartbeats and samples, each in its period; ``beat_at_s`` is when the scheduler is told at the latest."""
 
-    def __init__(self, context: AgentContext, scheduled: ScheduledJobs) -> None:
+    def __init__(self, context: AgentContext) -> None:
         self.context = context
-        self.scheduled = scheduled
         self.beat_at_s = 0.0
         self.sample_at_s = -math.inf
         self._report_at_s = 0.0
@@ -49,11 +47,11 @@ class Publisher:
     def make_heartbeat(self) -> Heartbeat:
         """The node as it is now."""
         context, assigned = self.context, self.context.assigned
-        jobs = [job.report() for path, job in context.table.jobs.items() if path not in self.scheduled.paths]
+        jobs = [job.report() for path, job in context.table.jobs.items() if path not in context.followed]
         reports: list[JobReport] = []
         finished: list[FinishedJob] = []
         if assigned is not None:
-            assigned.note_usage(self.scheduled.read_usage())
+            assigned.note_usage(context.read_usage())
             reports, finished = assigned.reports(), assigned.finished_jobs()
         return Heartbeat(
             context.config.node_id,

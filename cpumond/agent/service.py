@@ -232,7 +232,7 @@ class Agent(TickLoop):
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
         if self.assigned is not None:
-            self.scheduled.answers.append((answer, sent_at_s))
+            self.answers.append((answer, sent_at_s))
             self.wake()
 
     def read_snapshot(self) -> TickSnapshot | None:

@@ -183,7 +183,7 @@ class LimitWriter:
             self.log.forget(original.inode)
             self._stale, self._untidy = self._stale or now, True
 
-    def leave(self, job: Tracked) -> None:
+    def abandon(self, job: Tracked) -> None:
         """Give a cgroup up to the one who writes its limit: theirs stays, what else was moved goes back to what was
         found, and nothing of it is put back later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
@@ -218,7 +218,7 @@ class LimitWriter:
             return True
         if trusted or (former in self._inherited and not self.units.was_told(unit)):
             return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
-        return all(self.units.is_ours(unit, in_force, actuator) for actuator in original.actuators)
+        return self.units.is_ours(unit, in_force, original.actuators)
 
     def _find_former(self, path: str, unit: str) -> str | None:
         """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
@@ -251,7 +251,7 @@ class LimitWriter:
             self.forget(former)
             if former in self._inherited:
                 self._inherited.add(path)
-        ours = all(self.units.is_ours(original.unit, in_force, actuator) for actuator in original.actuators)
+        ours = self.units.is_ours(original.unit, in_force, original.actuators)
         unknown = trusted or (path in self._inherited and not self.units.was_told(original.unit))
         self._stale = True
         if not (ours or unknown):

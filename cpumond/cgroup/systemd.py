@@ -106,6 +106,14 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
     return tuple(properties)
 
 
+def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
+    """What ``settings`` are as the value of a property; -1 for a weight that is not there."""
+    if name == QUOTA:
+        return NO_LIMIT if settings.quota_us is None else round(settings.cores * 1e6)
+    weight = settings.weight
+    return -1 if weight is None else weight if cpu_version == 2 else weight_of(weight)
+
+
 def read_quota_cores(value: int) -> float:
     """CPUQuotaPerSecUSec in cores; infinity when there is none."""
     return math.inf if value == NO_LIMIT else value / 1e6
