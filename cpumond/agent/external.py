@@ -50,8 +50,7 @@ class ExternalWrites:
         """Units that systemd unloaded."""
 
     def take_changes(self, now_s: float) -> None:
-        """Take over what others wrote since the last tick, and give units that are gone back to systemd."""
-        self._expire_gone_units(now_s)
+        """Take over what others wrote since the last tick."""
         jobs = list(self.table) if self.read_all else [
             self.table.jobs[path] for path in self.changed if path in self.table.jobs
         ]  # fmt: skip
@@ -216,7 +215,7 @@ class ExternalWrites:
             self.context.complain(None, error)
             return None
 
-    def _expire_gone_units(self, now_s: float) -> None:
+    def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
         if self.writer.gone:
             root = self.hierarchies.cpu_root

@@ -11,14 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from cpumond.cgroup.systemd import NO_LIMIT, QUOTA, UnitProperties
+from cpumond.cgroup.systemd import UnitProperties, is_same_value
 
 LATE_S = 2.0
 """systemd answers before it writes the cgroup's file; longer than this after its answer it is not our value."""
 RELOAD_S = 10.0
 """So long after systemd has read its units again, what it gives back is a value that it had stored."""
-STEP_US = 10_000
-"""A percent of a core: less is systemd's rounding."""
 
 
 @dataclass(slots=True)
@@ -90,8 +88,8 @@ def judge(record: UnitTarget, seen: Observation) -> Verdict:
         return Verdict.OWN
     is_known = seen.told is not None
     is_told = is_known and record.acknowledged
-    is_systemds = seen.told is None or is_same(seen.name, seen.told, seen.found)
-    is_as_found = is_systemds and is_same(seen.name, seen.original, seen.found)
+    is_systemds = seen.told is None or is_same_value(seen.name, seen.told, seen.found)
+    is_as_found = is_systemds and is_same_value(seen.name, seen.original, seen.found)
     if is_as_found and is_told and seen.is_reloaded:
         return Verdict.OUTRANKED
     if is_as_found and not is_told:
@@ -106,14 +104,9 @@ def judge(record: UnitTarget, seen: Observation) -> Verdict:
 
 def is_raised(seen: Observation) -> bool:
     """Whether more was written than there was before the agent's first change."""
-    return seen.found > seen.original and not is_same(seen.name, seen.found, seen.original)
-
-
-def is_same(name: str, a: int, b: int) -> bool:
-    """Whether two values of a property mean the same, up to systemd's rounding of quotas."""
-    return a == b or (name == QUOTA and NO_LIMIT not in (a, b) and abs(a - b) < STEP_US)
+    return seen.found > seen.original and not is_same_value(seen.name, seen.found, seen.original)
 
 
 def is_among(name: str, value: int, told: Iterable[UnitProperties]) -> bool:
     """Whether any of ``told`` gives the property this value."""
-    return any(each == name and is_same(name, other, value) for properties in told for each, other in properties)
+    return any(each == name and is_same_value(name, other, value) for properties in told for each, other in properties)

@@ -73,6 +73,7 @@ class TickLoop(AgentContext):
         self._look_after_places(now_s)
         self.external.take_unit_news(now_s)
         self._discover(now_s)  # 1. which jobs are there
+        self.external.expire_gone_units(now_s)
         self.external.take_changes(now_s)  # 2. what others wrote
         self._serve_scheduler(beat=False)
         decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out

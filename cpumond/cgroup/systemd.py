@@ -24,6 +24,8 @@ NO_LIMIT: Final = 2**64 - 1
 
 STEP_CORES: Final = 0.01
 """Whole percents of a core: what a drop-in can say."""
+STEP_US: Final = 10_000
+"""The same in a second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""
@@ -114,18 +116,9 @@ def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
     return -1 if weight is None else weight if cpu_version == 2 else weight_of(weight)
 
 
-def read_quota_cores(value: int) -> float:
-    """CPUQuotaPerSecUSec in cores; infinity when there is none."""
-    return math.inf if value == NO_LIMIT else value / 1e6
-
-
-def is_quota(properties: UnitProperties, cores: float) -> bool:
-    """Whether ``properties`` order a quota of ``cores``, up to systemd's rounding."""
-    for name, value in properties:
-        if name == QUOTA:
-            wanted = read_quota_cores(value)
-            return wanted == cores or round(abs(wanted - cores), 6) < STEP_CORES
-    return False
+def is_same_value(name: str, a: int, b: int) -> bool:
+    """Whether two values of a property mean the same, up to systemd's rounding of quotas."""
+    return a == b or (name == QUOTA and NO_LIMIT not in (a, b) and abs(a - b) < STEP_US)
 
 
 class UnitEvent(msgspec.Struct, frozen=True):
