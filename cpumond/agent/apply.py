@@ -9,7 +9,7 @@ import structlog
 
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
-from cpumond.agent.hold import Pinned, Respected
+from cpumond.agent.hold import FREE, Pinned, Respected
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
@@ -166,14 +166,17 @@ class Applier:
 
     def _end_overrides(self, now_s: float) -> None:
         for job in self.table:
-            before, job.hold = job.hold, job.hold.expire(now_s)
+            before = job.hold
+            if before.decider is FREE:
+                continue
+            job.hold = before.expire(now_s)
             if job.hold is not before:
                 self.context.rescan_due |= before.pinned_cores is not None
                 job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
-        """Limits that somebody lowered, or that may be higher now, due to be written again."""
+        """Limits that another program lowered, or that may be higher now, due to be written again."""
         due = []
         for job in self.table:
             at_s = job.hold.write_at_s
@@ -282,7 +285,7 @@ class Applier:
 
 
 def _find_external_change(job: Tracked) -> CpuSettings | None:
-    """What somebody else has set since the last look, if anything: that must not be written over."""
+    """What another program has set since the last look, if anything: that must not be written over."""
     found = read_settings_or_none(job)
     if found is None or classify_change(job.in_force, found, job.settings.actuator, exact=True) == "same":
         return None

@@ -1,4 +1,4 @@
-"""What others write: limits in cgroups, and what systemd says of its units (operator_pains 3, 4, 5)."""
+"""What other programs write: limits in cgroups, and what systemd says of its units (operator_pains 3, 4, 5)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ExternalWrites:
         """Units that systemd unloaded."""
 
     def take_changes(self, now_s: float) -> None:
-        """Take over what others wrote since the last tick."""
+        """Take over what was written since the last tick."""
         jobs = list(self.table) if self.read_all else [
             self.table.jobs[path] for path in self.changed if path in self.table.jobs
         ]  # fmt: skip
@@ -62,7 +62,7 @@ class ExternalWrites:
         self.store_originals()
 
     def store_originals(self) -> None:
-        """What somebody else ordered is on disk before anything is done about it; where that fails it is tried again,
+        """A new original is on disk before anything is done about it; where that fails it is tried again,
         and nothing of it is lowered until then."""
         if self.writer.unsaved:
             try:
@@ -112,8 +112,8 @@ class ExternalWrites:
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
-        log.warning("unit_ordered" if is_order else "foreign_write", job_id=job.found.job_id, unit=job.unit or None,
-                    kind=change, old_cores=old_cores, new_cores=found.cores)  # fmt: skip
+        event, more = ("unit_ordered", {"unit": job.unit}) if is_order else ("foreign_write", {"kind": change})
+        log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
         meant = change == "raise" or isinstance(job.hold.decider, Respected)
         meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
@@ -137,7 +137,7 @@ class ExternalWrites:
         for event in events:
             job = self.table.by_unit.get(event.unit)
             if event.kind == "reloaded":
-                # It wrote its own belief to all units, and their properties may be others now.
+                # It applied its stored values to all units, and their properties may be others now.
                 self.read_all = True
                 self._reloaded_at_s = now_s
                 for each in self.table.by_unit.values():
@@ -168,7 +168,7 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """Somebody gave a unit another limit just before ours was to be set, which then was not."""
+        """An operator gave a unit another limit just before ours was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             self.adopt_as_original(event)
@@ -208,7 +208,7 @@ class ExternalWrites:
                     cgroup.close()
 
     def _write_as_told(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
-        """Have the file say what systemd believes: it may have been written by us since. None: it does not."""
+        """Bring the file to systemd's stored value: it may have been written by us since. None: that failed."""
         try:
             return self.writer.obey(cgroup, values)
         except CpumondError as error:

@@ -72,7 +72,7 @@ class Hold:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody but the monitor decides, and nothing is asked."""
+        """Whether the monitor alone decides, and nothing is asked."""
         return self.decider is FREE and self.asking is None
 
     @property

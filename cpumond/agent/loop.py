@@ -1,6 +1,6 @@
 """The agent's tick. Read ``TickLoop.tick`` first: one check period, six phases, values go one way.
 
-The tick owns the job records and nobody else does. Signals and requests of the control socket are carried out between
+Only the tick changes the job records. Signals and requests of the control socket are carried out between
 two ticks, in this same thread (``service.py``).
 """
 
@@ -74,7 +74,7 @@ class TickLoop(AgentContext):
         self.external.take_unit_news(now_s)
         self._discover(now_s)  # 1. which jobs are there
         self.external.expire_gone_units(now_s)
-        self.external.take_changes(now_s)  # 2. what others wrote
+        self.external.take_changes(now_s)  # 2. what other programs wrote
         self._serve_scheduler(beat=False)
         decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out
         self.limits.apply(decided, now_s)  # 4. decisions to cgroups
@@ -115,7 +115,7 @@ class TickLoop(AgentContext):
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
-        """See whether others find the hierarchies, too: else nobody could put a limit back after this agent."""
+        """See whether others find the hierarchies, too: else no limit could be put back after this agent."""
         covered = self.hierarchies.list_covered()
         if covered != self.covered:
             say = log.error if covered else log.warning

@@ -60,7 +60,7 @@ class Agent(TickLoop):
         self.reloading = False
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not in ``close``: another thread may still be about to write, and the number would be somebody else's.
+        # Not in ``close``: another thread may still be about to write, and the number may be another file's by then.
         weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
@@ -188,7 +188,7 @@ class Agent(TickLoop):
                 self._poll.unregister(assigned.fileno())
 
     def run_requests(self) -> None:
-        """Carry out what ``call`` has queued by now; what nobody waits for any more is left out.
+        """Carry out what ``call`` has queued by now; what was given up meanwhile is left out.
 
         Whatever is queued meanwhile has its turn after the tick, if that is due: those who ask cannot hold it up.
         """
@@ -305,7 +305,7 @@ class Agent(TickLoop):
         self._closed = True
         self.run_requests()
         failed = 0
-        self._judge_last_changes()
+        self._take_last_changes()
         for job in list(self.table):
             if not job.touched or job.hold.is_contested:
                 continue
@@ -344,8 +344,8 @@ class Agent(TickLoop):
         self.watcher.close()
         return failed
 
-    def _judge_last_changes(self) -> None:
-        """What somebody ordered since the last tick is not to be undone."""
+    def _take_last_changes(self) -> None:
+        """What was written since the last tick is not to be undone."""
         now_s = self.clock.monotonic_s()
         try:
             self.external.read_all = True
@@ -358,7 +358,7 @@ class Agent(TickLoop):
             log.exception("last_changes_failed")
 
     def _leave_units(self) -> int:
-        """Wait until systemd believes in the limits that are in force again; how many units it did not take.
+        """Wait until systemd stores the limits that are in force again; how many units it did not take.
 
         Those stay on disk for ``cpumond restore``.
         """

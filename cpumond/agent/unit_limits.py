@@ -120,7 +120,7 @@ class UnitLimits:
             bus.set(unit, properties, urgent)
 
     def want_again(self, unit: str, known: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more: somebody may have told it something else (``known``)."""
+        """Tell systemd once more: it may have been told something else meanwhile (``known``)."""
         record, bus = self._targets.get(unit), self._open()
         if record is not None and record.target and bus is not None:
             record.settled_at_s, record.superseded = None, False

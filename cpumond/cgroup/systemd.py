@@ -124,8 +124,8 @@ def is_same_value(name: str, a: int, b: int) -> bool:
 class UnitEvent(msgspec.Struct, frozen=True):
     """News of systemd.
 
-    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that somebody else
-    gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
+    program gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
     not want them (``text``); ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``;
     ``reloaded``: it has read its units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's
     properties, None for those it did not tell.

@@ -67,8 +67,8 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
-    A unit that was set before is looked at first: what it does not have any more as it was given, somebody else
-    ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
+    A unit that was set before is looked at first: what it does not have any more as it was given, another
+    program ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -83,7 +83,7 @@ class UnitBus:
         self._others: dict[str, UnitProperties] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
         self._expected_values: dict[str, dict[str, tuple[object, ...]]] = {}
-        """By unit and property, what it may have without being somebody else's news."""
+        """By unit and property, the values that are no news."""
         self._unreported_changes: dict[str, dict[str, object]] = {}
         """What others gave, until the other thread knows."""
         self._in_flight = ""
@@ -295,7 +295,7 @@ class UnitBus:
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # looked at, so that nobody complains about it
+            done.exception()  # looked at, or asyncio complains about it
         self._news.set()
 
     async def _wait_for_news_or(self, timeout_s: float) -> None:
@@ -377,7 +377,7 @@ class UnitBus:
             self._emit(UnitEvent("done", unit, properties))
 
     async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, object]:
-        """What somebody else gave a unit since systemd took our last order, by name. Raises _Away.
+        """What another program gave a unit since systemd took our last value, by name. Raises _Away.
 
         The bus knows no "set it if it is still": what is set between this and our own order is missed.
         """

@@ -18,7 +18,7 @@ MODULES = {
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare", "api.orchid", "api.tables",
+    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "agent.hold", "fairshare", "api.orchid", "api.tables",
     "api.views", "api.ypath",
     *(
         f"scheduler.{name}"
