@@ -7,6 +7,7 @@ All else was written to the file alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +28,7 @@ class UnitTarget:
     target: UnitProperties = ()
     older: tuple[UnitProperties, ...] = ()
     applied: UnitProperties = ()
-    settled_at_s: float | None = None
+    settled_at_s: float | None = -math.inf
     """When systemd answered to ``target``; None: not yet."""
     acknowledged: bool = False
     """systemd took at least one of them."""
@@ -35,6 +36,11 @@ class UnitTarget:
     """It may have: the bus was not known to be away."""
     superseded: bool = False
     """``target`` was not set, since another program was faster."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether systemd wants what it was last told."""
+        return self.settled_at_s is not None
 
     def has_late(self, name: str, value: int) -> bool:
         """Whether a property's ``value`` is one of ours that was followed by another: systemd came late with it."""

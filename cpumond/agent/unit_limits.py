@@ -103,7 +103,7 @@ class UnitLimits:
         if not self._booted:
             return
         properties = list_properties(settings, actuators, self._cpu_version)
-        record = self._targets.get(unit) or UnitTarget()
+        record = self.read(unit)
         if record.settled_at_s is None:
             # What systemd was not told yet, of another actuator, is still to be told.
             properties = _complete(properties, record.target)
@@ -154,20 +154,14 @@ class UnitLimits:
         if self._bus is not None:
             self._bus.drop(unit)
 
-    def is_settled(self, unit: str) -> bool:
-        """Whether systemd wants what it was last told."""
-        record = self._targets.get(unit)
-        return record is None or record.settled_at_s is not None
-
-    def was_told(self, unit: str) -> bool:
-        """Whether systemd ever took a value of this run for the unit."""
-        record = self._targets.get(unit)
-        return record is not None and record.acknowledged
+    def read(self, unit: str) -> UnitTarget:
+        """What systemd was told of a unit; an empty record where it was told nothing."""
+        return self._targets.get(unit) or UnitTarget()
 
     def may_be_told(self, unit: str) -> bool:
         """Whether systemd may have taken a value of this run, though its answer is not known."""
-        record = self._targets.get(unit)
-        return record is not None and (record.acknowledged or (record.submitted and self.can_set))
+        record = self.read(unit)
+        return record.acknowledged or (record.submitted and self.can_set)
 
     def _forget_older(self, record: UnitTarget) -> None:
         if record.settled_at_s is not None and self._monotonic_s() - record.settled_at_s > LATE_S:
@@ -175,9 +169,7 @@ class UnitLimits:
 
     def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
         """Whether all that ``actuators`` move is any value of ours that systemd may apply."""
-        record = self._targets.get(unit)
-        if record is None:
-            return False
+        record = self.read(unit)
         self._forget_older(record)
         names = [PROPERTIES[actuator] for actuator in actuators]
         return all(record.has_any(name, read_property(found, name, self._cpu_version)) for name in names)
@@ -196,7 +188,7 @@ class UnitLimits:
     ) -> Verdict:
         """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
         name = PROPERTIES[actuator]
-        record, told = self._targets.get(unit) or UnitTarget(), (values or {}).get(name)
+        record, told = self.read(unit), (values or {}).get(name)
         self._forget_older(record)
         seen = Observation(
             name,

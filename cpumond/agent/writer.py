@@ -216,7 +216,7 @@ class LimitWriter:
         original = None if former is None else self.originals.get(former) or self.returning.get(former)
         if former is None or original is None:
             return True
-        if trusted or (former in self._inherited and not self.units.was_told(unit)):
+        if trusted or (former in self._inherited and not self.units.read(unit).acknowledged):
             return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
         return self.units.is_ours(unit, in_force, original.actuators)
 
@@ -252,7 +252,7 @@ class LimitWriter:
             if former in self._inherited:
                 self._inherited.add(path)
         ours = self.units.is_ours(original.unit, in_force, original.actuators)
-        unknown = trusted or (path in self._inherited and not self.units.was_told(original.unit))
+        unknown = trusted or (path in self._inherited and not self.units.read(original.unit).acknowledged)
         self._stale = True
         if not (ours or unknown):
             self.forget(path)
@@ -314,7 +314,7 @@ class LimitWriter:
         if original is not None and original.unit:
             settings = settings or original.settings
             self.units.want(original.unit, settings, original.actuators, urgent=True)
-            if not self.units.is_settled(original.unit):
+            if not self.units.read(original.unit).is_settled:
                 self.returning[path] = msgspec.structs.replace(original, settings=settings)
             else:
                 self.units.forget(original.unit)
@@ -353,14 +353,14 @@ class LimitWriter:
         elif at_once or now_s >= self._again_at_s:
             self._again_at_s = now_s + ASK_AGAIN_S
             for original in self.returning.values():
-                if not self.units.is_settled(original.unit):
+                if not self.units.read(original.unit).is_settled:
                     self.units.want_again(original.unit)
 
     def reap_acknowledged(self, final: bool = False) -> None:
         """Forget the units that systemd has taken, and those of which it never took a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.may_be_told(original.unit) or path in self._inherited)
-            if path in self.originals or self.units.is_settled(original.unit) or never:
+            if path in self.originals or self.units.read(original.unit).is_settled or never:
                 del self.returning[path]
                 self._stale, self._untidy = self._stale or final, True
                 if path not in self.originals:

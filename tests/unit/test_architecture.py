@@ -18,8 +18,8 @@ MODULES = {
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "agent.hold", "fairshare", "api.orchid", "api.tables",
-    "api.views", "api.ypath",
+    "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "agent.hold", "fairshare", "api.orchid",
+    "api.tables", "api.views", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
