@@ -14,7 +14,7 @@ from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
 from cpumond.agent.writer import read_limit_cores, read_settings_or_none
-from cpumond.cgroup.settings import CpuSettings, classify_change
+from cpumond.cgroup.settings import classify_change
 from cpumond.errors import CpumondError, RefusedError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.peak import put_off_cut
@@ -77,10 +77,7 @@ class Applier:
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)
-        try:
-            self.writer.flush()
-        except CpumondError as error:
-            self.context.complain(None, error)
+        self.context.flush()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
         """Originals on disk first; where that fails nothing new is changed, what was changed before goes on."""
@@ -104,8 +101,9 @@ class Applier:
         return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
-        found = None if job.unit else _find_external_change(job)
-        if found is not None:
+        found = None if job.unit else read_settings_or_none(job)
+        if found is not None and classify_change(job.in_force, found, job.settings.actuator, exact=True) != "same":
+            # Another program has set it since the last look: that must not be written over.
             job.state, job.result = reject(job.state, decision), "overridden"
             self.external.handle_write(job, found, now_s)
             self.external.store_originals()
@@ -282,14 +280,6 @@ class Applier:
             ratio = compute_throttled_ratio(before.base, reading)
             job.samples.peak_ratio = max(job.samples.peak_ratio, ratio)
         return decision
-
-
-def _find_external_change(job: Tracked) -> CpuSettings | None:
-    """What another program has set since the last look, if anything: that must not be written over."""
-    found = read_settings_or_none(job)
-    if found is None or classify_change(job.in_force, found, job.settings.actuator, exact=True) == "same":
-        return None
-    return found
 
 
 def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:

@@ -100,6 +100,13 @@ class AgentContext:
             job.last_error = text
             log.warning("job_error", job_id=job.found.job_id, error=text)
 
+    def flush(self, tidy: bool = False) -> None:
+        """Have changed originals on disk; where that fails it is said, and tried again."""
+        try:
+            self.writer.flush(tidy)
+        except CpumondError as error:
+            self.complain(None, error)
+
     def read_usage(self) -> dict[str, Usage]:
         """What the monitor knows of the scheduler's jobs, by cgroup."""
         return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}

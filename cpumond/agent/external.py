@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import Literal
@@ -65,10 +66,7 @@ class ExternalWrites:
         """A new original is on disk before anything is done about it; where that fails it is tried again,
         and nothing of it is lowered until then."""
         if self.writer.unsaved:
-            try:
-                self.writer.flush()
-            except CpumondError as error:
-                self.context.complain(None, error)
+            self.context.flush()
 
     def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Take over what is ``found`` in force now."""
@@ -196,16 +194,14 @@ class ExternalWrites:
     def adopt_as_original(self, event: UnitEvent) -> None:
         """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs is put back."""
         for path in self.writer.accept(event.unit, event.values):
-            cgroup = None
             try:
                 cgroup = open_cgroup(self.hierarchies.without_counters(), path)
-                if cgroup is not None:
-                    self._write_as_told(cgroup, event.values)
             except CpumondError as error:
                 self.context.complain(None, error)
-            finally:
-                if cgroup is not None:
-                    cgroup.close()
+                continue
+            if cgroup is not None:
+                with contextlib.closing(cgroup):
+                    self._write_as_told(cgroup, event.values)
 
     def _write_as_told(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
         """Bring the file to systemd's stored value: it may have been written by us since. None: that failed."""
@@ -236,7 +232,8 @@ class ExternalWrites:
                 cgroup = open_original(self.hierarchies, finder, path, original)
                 in_force = cgroup.read_settings() if cgroup is not None else None
                 if cgroup is None or in_force is None:
-                    if finder.find(path, original.inode) is None and not self._is_there(path, original.unit):
+                    is_there = original.unit and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
+                    if finder.find(path, original.inode) is None and not is_there:
                         self.writer.give_back(path)
                     continue
                 known = original if cgroup.inode == original.inode else None
@@ -254,9 +251,6 @@ class ExternalWrites:
             finally:
                 if cgroup is not None:
                     cgroup.close()
-
-    def _is_there(self, path: str, unit: str) -> bool:
-        return bool(unit) and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
 
     def _abandon_limit_without_file(self, job: Tracked, why: str, now_s: float) -> None:
         """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""

@@ -217,14 +217,11 @@ class TickLoop(AgentContext):
         self._boot_offset_s = offset_s
         return late_s > LATE_PERIODS * self.period_s or suspended_s > self.period_s
 
-    def _rebaseline(self) -> None:
-        self.totals.rebaselines += 1
-        for job in self.table:
-            job.state = rebase(job.state, None)
-
     def _sample_and_decide(self, now_s: float, late_s: float) -> list[Decided]:
         if self._lost_time(late_s):
-            self._rebaseline()
+            self.totals.rebaselines += 1
+            for job in self.table:
+                job.state = rebase(job.state, None)
         decided: list[Decided] = []
         gone: list[Tracked] = []
         clock_s, counts, stride = self.clock.monotonic_s, self.totals.decisions, self.stride

@@ -90,11 +90,8 @@ class Agent(TickLoop):
         self.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
-        try:
-            # From here on a file that is not there was removed: `restore` would not know what was lowered.
-            self.writer.flush(tidy=True)
-        except CpumondError as error:
-            self.complain(None, error)
+        # From here on a file that is not there was removed: `restore` would not know what was lowered.
+        self.flush(tidy=True)
         self.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
@@ -109,10 +106,7 @@ class Agent(TickLoop):
         for error in failures:
             log.error("restore_failed", error=error)
         log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
-        try:
-            self.writer.flush()
-        except CpumondError as error:
-            self.complain(None, error)
+        self.flush()
         return len(failures)
 
     def _look_after_ends(self) -> list[str]:
