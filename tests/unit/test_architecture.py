@@ -10,8 +10,8 @@ from picture import MODULES, ROOT, list_imports, list_nodes
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "words", "answers", "errors", "wire", "agent.explanation", "cgroup.parse", "cgroup.settings",
-    "fairshare", "api.orchid", "api.tables", "api.views", "api.ypath",
+    "monitor", "units", "words", "answers", "errors", "wire", "agent.explanation", "agent.hold", "cgroup.parse",
+    "cgroup.settings", "fairshare", "api.orchid", "api.tables", "api.views", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
