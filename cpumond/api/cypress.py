@@ -20,8 +20,9 @@ import msgspec
 from cpumond import __version__
 from cpumond.api import orchid
 from cpumond.api.formats import Attributed, YtError, quote_text, strip_attributes
-from cpumond.api.orchid import MISSING, Description, Lazy, iso_time, materialise
-from cpumond.api.views import order_of_start
+from cpumond.api.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
+from cpumond.api.tree_view import look_once
+from cpumond.api.views import list_jobs, order_of_start
 from cpumond.api.ypath import YPath, escape_literal, parse_ypath
 from cpumond.api.yt import YtRequest, export_reply
 from cpumond.fairshare.result import UpdateResult
@@ -552,7 +553,7 @@ class YtBackend:
             "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results()),
             "service": lambda: service,
         }
-        document = _Document(self, path, name, orchid.fixed(parts))
+        document = _Document(self, path, name, fixed(parts))
         document.type = "orchid"
         return document
 
@@ -1017,7 +1018,7 @@ async def _update(backend: YtBackend, request: YtRequest) -> Any:
 @_command("get_operation")
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     record = backend.scheduler.state.find_record(_operation_id(request))
-    info = orchid.operation_info(backend.scheduler.state, record, orchid.look_once(backend.results()))
+    info = orchid.operation_info(backend.scheduler.state, record, look_once(backend.results()))
     return await _pick(info, _names(request, "attributes"), Turn())
 
 
@@ -1051,7 +1052,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
         shown = chosen[:limit]
     else:
         shown = chosen[max(len(chosen) - limit, 0) :]
-    attributes, view = _names(request, "attributes") or LISTED_ATTRIBUTES, orchid.look_once(backend.results())
+    attributes, view = _names(request, "attributes") or LISTED_ATTRIBUTES, look_once(backend.results())
     specs = len(SPECIFICATIONS.intersection(attributes))
     if specs * sum(map(state.spec_room.weight_of, shown)) > MAX_LISTED_BYTES:
         raise YtError(
@@ -1130,33 +1131,14 @@ def _count_operations(
 async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
     state = backend.scheduler.state
     record = state.find_record(_operation_id(request))
-    live = state.operations.get(record.id)
-    jobs: list[Job | JobRecord] = list(state.finished_jobs.get(record.id, {}).values())
-    if live is not None:
-        jobs += [job for element in live.elements.values() for job in element.jobs.values()]
-    # Those that were told to stop stay with their nodes until the nodes say that they did.
-    stopping = [job for node in state.nodes.values() for job in node.stopping.values()]
-    jobs += [job for job in stopping if job.element.operation.id == record.id]
-
     wanted = _text(request, "job_state", "") or _text(request, "state", "")
     task, address = _text(request, "task_name", ""), _text(request, "address", "")
 
-    def find_address(node_id: str) -> str:
-        node = state.nodes.get(node_id)
-        return node_id if node is None else node.address
-
-    def describe(job: Job | JobRecord) -> dict[str, Any]:
-        if isinstance(job, JobRecord):
-            return orchid.finished_job_info(job, find_address(job.node_id))
-        return orchid.job_info(job)
-
-    def host(job: Job | JobRecord) -> str:
-        return find_address(job.node_id) if isinstance(job, JobRecord) else job.node.address
-
-    def task_of(job: Job | JobRecord) -> str:
-        return job.task if isinstance(job, JobRecord) else job.task.name
-
-    jobs = [job for job in jobs if (not task or task_of(job) == task) and (not address or host(job) == address)]
+    jobs = [
+        job
+        for job in list_jobs(state, record)
+        if (not task or task == job.task_name) and (not address or address == _address(backend, job))
+    ]
     if any(_flag(request, name) for name in ("with_stderr", "with_fail_context", "with_competitors")):
         jobs = []
     counts = Counter(orchid.job_state(job) for job in jobs)
@@ -1167,7 +1149,7 @@ async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
     limit = _number(request, "limit", DEFAULT_LISTED_JOBS, MAX_LISTED_JOBS)
     described, turn = [], Turn()
     for job in jobs[offset : offset + limit]:
-        described.append(describe(job))
+        described.append(orchid.job_info(job, _address(backend, job)))
         await turn.give()
     return {
         "jobs": described,
@@ -1177,19 +1159,21 @@ async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
     }
 
 
+def _address(backend: YtBackend, job: Job | JobRecord) -> str:
+    node = backend.scheduler.state.nodes.get(job.node_id)
+    return job.node_id if node is None else node.address
+
+
 @_command("get_job")
 async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
     state = backend.scheduler.state
     job_id = _text(request, "job_id")
-    live = state.jobs.get(job_id)
-    info = orchid.job_info(live) if live is not None else None
-    if info is None and request.parameters.get("operation_id") is not None:
-        record = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
-        if record is not None:
-            node = state.nodes.get(record.node_id)
-            info = orchid.finished_job_info(record, record.node_id if node is None else node.address)
-    if info is None:
+    job: Job | JobRecord | None = state.jobs.get(job_id)
+    if job is None and request.parameters.get("operation_id") is not None:
+        job = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
+    if job is None:
         raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
+    info = orchid.job_info(job, _address(backend, job))
     names = _names(request, "attributes")
     return info if names is None else {name: info[name] for name in names if name in info}
 

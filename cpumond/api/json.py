@@ -26,10 +26,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond import __version__
-from cpumond.api import openapi, orchid, tables, views
+from cpumond.api import node_views, openapi, orchid_attributes, overview, tables, views
 from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import MAX_VALUES, YtError, has_too_many_values
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
+from cpumond.api.tree_view import TreeView
 from cpumond.errors import CpumondError
 from cpumond.fairshare.explain import Explanation, explain
 from cpumond.fairshare.validate import nearest
@@ -543,11 +544,11 @@ class JsonApi:
     async def get_pool_orchid(self, call: Call) -> dict[str, Any]:
         tree = self.scheduler.state.find_tree(call.path["tree"])
         pool = views.find_pool(tree, call.path["pool"])
-        return orchid.pool_attributes(self._orchid_of(tree), pool).to_dict()
+        return orchid_attributes.pool_attributes(self._orchid_of(tree), pool).to_dict()
 
-    def _orchid_of(self, tree: Tree) -> orchid.TreeView:
+    def _orchid_of(self, tree: Tree) -> TreeView:
         kept = self.scheduler.updates.get(tree.name)
-        return orchid.TreeView(tree, None if kept is None else kept.result)
+        return TreeView(tree, None if kept is None else kept.result)
 
     async def create_pool(self, call: Call) -> views.Done:
         body: openapi.CreatePoolBody = call.body
@@ -627,7 +628,7 @@ class JsonApi:
     async def get_operation_orchid(self, call: Call) -> dict[str, dict[str, Any]]:
         live = self.scheduler.state.operations.get(self._find(call).id)
         return {
-            name: orchid.operation_attributes(self._orchid_of(element.tree), element).to_dict()
+            name: orchid_attributes.operation_attributes(self._orchid_of(element.tree), element).to_dict()
             for name, element in (live.elements.items() if live is not None else ())
         }
 
@@ -723,15 +724,15 @@ class JsonApi:
 
     # --- nodes
 
-    async def list_nodes(self, call: Call) -> views.NodeList:
+    async def list_nodes(self, call: Call) -> node_views.NodeList:
         query: openapi.NodesQuery = call.query
-        return views.show_nodes(
+        return node_views.show_nodes(
             self.scheduler.state, self._now(), limit=query.limit, offset=query.offset, tree=query.tree, tag=query.tag,
             online=query.online == "true" if query.online else None,
         )  # fmt: skip
 
-    async def get_node(self, call: Call) -> views.NodeDetails:
-        return views.show_node_details(views.find_node(self.scheduler.state, call.path["node"]), self._now())
+    async def get_node(self, call: Call) -> node_views.NodeDetails:
+        return node_views.show_node_details(node_views.find_node(self.scheduler.state, call.path["node"]), self._now())
 
     async def register_node(self, call: Call) -> Any:
         # Without tokens whoever gets here may do everything.
@@ -744,15 +745,15 @@ class JsonApi:
 
     # --- what is going on
 
-    async def list_preemptions(self, call: Call) -> views.PreemptionList:
+    async def list_preemptions(self, call: Call) -> node_views.PreemptionList:
         query: openapi.PreemptionsQuery = call.query
-        return views.show_preemptions(
+        return node_views.show_preemptions(
             self.scheduler.state, limit=query.limit, operation=query.operation, pool=query.pool
         )
 
-    async def get_me(self, call: Call) -> tables.Me:
+    async def get_me(self, call: Call) -> overview.Me:
         scheduler = self.scheduler
-        return tables.Me(
+        return overview.Me(
             user=call.user,
             needs_token=self.needs_token,
             is_open=self.is_open,
@@ -763,15 +764,15 @@ class JsonApi:
             history_length_s=0.0 if scheduler.history is None else scheduler.history.length_s,
         )
 
-    async def get_overview(self, call: Call) -> tables.Overview:
+    async def get_overview(self, call: Call) -> overview.Overview:
         state = self.scheduler.state
         default = state.config.default_tree
-        return tables.Overview(
+        return overview.Overview(
             status=await self.get_status(call),
             health=self._health(),
             alerts=(await self.list_alerts(call)).alerts,
             trees=[
-                tables.show_totals(each, await self._cores_of(each), each.name == default)
+                overview.show_totals(each, await self._cores_of(each), each.name == default)
                 for each in list(state.trees.values())
             ],
             history=None if self.scheduler.history is None else self.scheduler.history.describe(),
@@ -804,7 +805,7 @@ class JsonApi:
                 raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
             return tree, record.id
         if query.kind == "node":
-            return "", views.find_node(state, name).id
+            return "", node_views.find_node(state, name).id
         if name not in state.jobs and not any(name in jobs for jobs in state.finished_jobs.values()):
             raise CommandError(f"No such job {name}", NO_SUCH_JOB)
         return "", name
@@ -823,37 +824,37 @@ class JsonApi:
             raise CommandError("history is turned off: [history] length = 0", RESOLVE)
         return history
 
-    async def list_alerts(self, _: Call) -> views.AlertList:
-        return views.find_alerts(self.scheduler.state, self._now(), list(self._own_alerts()))
+    async def list_alerts(self, _: Call) -> overview.AlertList:
+        return overview.find_alerts(self.scheduler.state, self._now(), list(self._own_alerts()))
 
-    def _own_alerts(self) -> Iterator[views.Alert]:
+    def _own_alerts(self) -> Iterator[overview.Alert]:
         timings = self.scheduler.timings
         since = self._now() - ALERT_S
         if (timings.store_error_at or 0.0) > since:
             message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
-            yield views.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
+            yield overview.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
         if (timings.store_lost_at or 0.0) > since:
             message = (
                 "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
             )
-            yield views.Alert("store_lost", "error", "", message)
+            yield overview.Alert("store_lost", "error", "", message)
         if (timings.failed_at or 0.0) > since:
             message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
-            yield views.Alert("failed_updates", "error", "", message)
+            yield overview.Alert("failed_updates", "error", "", message)
         if (timings.late_at or 0.0) > since:
             message = (
                 f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
                 "fair_share_update_period or give the scheduler more CPU"
             )
-            yield views.Alert("late_updates", "warning", "", message)
+            yield overview.Alert("late_updates", "warning", "", message)
         health = self._health()
         if health.status == "stuck":
             message = f"the last fair-share update was {health.last_update_age_s or 0.0:.1f} s ago"
-            yield views.Alert("stuck", "error", "", message)
+            yield overview.Alert("stuck", "error", "", message)
 
-    async def get_status(self, _: Call) -> views.Status:
+    async def get_status(self, _: Call) -> overview.Status:
         scheduler, now = self.scheduler, self._now()
-        return views.Status(
+        return overview.Status(
             version=__version__,
             uptime_s=now - scheduler.started_at,
             now=now,
@@ -866,11 +867,11 @@ class JsonApi:
                 if isinstance(value, int | float)
             },
             requests={
-                name: views.RequestTiming(served.count, served.total_s, served.longest_s)
+                name: overview.RequestTiming(served.count, served.total_s, served.longest_s)
                 for name, served in self.served.items()
                 if served.count
             },
-            counts=views.count_all(scheduler.state),
+            counts=overview.count_all(scheduler.state),
         )
 
     async def get_openapi(self, _: Call) -> Made:
@@ -879,20 +880,20 @@ class JsonApi:
             self._document = Made(content, await _compress(content), f'W/"{__version__}-{zlib.crc32(content):x}"')
         return self._document
 
-    async def healthz(self, _: Call) -> views.Health:
-        return views.Health("ok", self._update_age_s())
+    async def healthz(self, _: Call) -> overview.Health:
+        return overview.Health("ok", self._update_age_s())
 
     async def readyz(self, _: Call) -> Any:
         health = self._health()
         return health if health.status == "ok" else Answer(health, 503)
 
-    def _health(self) -> views.Health:
+    def _health(self) -> overview.Health:
         age_s = self._update_age_s()
         if not self.scheduler.ready.is_set():
-            return views.Health("starting", age_s)
+            return overview.Health("starting", age_s)
         stuck = age_s is not None and age_s > max(READY_PERIODS * self.scheduler.update_period_s, READY_S)
         status: Literal["ok", "stuck", "refusing"] = "refusing" if self.scheduler.store_problem else "ok"
-        return views.Health("stuck" if stuck else status, age_s)
+        return overview.Health("stuck" if stuck else status, age_s)
 
     def _update_age_s(self) -> float | None:
         """Since the update of the tree that was updated longest ago; None before there was one."""
