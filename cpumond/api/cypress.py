@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from cpumond import __version__
 from cpumond.api import orchid
-from cpumond.api.formats import Attributed, YtError, quote_text
 from cpumond.api.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
+from cpumond.api.values import Attributed, YtError, quote_text
 from cpumond.api.ypath import YPath, escape_literal
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.validate import nearest

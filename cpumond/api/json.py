@@ -22,9 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
 from cpumond.api.bodies import Bodies, BodyError
-from cpumond.api.formats import MAX_VALUES, YtError, has_too_many_values
+from cpumond.api.formats import has_too_many_values
 from cpumond.api.json_handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
+from cpumond.api.values import MAX_VALUES, YtError
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.loop import Scheduler

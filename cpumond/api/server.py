@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.api.bodies import Bodies
 from cpumond.api.json import describe_error, make_json_routes
 from cpumond.api.turns import Turns
-from cpumond.api.yt import Rates, ReplyCache, YtError, YtLimits, make_yt_routes
+from cpumond.api.values import YtError
+from cpumond.api.yt import Rates, ReplyCache, YtLimits, make_yt_routes
 from cpumond.api.yt_commands import YtBackend
 from cpumond.config import is_loopback
 from cpumond.scheduler.config import Api

@@ -30,26 +30,28 @@ from cpumond import __version__
 from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import (
     BINARY,
-    GENERIC,
-    MAX_DEPTH,
     MIME_FORMATS,
     PRETTY,
-    Attributed,
     Format,
+    format_of,
+    from_json_tree,
+    parse_format,
+    read_value,
+    to_json_tree,
+    write_value,
+)
+from cpumond.api.values import (
+    GENERIC,
+    MAX_DEPTH,
+    Attributed,
     FormatError,
     ParseError,
     Uint,
     YtError,
-    format_of,
-    from_json_tree,
-    parse_format,
     quote_text,
-    read_value,
-    read_yson,
     strip_attributes,
-    to_json_tree,
-    write_value,
 )
+from cpumond.api.yson import read_yson
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.spec_room import weigh as weigh_value

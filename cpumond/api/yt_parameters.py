@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from cpumond.api.formats import YtError, quote_text, strip_attributes
+from cpumond.api.values import YtError, quote_text, strip_attributes
 from cpumond.api.ypath import YPath, parse_ypath
 from cpumond.api.yt import YtRequest
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpumond.api.cypress import show_in_pieces
-from cpumond.api.formats import Attributed, Uint, YtError, write_yson
 from cpumond.api.orchid import scheduler_orchid
+from cpumond.api.values import Attributed, Uint, YtError
+from cpumond.api.yson import write_yson
 from cpumond.api.yt import COMMANDS, YtRequest
 from cpumond.api.yt_commands import LISTED_ATTRIBUTES, YtBackend
 from cpumond.scheduler.commands import Rules

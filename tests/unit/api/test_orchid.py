@@ -5,11 +5,12 @@ import math
 
 import pytest
 
-from cpumond.api.formats import write_json, write_yson
+from cpumond.api.formats import write_json
 from cpumond.api.lazy import Lazy, materialise
 from cpumond.api.orchid import job_info, operation_info, scheduler_orchid
 from cpumond.api.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
 from cpumond.api.tree_view import TreeView, look_once
+from cpumond.api.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands, operations
