@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal
 
 from cpumond.api.values import (
     INT64_MAX,
@@ -30,6 +30,7 @@ from cpumond.api.values import (
     Attributed,
     FormatError,
     ParseError,
+    T,
     Uint,
     check_attributed,
     check_key,
@@ -284,72 +285,79 @@ def write_yson(
     """
     if variant == "binary":
         parts: list[bytes] = []
-        _write_binary(value, gather(parts, give_way), 0)
+        _Writer(gather(parts, give_way), _pack_string, _pack_scalar, str.encode).write(value, 0)
         return b"".join(parts)
     texts: list[str] = []
-    _write_text(value, gather(texts, give_way), 0, variant == "pretty", {})
+    _Writer(gather(texts, give_way), _quote_yson, _show_scalar, str, variant == "pretty").write(value, 0)
     return "".join(texts).encode("ascii")
 
 
-def _write_text(value: Any, put: Callable[[str], None], depth: int, pretty: bool, keys: dict[str, str]) -> None:
-    kind = type(value)
-    if kind is str:
-        put(_quote_yson(value))
-    elif kind is dict:
-        _write_text_pairs(value, "{", "}", put, depth, pretty, keys)
-    elif value is None or isinstance(value, (bool, int, float)):
-        put(_show_scalar(value))
-    elif isinstance(value, Attributed):
-        check_attributed(value)
-        if value.attributes:
-            _write_text_pairs(value.attributes, "<", ">", put, depth, pretty, keys)
-            if pretty:
-                put(" ")
-        _write_text(value.value, put, depth, pretty, keys)
-    elif isinstance(value, (list, tuple)):
+class _Writer(Generic[T]):
+    """Writes a value in pieces: ``string`` and ``scalar`` make one of what is no container, ``mark`` one of signs."""
+
+    def __init__(
+        self,
+        put: Callable[[T], None],
+        string: Callable[[str | bytes], T],
+        scalar: Callable[[Any], T],
+        mark: Callable[[str], T],
+        pretty: bool = False,
+    ) -> None:
+        self._put, self._string, self._scalar, self._pretty = put, string, scalar, pretty
+        self._indent, self._line = (mark("    "), mark("\n")) if pretty else (mark(""), mark(""))
+        self._equals, self._end, self._space = mark(" = " if pretty else "="), mark(";") + self._line, mark(" ")
+        self._signs = {sign: mark(sign) for sign in "{}[]<>"}
+        self._keys: dict[str, T] = {}
+
+    def write(self, value: Any, depth: int) -> None:
+        """A value inside of ``depth`` others."""
+        kind = type(value)
+        if kind is str:
+            self._put(self._string(value))
+        elif kind is dict:
+            self._write_pairs(value, "{", "}", depth)
+        elif value is None or isinstance(value, (bool, int, float)):
+            self._put(self._scalar(value))
+        elif isinstance(value, Attributed):
+            check_attributed(value)
+            if value.attributes:
+                self._write_pairs(value.attributes, "<", ">", depth)
+                if self._pretty:
+                    self._put(self._space)
+            self.write(value.value, depth)
+        elif isinstance(value, (list, tuple)):
+            self._write_list(value, depth)
+        elif isinstance(value, (str, bytes)):
+            self._put(self._string(value))
+        elif isinstance(value, Mapping):
+            self._write_pairs(value, "{", "}", depth)
+        else:
+            raise FormatError(f"a value of type {kind.__name__} cannot be written as YSON")
+
+    def _write_list(self, items: Sequence[Any], depth: int) -> None:
         check_written_depth(depth)
-        if not value:
-            put("[]")
-            return
-        begin, end = ("    " * (depth + 1), ";\n") if pretty else ("", ";")
-        put("[\n" if pretty else "[")
-        for item in value:
-            put(begin)
-            _write_text(item, put, depth + 1, pretty, keys)
+        put = self._put
+        put(self._signs["["] + self._line if items else self._signs["["])
+        for item in items:
+            if self._pretty:
+                put(self._indent * (depth + 1))
+            self.write(item, depth + 1)
+            put(self._end)
+        put(self._indent * (depth if items else 0) + self._signs["]"])
+
+    def _write_pairs(self, pairs: Mapping[str, Any], opening: str, closing: str, depth: int) -> None:
+        check_written_depth(depth)
+        put, write, end, keys, begin = self._put, self.write, self._end, self._keys, self._indent * (depth + 1)
+        put(self._signs[opening] + self._line if pairs else self._signs[opening])
+        for key, item in pairs.items():
+            name = keys.get(key)
+            if name is None:
+                check_key(key)
+                name = keys[key] = self._string(key) + self._equals
+            put(begin + name)
+            write(item, depth + 1)
             put(end)
-        put(begin[4:] + "]")
-    elif isinstance(value, (str, bytes)):
-        put(_quote_yson(value))
-    elif isinstance(value, Mapping):
-        _write_text_pairs(value, "{", "}", put, depth, pretty, keys)
-    else:
-        raise FormatError(f"a value of type {kind.__name__} cannot be written as YSON")
-
-
-def _write_text_pairs(
-    pairs: Mapping[str, Any],
-    opening: str,
-    closing: str,
-    put: Callable[[str], None],
-    depth: int,
-    pretty: bool,
-    keys: dict[str, str],
-) -> None:
-    check_written_depth(depth)
-    if not pairs:
-        put(opening + closing)
-        return
-    begin, equals, end = ("    " * (depth + 1), " = ", ";\n") if pretty else ("", "=", ";")
-    put(opening + "\n" if pretty else opening)
-    for key, item in pairs.items():
-        quoted = keys.get(key)
-        if quoted is None:
-            check_key(key)
-            quoted = keys[key] = _quote_yson(key)
-        put(begin + quoted + equals)
-        _write_text(item, put, depth + 1, pretty, keys)
-        put(end)
-    put(begin[4:] + closing)
+        put(self._indent * (depth if pairs else 0) + self._signs[closing])
 
 
 def _quote_yson(text: str | bytes) -> str:
@@ -374,57 +382,21 @@ def _show_scalar(value: bool | float | None) -> str:
     return int.__repr__(value) + ("u" if is_unsigned(value) else "")
 
 
-def _write_binary(value: Any, put: Callable[[bytes], None], depth: int) -> None:
-    kind = type(value)
-    if kind is str:
-        put(_pack_string(to_bytes(value)))
-    elif kind is dict:
-        _write_binary_pairs(value, b"{", b"}", put, depth)
-    elif value is None:
-        put(b"#")
-    elif isinstance(value, bool):
-        put(_FALSE_TRUE[value])
-    elif isinstance(value, int):
-        if is_unsigned(value):
-            put(b"\x06" + _pack_varint(value))
-        else:
-            put(b"\x02" + _pack_varint((value << 1) ^ (value >> 63)))
-    elif isinstance(value, float):
-        put(b"\x03" + _DOUBLE.pack(value))
-    elif isinstance(value, Attributed):
-        check_attributed(value)
-        if value.attributes:
-            _write_binary_pairs(value.attributes, b"<", b">", put, depth)
-        _write_binary(value.value, put, depth)
-    elif isinstance(value, (list, tuple)):
-        check_written_depth(depth)
-        put(b"[")
-        for item in value:
-            _write_binary(item, put, depth + 1)
-            put(b";")
-        put(b"]")
-    elif isinstance(value, (str, bytes)):
-        put(_pack_string(value if isinstance(value, bytes) else to_bytes(value)))
-    elif isinstance(value, Mapping):
-        _write_binary_pairs(value, b"{", b"}", put, depth)
-    else:
-        raise FormatError(f"a value of type {kind.__name__} cannot be written as YSON")
+def _pack_scalar(value: bool | float | None) -> bytes:
+    """The same as binary YSON."""
+    if value is None:
+        return b"#"
+    if isinstance(value, bool):
+        return _FALSE_TRUE[value]
+    if isinstance(value, float):
+        return b"\x03" + _DOUBLE.pack(value)
+    if is_unsigned(value):
+        return b"\x06" + _pack_varint(value)
+    return b"\x02" + _pack_varint((value << 1) ^ (value >> 63))
 
 
-def _write_binary_pairs(
-    pairs: Mapping[str, Any], opening: bytes, closing: bytes, put: Callable[[bytes], None], depth: int
-) -> None:
-    check_written_depth(depth)
-    put(opening)
-    for key, item in pairs.items():
-        check_key(key)
-        put(_pack_string(to_bytes(key)) + b"=")
-        _write_binary(item, put, depth + 1)
-        put(b";")
-    put(closing)
-
-
-def _pack_string(raw: bytes) -> bytes:
+def _pack_string(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else to_bytes(text)
     return b"\x01" + _pack_varint(len(raw) << 1) + raw
 
 
