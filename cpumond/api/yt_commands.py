@@ -29,8 +29,18 @@ from cpumond.api.tree_view import look_once
 from cpumond.api.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.views import list_jobs, order_of_start
 from cpumond.api.ypath import YPath
-from cpumond.api.yt import YtRequest, export_reply
-from cpumond.api.yt_parameters import get_flag, get_names, get_number, get_path, get_table, get_text, get_time, plain
+from cpumond.api.yt_parameters import (
+    YtRequest,
+    get_flag,
+    get_names,
+    get_number,
+    get_path,
+    get_table,
+    get_text,
+    get_time,
+    plain,
+)
+from cpumond.api.yt_replies import export_reply
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import REMOVE, Edit, canonical_name
 from cpumond.scheduler.commands import Command

@@ -12,8 +12,9 @@ from cpumond.api.cypress import show_in_pieces
 from cpumond.api.orchid import scheduler_orchid
 from cpumond.api.values import Attributed, Uint, YtError
 from cpumond.api.yson import write_yson
-from cpumond.api.yt import COMMANDS, YtRequest
+from cpumond.api.yt import COMMANDS
 from cpumond.api.yt_commands import LISTED_ATTRIBUTES, YtBackend
+from cpumond.api.yt_parameters import YtRequest
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.loop import Clock, Scheduler
 from cpumond.scheduler.model import CommandError
