@@ -236,7 +236,18 @@ class PoolParent(CypressNode):
     """A tree or a pool: what pools are in."""
 
     tree: TreeConfig
+    item: TreeConfig | PoolConfig
     pool_name: str
+
+    @property
+    def id(self) -> str:
+        return self.item.id
+
+    def stored(self) -> Mapping[str, Any]:
+        return self.item.attributes
+
+    def read_stored(self, keys: Sequence[str]) -> Any:
+        return _read_option(self.item, keys)
 
     def names(self) -> Iterable[str]:
         return self.backend.children_of(self.tree).get(self.pool_name, ())
@@ -273,21 +284,11 @@ class TreeNode(PoolParent):
     """A pool tree."""
 
     type = "scheduler_pool_tree"
-    pool_name = ROOT_POOL
 
     def __init__(self, backend: Cypress, path: str, tree: TreeConfig) -> None:
         super().__init__(backend, path, tree.name)
-        self.tree = tree
-
-    @property
-    def id(self) -> str:
-        return self.tree.id
-
-    def stored(self) -> Mapping[str, Any]:
-        return self.tree.attributes
-
-    def read_stored(self, keys: Sequence[str]) -> Any:
-        return _read_option(self.tree, keys)
+        self.tree = self.item = tree
+        self.pool_name = ROOT_POOL
 
     def change(self, edits: Edits) -> ConfigCommand:
         return ChangeTree(self.tree.name, edits)
@@ -301,12 +302,8 @@ class PoolNode(PoolParent):
     def __init__(self, backend: Cypress, path: str, tree: TreeConfig, pool: PoolConfig) -> None:
         super().__init__(backend, path, pool.name)
         self.tree = tree
-        self.pool = pool
+        self.pool = self.item = pool
         self.pool_name = pool.name
-
-    @property
-    def id(self) -> str:
-        return self.pool.id
 
     def parent_name(self) -> str:
         return self.pool.parent
@@ -321,12 +318,6 @@ class PoolNode(PoolParent):
             "parent_id": lambda: self.tree.id if parent is None else parent.id,
             "pool_tree": lambda: self.tree.name,
         }
-
-    def stored(self) -> Mapping[str, Any]:
-        return self.pool.attributes
-
-    def read_stored(self, keys: Sequence[str]) -> Any:
-        return _read_option(self.pool, keys)
 
     def change(self, edits: Edits) -> ConfigCommand:
         return ChangePool(self.tree.name, self.pool.name, edits)
