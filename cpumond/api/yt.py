@@ -126,16 +126,22 @@ def make_yt_routes(
 ) -> list[Route]:
     """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900."""
     transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies())
-    return [
-        Route("/api", transport.handle(transport.list_versions), methods=METHODS),
-        Route("/api/v4", transport.handle(transport.list_commands), methods=METHODS),
-        Route("/api/v4/{command}", transport.handle(transport.run), methods=METHODS),
-        Route("/api/{rest:path}", transport.handle(transport.refuse_version), methods=METHODS),
-        Route("/auth/whoami", transport.handle(transport.whoami), methods=METHODS),
-        Route("/hosts", transport.handle(transport.list_hosts), methods=METHODS),
-        Route("/version", transport.handle(transport.version), methods=METHODS),
-        Route("/ping", transport.handle(transport.ping), methods=METHODS),
-    ]
+    tell = transport.tell
+    descriptions = [command.describe() for command in COMMANDS.values()]
+    version = f"{__version__}-{PROXY_NAME}"
+    routes = {
+        "/api": tell(lambda _: _json(["v4"]), "GET"),
+        "/api/v4": tell(lambda _: _json(descriptions), "GET"),  # the first request of every client, without a token
+        "/api/v4/{command}": transport.handle(transport.run),
+        "/api/{rest:path}": transport.handle(transport.refuse_version),
+        "/auth/whoami": tell(
+            lambda request: _json({"login": authenticate(request), "realm": PROXY_NAME}), "GET", "POST"
+        ),
+        "/hosts": tell(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
+        "/version": tell(lambda _: Response(version, media_type="text/plain"), "GET"),
+        "/ping": tell(lambda _: Response(), "GET"),
+    }
+    return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
 
 
 # --- a request -------------------------------------------------------------------------------------------------------
@@ -216,42 +222,19 @@ class _Transport:
 
         return answer
 
-    # What is not a command.
+    def tell(self, answer: Callable[[Request], Response], *methods: str) -> Callable[[Request], Awaitable[Response]]:
+        """What answers requests that are no commands."""
 
-    async def list_versions(self, request: Request, _: _Ids) -> Response:
-        """GET /api."""
-        _require_method(request, "GET")
-        return _json(["v4"])
+        async def give(request: Request, _: _Ids) -> Response:
+            _require_method(request, *methods)
+            return answer(request)
 
-    async def list_commands(self, request: Request, _: _Ids) -> Response:
-        """GET /api/v4: the first request of every client, without a token."""
-        _require_method(request, "GET")
-        return _json([command.describe() for command in COMMANDS.values()])
+        return self.handle(give)
 
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
         """Anything else below /api."""
         path = request.url.path
         raise _StatusError(404, YtError(f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)"))
-
-    async def whoami(self, request: Request, _: _Ids) -> Response:
-        """POST /auth/whoami: who the token belongs to."""
-        _require_method(request, "GET", "POST")
-        return _json({"login": self._authenticate(request), "realm": PROXY_NAME})
-
-    async def list_hosts(self, request: Request, _: _Ids) -> Response:
-        """GET /hosts: the addresses for heavy commands; this one."""
-        _require_method(request, "GET")
-        return _json([request.headers.get("host") or request.url.netloc])
-
-    async def version(self, request: Request, _: _Ids) -> Response:
-        """GET /version."""
-        _require_method(request, "GET")
-        return Response(f"{__version__}-{PROXY_NAME}", media_type="text/plain")
-
-    async def ping(self, request: Request, _: _Ids) -> Response:
-        """GET /ping."""
-        _require_method(request, "GET")
-        return Response()
 
     # Commands.
 
@@ -278,7 +261,7 @@ class _Transport:
     async def _answer(
         self, request: Request, command: Command, user: str, ids: _Ids, parameters: dict[str, Any], value: Any
     ) -> Response:
-        form = None if command.is_binary else _find_output_format(request, parameters)
+        form = None if command.is_binary else _find_format(request, parameters, is_input=False)
         wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
         log.debug(
             "yt_command", command=command.name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id
@@ -304,7 +287,7 @@ class _Transport:
                 form = header_format or _mime_format(request, "content-type") or BINARY
                 parameters.update(read_map(body, form, depth, "body"))
             return parameters, None
-        form = _find_input_format(request, parameters)
+        form = _find_format(request, parameters, is_input=True)
         if not body.strip():
             raise YtError(f"{command.name}: the body of the request, which is the value, is empty")
         try:
@@ -466,18 +449,13 @@ def _named_format(request: Request, header: str) -> Format | None:
     return None if text is None else parse_format(text.encode("latin-1"), f"header {header}")
 
 
-def _find_output_format(request: Request, parameters: Mapping[str, Any]) -> Format:
-    """MIME < header < parameters; pretty YSON when nothing is said."""
-    if parameters.get("output_format") is not None:
-        return format_of(parameters["output_format"], "output_format")
-    return _named_format(request, "X-YT-Output-Format") or _mime_format(request, "accept") or PRETTY
-
-
-def _find_input_format(request: Request, parameters: Mapping[str, Any]) -> Format:
-    """The same for the value; YSON when nothing is said."""
-    if parameters.get("input_format") is not None:
-        return format_of(parameters["input_format"], "input_format")
-    return _named_format(request, "X-YT-Input-Format") or _mime_format(request, "content-type") or BINARY
+def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
+    """MIME < header < parameters; where nothing is said, answers are pretty YSON, and values are taken for YSON."""
+    name = "input_format" if is_input else "output_format"
+    if parameters.get(name) is not None:
+        return format_of(parameters[name], name)
+    header = _named_format(request, "X-YT-Input-Format" if is_input else "X-YT-Output-Format")
+    return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

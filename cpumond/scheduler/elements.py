@@ -8,6 +8,7 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.fairshare import tree as fairshare
@@ -37,43 +38,24 @@ Preemptibility = Literal[0, 1, 2]
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
+@dataclass(slots=True, eq=False)
 class PreemptionRules:
     """What holds for an element after inheritance (6.2): times in seconds."""
 
-    __slots__ = (
-        "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "aggressive_timeout_s", "tolerance_limit",
-        "fair_share_timeout_limit_s", "min_share_timeout_limit_s", "aggressive_starvation", "aggressive_preemption",
-        "non_preemptible_threshold", "says_min_share",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        tolerance: float,
-        fair_share_timeout_s: float,
-        min_share_timeout_s: float,
-        aggressive_timeout_s: float,
-        tolerance_limit: float,
-        fair_share_timeout_limit_s: float,
-        min_share_timeout_limit_s: float,
-        aggressive_starvation: bool,
-        aggressive_preemption: bool,
-        non_preemptible_threshold: Vector | None,
-        says_min_share: bool = True,
-    ) -> None:
-        self.tolerance = tolerance
-        self.fair_share_timeout_s = fair_share_timeout_s
-        self.min_share_timeout_s = min_share_timeout_s
-        self.aggressive_timeout_s = aggressive_timeout_s
-        self.tolerance_limit = tolerance_limit
-        self.fair_share_timeout_limit_s = fair_share_timeout_limit_s
-        self.min_share_timeout_limit_s = min_share_timeout_limit_s
-        self.aggressive_starvation = aggressive_starvation
-        """Own flag or that of any ancestor (6.8)."""
-        self.aggressive_preemption = aggressive_preemption
-        self.non_preemptible_threshold = non_preemptible_threshold
-        """Infinite for a resource that it does not name; None protects nothing (6.4)."""
-        self.says_min_share = says_min_share
-        """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
+    tolerance: float
+    fair_share_timeout_s: float
+    min_share_timeout_s: float
+    aggressive_timeout_s: float
+    tolerance_limit: float
+    fair_share_timeout_limit_s: float
+    min_share_timeout_limit_s: float
+    aggressive_starvation: bool
+    """Own flag or that of any ancestor (6.8)."""
+    aggressive_preemption: bool
+    non_preemptible_threshold: Vector | None
+    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+    says_min_share: bool = True
+    """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 class Element:
