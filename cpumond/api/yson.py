@@ -303,10 +303,16 @@ class _Writer(Generic[T]):
         mark: Callable[[str], T],
         pretty: bool = False,
     ) -> None:
-        self._put, self._string, self._scalar, self._pretty = put, string, scalar, pretty
-        self._indent, self._line = (mark("    "), mark("\n")) if pretty else (mark(""), mark(""))
-        self._equals, self._end, self._space = mark(" = " if pretty else "="), mark(";") + self._line, mark(" ")
-        self._signs = {sign: mark(sign) for sign in "{}[]<>"}
+        self._put: Callable[[T], None] = put
+        self._string: Callable[[str | bytes], T] = string
+        self._scalar: Callable[[Any], T] = scalar
+        self._pretty = pretty
+        self._indent: T = mark("    " if pretty else "")
+        self._line: T = mark("\n" if pretty else "")
+        self._equals: T = mark(" = " if pretty else "=")
+        self._end: T = mark(";") + self._line
+        self._space: T = mark(" ")
+        self._signs: dict[str, T] = {sign: mark(sign) for sign in "{}[]<>"}
         self._keys: dict[str, T] = {}
 
     def write(self, value: Any, depth: int) -> None:
