@@ -671,7 +671,7 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
     await yt.register()
     await yt.start(pool="made")
     await yt.update()
-    root = scheduler_orchid(yt.scheduler.state, yt.backend.results())
+    root = scheduler_orchid(yt.scheduler.state, yt.backend.cypress.results())
     showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
     await asyncio.sleep(0)
     for number in range(10):
