@@ -20,7 +20,7 @@ FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PURE = (
     "monitor", "units", "errors", "wire", "cgroup.parse", "cgroup.settings", "fairshare", "api.figures", "api.lazy",
     "api.node_views", "api.orchid", "api.orchid_attributes", "api.overview", "api.tables", "api.tree_view", "api.views",
-    "api.ypath",
+    "api.values", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
@@ -47,7 +47,6 @@ MORE_FOR = {
     "cpumond.scheduler.operations": {"difflib"},
     "cpumond.scheduler.nodes_filter": {"lark"},  # a parser from a grammar
     "cpumond.api.lazy": {"datetime"},  # times as people read them
-    "cpumond.api.ypath": {"cpumond.api.formats"},  # its errors
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
     "cpumond.monitor.shapes": {"random"},  # a generator with a seed: the same numbers each time
 }
