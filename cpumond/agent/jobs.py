@@ -21,7 +21,7 @@ from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
 from cpumond.monitor.policy import compute_floor, restart_at
-from cpumond.wire import MAX_NAME, JobReport
+from cpumond.wire import MAX_NAME, JobReport, list_figures
 
 NO_LABELS: Mapping[str, str] = {}
 """Of all jobs that have none: thousands share it."""
@@ -112,15 +112,15 @@ class Tracked:
             self.current_cores,
             state.smoothed_cores,
             self.mode,
-            None if state.base is None else state.base.total_cpu_s,
-            state.preemptible_cpu_s if self.writes else 0.0,
-            state.max_cpu_s,
-            state.throttled_cpu_s,
-            self.late_cpu_s,
-            decision.usage_cores if decision is not None else None,
-            self.floor_cores if checked else None,
-            decision.votes_sum if decision is not None else None,
-            decision.throttled_ratio if decision is not None and checked else None,
+            cpu_seconds=None if state.base is None else state.base.total_cpu_s,
+            reclaimed_cpu_seconds=state.preemptible_cpu_s if self.writes else 0.0,
+            ordered_cpu_seconds=state.max_cpu_s,
+            throttled_cpu_seconds=state.throttled_cpu_s,
+            late_cpu_seconds=self.late_cpu_s,
+            cpu_usage=decision.usage_cores if decision is not None else None,
+            min_cpu_limit=self.floor_cores if checked else None,
+            votes_sum=decision.votes_sum if decision is not None else None,
+            throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
 
     def report(self) -> JobReport:
@@ -133,15 +133,7 @@ class Tracked:
             usage.current_cores,
             usage.smoothed_cores,
             usage.mode,
-            cpu_seconds=usage.cpu_seconds,
-            reclaimed_cpu_seconds=usage.reclaimed_cpu_seconds,
-            ordered_cpu_seconds=usage.ordered_cpu_seconds,
-            throttled_cpu_seconds=usage.throttled_cpu_seconds,
-            late_cpu_seconds=usage.late_cpu_seconds,
-            cpu_usage=usage.cpu_usage,
-            min_cpu_limit=usage.min_cpu_limit,
-            votes_sum=usage.votes_sum,
-            throttled_ratio=usage.throttled_ratio,
+            **list_figures(usage),
         )
 
     def take_sample(self, at: float, size: int) -> None:
