@@ -16,7 +16,8 @@ CPU values are cores (1.0 = one CPU all the time), memory bytes. ``cpumond schem
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -34,7 +35,50 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted of a job, in core-seconds since its start; null where it is not known.
+
+    Whatever tells of a job is one: a counter that is added here is in reports, records and answers.
+    """
+
+    cpu_seconds: _CoreSeconds | None = None
+    """CPU time used."""
+    reclaimed_cpu_seconds: _CoreSeconds | None = None
+    """What of its order was lowered (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
+    ordered_cpu_seconds: _CoreSeconds | None = None
+    """What it could have used without the agent (1.7, ``aggregated_max_cpu_usage``)."""
+    throttled_cpu_seconds: _CoreSeconds | None = None
+    """Time that its threads were held back by a quota, summed over CPUs."""
+    late_cpu_seconds: _CoreSeconds | None = None
+    """The part of ``throttled_cpu_seconds`` while the agent held its limit below what it could have."""
+
+
+CPU_COUNTERS: Final = CpuUse.__struct_fields__
+CpuTimes = tuple[float | None, float | None, float | None, float | None, float | None]
+cpu_times: Final[Callable[[CpuUse], CpuTimes]] = attrgetter(*CPU_COUNTERS)
+"""The counters in the order of CPU_COUNTERS."""
+
+
+class JobFigures(CpuUse, frozen=True, kw_only=True):
+    """What a node tells of a job that lives; the last four are of the last check, null before the first one."""
+
+    cpu_usage: _Cores | None = None
+    min_cpu_limit: _Cores | None = None
+    """The floor: the agent never lowers its limit below."""
+    votes_sum: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] | None = None
+    throttled_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    """Share of the enforcement periods of the check in which it was throttled."""
+
+
+def list_figures(told: JobFigures) -> dict[str, Any]:
+    """All of them, for the constructor of another one."""
+    return dict(zip(JobFigures.__struct_fields__, _figures(told), strict=True))
+
+
+_figures = attrgetter(*JobFigures.__struct_fields__)
+
+
+class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, gc=False):
     """One job of the node.
 
     ``cpu_limit`` is what the job ordered; ``current_cpu_limit`` what its cgroup may use now, at most ``cpu_limit``
@@ -58,26 +102,9 @@ class JobReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     """What it may use now; null for what it ordered."""
     cgroup: str = ""
     """Relative to the root of the hierarchy of the cpu controller."""
-    cpu_seconds: _CoreSeconds | None = None
-    """CPU time used since its start; null when it is not known."""
-    reclaimed_cpu_seconds: _CoreSeconds | None = None
-    """What of its order was lowered so far, in core-seconds (semantics.md 1.7, ``aggregated_preempted_cpu``)."""
-    ordered_cpu_seconds: _CoreSeconds | None = None
-    """What it could have used so far without the agent, in core-seconds (1.7, ``aggregated_max_cpu_usage``)."""
-    throttled_cpu_seconds: _CoreSeconds | None = None
-    """Time that its threads were held back by a quota, summed over CPUs."""
-    late_cpu_seconds: _CoreSeconds | None = None
-    """The part of ``throttled_cpu_seconds`` while the agent held its limit below what it could have."""
-    cpu_usage: _Cores | None = None
-    """In the last check. With the next three null before the first one."""
-    min_cpu_limit: _Cores | None = None
-    """The floor: the agent never lowers its limit below."""
-    votes_sum: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] | None = None
-    throttled_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
-    """Share of the enforcement periods of the last check in which it was throttled."""
 
 
-class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
     """A job of the scheduler that has ended on this node; repeated until an answer acknowledges it.
 
     ``state``: completed (exit code 0), failed (its own fault), aborted (stopped, or the node's fault) or lost (it is
@@ -92,13 +119,8 @@ class FinishedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     start_time: float | None = None
     finish_time: float | None = None
-    cpu_seconds: _CoreSeconds | None = None
     max_memory: _Bytes | None = None
     cgroup: str = ""
-    reclaimed_cpu_seconds: _CoreSeconds | None = None
-    ordered_cpu_seconds: _CoreSeconds | None = None
-    throttled_cpu_seconds: _CoreSeconds | None = None
-    late_cpu_seconds: _CoreSeconds | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ from cpumond.scheduler.operations import (
 )
 from cpumond.scheduler.state import SeveralTreesError, State
 from cpumond.wire import (
+    CPU_COUNTERS,
     FinishedJob,
     Heartbeat,
     HeartbeatAnswer,
@@ -127,12 +128,7 @@ class PlayedNode:
                 task=job.order.task,
                 start_time=job.started_at,
                 cgroup=f"jobs/{job_id}",
-                cpu_seconds=job.cpu_seconds,
-                reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
-                ordered_cpu_seconds=job.ordered_cpu_seconds,
-                throttled_cpu_seconds=job.throttled_cpu_seconds,
-                late_cpu_seconds=job.late_cpu_seconds,
-                smoothed_cpu_usage=job.smoothed_cpu_usage,
+                **{name: getattr(job, name) for name in CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()
         ]

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.answers import is_stuck
 from cpumond.config import is_loopback
 from cpumond.connections import BoundedH11, Door

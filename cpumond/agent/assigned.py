@@ -50,7 +50,18 @@ from cpumond.config import AgentConfig, parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
 from cpumond.executor import Ended, Event, Executor, Launch, NotStarted, Started
-from cpumond.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
+from cpumond.wire import (
+    CPU_COUNTERS,
+    FinishedJob,
+    HeartbeatAnswer,
+    JobFigures,
+    JobLog,
+    JobOrder,
+    JobReport,
+    LogRequest,
+    StopOrder,
+    list_figures,
+)
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -75,24 +86,15 @@ FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """What the monitor knows of a job's cgroup: cores in force and smoothed; the rest is as in ``JobReport``."""
+class Usage(JobFigures, frozen=True):
+    """What the monitor knows of a job's cgroup, and its cores in force and smoothed."""
 
     current_cores: float
     smoothed_cores: float | None = None
     mode: str = ""
-    cpu_seconds: float | None = None
-    reclaimed_cpu_seconds: float | None = None
-    ordered_cpu_seconds: float | None = None
-    throttled_cpu_seconds: float | None = None
-    late_cpu_seconds: float | None = None
-    cpu_usage: float | None = None
-    min_cpu_limit: float | None = None
-    votes_sum: int | None = None
-    throttled_ratio: float | None = None
 
 
-SUMS = ("reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds", "late_cpu_seconds")
+SUMS = CPU_COUNTERS[1:]
 """Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
 
 
@@ -774,12 +776,7 @@ def _report(job: AssignedJob) -> JobReport:
         start_time=job.file.start_time,
         memory=order.memory_limit,
         cgroup=job.file.cgroup,
-        cpu_seconds=usage.cpu_seconds,
-        cpu_usage=usage.cpu_usage,
-        min_cpu_limit=usage.min_cpu_limit,
-        votes_sum=usage.votes_sum,
-        throttled_ratio=usage.throttled_ratio,
-        **job.sums(),
+        **{**list_figures(usage), **job.sums()},
     )
 
 

@@ -12,7 +12,7 @@ import structlog
 from cpumond import answers
 from cpumond.agent.explanation import ZONED, add_sentences
 from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
 from cpumond.cgroup.files import read_pressure
@@ -175,7 +175,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
         in_force=_settings(job.in_force),
         found=_settings(job.original),
         notes=list(job.notes),
-        contested_losses=job.losses,
+        contested_losses=job.hold.losses,
         pressure=None if pressure is None else msgspec.convert(pressure, answers.PressureAnswer, from_attributes=True),
         total_cpu_s=state.base.total_cpu_s if state.base else 0.0,
         throttled_s=state.base.throttled_s if state.base else 0.0,
@@ -320,7 +320,7 @@ def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     """``cpumond unpin``: end a pin, an override or a contest, and give the job back to the monitor."""
     job = _find(agent, name)
     agent.registered.pin(job.found.job_id, None)
-    agent.give_back(job)
+    agent.limits.give_back(job)
     agent.rescan_now()
     return describe_job(job.view(agent.clock.monotonic_s()))
 

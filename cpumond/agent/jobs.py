@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from cpumond.agent.assigned import Usage
+from cpumond.agent.hold import UNHELD, Contested, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.answers import DecisionAnswer
 from cpumond.cgroup import Cgroup
@@ -19,76 +21,65 @@ from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
 from cpumond.monitor.policy import compute_floor, restart_at
-from cpumond.wire import MAX_NAME, JobReport
+from cpumond.wire import MAX_NAME, JobReport, list_figures
 
 NO_LABELS: Mapping[str, str] = {}
 """Of all jobs that have none: thousands share it."""
+NO_CAP = AncestorCap(math.inf)
 
 
+@dataclass(slots=True, eq=False)
 class Tracked:
     """One job while the agent follows it. The tick owns it; nothing else writes here.
 
-    ``original`` are the settings found before the first change, ``in_force`` the ones believed to be in the cgroup;
-    ``touched``: the agent changed this cgroup, so ``original`` is on disk. ``refused`` says why it is never written.
-    ``kept_late_s``: the core-seconds of ``late_cpu_s`` up to when the agent ceased to write. ``samples`` None: nobody
-    could read them. ``unit``: the unit of systemd whose cgroup it is, "" by file alone; ``labels`` properties of it;
-    ``override_by`` who ordered the limit that is respected; ``before_asking`` what was in force before a foreign write
-    of which systemd is asked whether it is its own, ``asked_at_s`` since when. ``file_missing``: the last limit went to
-    systemd alone, which makes the file.
-    Times ``_s`` are of the monotonic clock.
+    Times ``_s`` are of the monotonic clock, limits are in cores.
     """
 
-    __slots__ = (
-        "_in_force", "ancestor", "asked_at_s", "asked_mode", "before_asking", "cgroup", "config", "contested",
-        "decision", "file_missing", "found", "kept_late_s", "labels", "last_error", "losses", "lost_at_s", "mode",
-        "next_check_s", "notes", "original", "override_by", "override_until_s", "pinned_cores", "reapply_at_s",
-        "refused", "restores", "result", "ring", "samples", "settings", "state", "touched", "unit", "watches",
-        "write_after_s", "write_errors",
-    )  # fmt: skip
+    found: FoundJob
+    cgroup: Cgroup
+    settings: MonitorSettings
+    original: CpuSettings
+    """What was found before the first change; what is put back in the end."""
+    state: JobState
+    _in_force: CpuSettings = field(init=False)
+    ancestor: AncestorCap = NO_CAP
+    mode: Mode = "shadow"
+    refused: str = ""
+    """Why it is never written, "" where it may be."""
+    touched: bool = False
+    """The agent changed this cgroup, so ``original`` is on disk."""
+    hold: Hold = UNHELD
+    """Who decides about the limit."""
+    decision: Decision | None = None
+    result: str = ""
+    notes: tuple[str, ...] = ()
+    """Which bounds moved the last limit, in words."""
+    last_error: str = ""
+    next_check_s: float = -math.inf
+    unit: str = ""
+    """The unit of systemd whose cgroup it is, "" by file alone."""
+    labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
+    """Properties of that unit."""
+    file_missing: bool = False
+    """The last limit went to systemd alone, which makes the file."""
+    write_errors: int = 0
+    restores: int = 0
+    config: AgentConfig | None = None
+    """Of which ``settings`` and ``mode`` were resolved, with ``asked_mode``: the xattr, and whether root owns it."""
+    asked_mode: tuple[str, bool] | None = None
+    watches: list[object] = field(default_factory=list)
+    ring: DecisionRing = field(default_factory=DecisionRing)
+    samples: SampleRing | None = None
+    """The points of its graphs; None where they cannot be looked at."""
+    kept_late_s: float = 0.0
+    """The core-seconds of ``late_cpu_s`` up to when the agent ceased to write."""
 
-    def __init__(
-        self, found: FoundJob, cgroup: Cgroup, settings: MonitorSettings, original: CpuSettings, state: JobState
-    ) -> None:
-        self.found = found
-        self.cgroup = cgroup
-        self.settings = settings
-        self.original = original
-        self.state = state
-        self.in_force = original
-        self.ancestor = AncestorCap(math.inf)
-        self.mode: Mode = "shadow"
-        self.refused = ""
-        self.touched = False
-        self.decision: Decision | None = None
-        self.result = ""
-        self.notes: tuple[str, ...] = ()
-        self.last_error = ""
-        self.next_check_s = -math.inf
-        self.override_until_s: float | None = None
-        self.override_by = ""
-        self.unit = ""
-        self.labels: Mapping[str, str] = NO_LABELS
-        self.before_asking: CpuSettings | None = None
-        self.asked_at_s = -math.inf
-        self.file_missing = False
-        self.losses = 0
-        self.reapply_at_s: float | None = None
-        self.contested = False
-        self.pinned_cores: float | None = None
-        self.write_after_s = -math.inf
-        self.write_errors = 0
-        self.restores = 0
-        self.lost_at_s = -math.inf
-        self.config: AgentConfig | None = None
-        self.asked_mode: tuple[str, bool] | None = None
-        self.watches: list[object] = []
-        self.ring = DecisionRing()
-        self.samples: SampleRing | None = None
-        self.kept_late_s = 0.0
+    def __post_init__(self) -> None:
+        self.in_force = self.original
 
     @property
     def in_force(self) -> CpuSettings:
-        """See above."""
+        """The settings that are in the cgroup, as far as is known."""
         return self._in_force
 
     @in_force.setter
@@ -108,12 +99,6 @@ class Tracked:
         return self.mode in ("reclaim", "up-only") and not self.refused
 
     @property
-    def is_held(self) -> bool:
-        """Whether somebody else decides about the limit: a pin, an order that is respected, or a lost contest."""
-        respected = self.override_until_s is not None or self.before_asking is not None
-        return self.pinned_cores is not None or respected or self.contested
-
-    @property
     def ordered_cores(self) -> float:
         """What the job ordered: its ``cpu_limit``, or the CPU that was found; less where its cgroup was set to less."""
         limit = self.found.cpu_limit_cores
@@ -127,15 +112,15 @@ class Tracked:
             self.current_cores,
             state.smoothed_cores,
             self.mode,
-            None if state.base is None else state.base.total_cpu_s,
-            state.preemptible_cpu_s if self.writes else 0.0,
-            state.max_cpu_s,
-            state.throttled_cpu_s,
-            self.late_cpu_s,
-            decision.usage_cores if decision is not None else None,
-            self.floor_cores if checked else None,
-            decision.votes_sum if decision is not None else None,
-            decision.throttled_ratio if decision is not None and checked else None,
+            cpu_seconds=None if state.base is None else state.base.total_cpu_s,
+            reclaimed_cpu_seconds=state.preemptible_cpu_s if self.writes else 0.0,
+            ordered_cpu_seconds=state.max_cpu_s,
+            throttled_cpu_seconds=state.throttled_cpu_s,
+            late_cpu_seconds=self.late_cpu_s,
+            cpu_usage=decision.usage_cores if decision is not None else None,
+            min_cpu_limit=self.floor_cores if checked else None,
+            votes_sum=decision.votes_sum if decision is not None else None,
+            throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
 
     def report(self) -> JobReport:
@@ -148,15 +133,7 @@ class Tracked:
             usage.current_cores,
             usage.smoothed_cores,
             usage.mode,
-            cpu_seconds=usage.cpu_seconds,
-            reclaimed_cpu_seconds=usage.reclaimed_cpu_seconds,
-            ordered_cpu_seconds=usage.ordered_cpu_seconds,
-            throttled_cpu_seconds=usage.throttled_cpu_seconds,
-            late_cpu_seconds=usage.late_cpu_seconds,
-            cpu_usage=usage.cpu_usage,
-            min_cpu_limit=usage.min_cpu_limit,
-            votes_sum=usage.votes_sum,
-            throttled_ratio=usage.throttled_ratio,
+            **list_figures(usage),
         )
 
     def take_sample(self, at: float, size: int) -> None:
@@ -219,7 +196,7 @@ class Tracked:
     @property
     def current_cores(self) -> float:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
-        if self.override_until_s is not None or self.contested:
+        if isinstance(self.hold.decider, Respected | Contested):
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores
@@ -229,6 +206,8 @@ class Tracked:
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""
+        decider = self.hold.decider
+        respected = decider if isinstance(decider, Respected) else None
         return JobView(
             self.found,
             self.mode,
@@ -241,15 +220,15 @@ class Tracked:
             self.in_force,
             self.result,
             self.last_error,
-            self.contested,
-            None if self.override_until_s is None else self.override_until_s - now_s,
-            self.pinned_cores,
+            self.hold.is_contested,
+            None if respected is None else respected.until_s - now_s,
+            self.hold.pinned_cores,
             self.restores,
             self.write_errors,
             self.late_cpu_s,
             self.unit,
             self.labels,
-            self.override_by if self.override_until_s is not None else "",
+            "" if respected is None else respected.by,
         )
 
 

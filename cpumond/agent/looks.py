@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
+from cpumond.agent.hold import FREE
 from cpumond.agent.jobs import Tracked
 from cpumond.cgroup.parse import STAT_BYTES, THROTTLED_LINE
 
@@ -117,8 +118,6 @@ def can_be_held_back(job: Tracked) -> bool:
         state.limit_cores < state.hard_cores
         and job.touched
         and job.writes
-        and not job.contested
-        and job.override_until_s is None
-        and job.pinned_cores is None
+        and job.hold.decider is FREE
         and job.settings.poll_s > 0.0
     )

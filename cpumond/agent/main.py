@@ -16,10 +16,10 @@ from cpumond import __version__
 from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.launch import check_own_account
 from cpumond.agent.listen import AgentSockets, open_control_socket, open_sockets
-from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.places import Look
 from cpumond.agent.restore import hold_lock
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import identify, keep_node_key, make_directory, read_node_key
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies

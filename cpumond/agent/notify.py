@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.answers import LinkView
+from cpumond.config import AgentConfig
 from cpumond.monitor.model import compute_mode
 from cpumond.process import ServiceManager
 from cpumond.words import count
 
-if TYPE_CHECKING:
-    from cpumond.agent.loop import Agent
-    from cpumond.agent.snapshot import TickSnapshot
-    from cpumond.answers import LinkView
-
 STATUS_PERIOD_S = 10.0
 WRITING_MODES = ("reclaim", "up-only")
+
+
+class Described(Protocol):
+    """The agent, as far as its status tells of it."""
+
+    config: AgentConfig
+
+    def read_snapshot(self) -> TickSnapshot | None:
+        """The newest tick; None before the first one."""
 
 
 class Notifier:
@@ -38,7 +45,7 @@ class Notifier:
         """A start or an end goes on, which takes long with many jobs; to be called after each part, however short."""
         self._manager.extend()
 
-    def ready(self, agent: Agent) -> None:
+    def ready(self, agent: Described) -> None:
         """The first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
             # The manager counts from READY, and the next tick may be further away than its patience.
@@ -62,7 +69,7 @@ class Notifier:
         self._manager.tell("STOPPING=1")
         self._manager.extend("restoring limits")
 
-    def tick_done(self, agent: Agent) -> None:
+    def tick_done(self, agent: Described) -> None:
         """A good tick: feed the watchdog, now and then say the state."""
         self._good = True
         if not self._manager.listens:
@@ -85,14 +92,14 @@ class Notifier:
             self._pinged_at_s = time.monotonic()
             self._manager.tell("WATCHDOG=1")
 
-    def _describe(self, agent: Agent) -> str:
+    def _describe(self, agent: Described) -> str:
         if not self._manager.listens:
             return ""
         text = describe_status(agent)
         return f"{text}; the last reload was refused: {self._refused}" if self._refused else text
 
 
-def describe_status(agent: Agent) -> str:
+def describe_status(agent: Described) -> str:
     """One line for ``systemctl status``: what is reclaimed, what keeps it from more, and the scheduler."""
     snapshot = agent.read_snapshot()
     if snapshot is None:
@@ -106,7 +113,7 @@ def describe_status(agent: Agent) -> str:
     return "; ".join(parts)
 
 
-def _describe_limits(agent: Agent, snapshot: TickSnapshot) -> list[str]:
+def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
     jobs = snapshot.jobs
     if not jobs:
         mode = compute_mode(agent.config.node_settings())

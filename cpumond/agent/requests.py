@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.agent import control
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.answers import JobAnswer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError

@@ -41,9 +41,8 @@ from cpumond.cgroup.systemd import (
     WEIGHT,
     UnitProperties,
     is_booted,
-    is_quota,
+    is_same_value,
     list_properties,
-    read_quota_cores,
     unit_of,
 )
 from cpumond.decode import ContentError, decode_json, decode_toml
@@ -350,10 +349,8 @@ def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
 
 
 def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
-    told = tuple((name, value) for name, value in values.items() if isinstance(value, int))
-    quotas = [read_quota_cores(value) for name, value in properties if name == QUOTA]
-    others = [(name, value) for name, value in properties if name == WEIGHT]
-    return all(is_quota(told, cores) for cores in quotas) and all(values.get(name) == value for name, value in others)
+    told = [(name, values.get(name), value) for name, value in properties if name in (QUOTA, WEIGHT)]
+    return all(isinstance(value, int) and is_same_value(name, value, other) for name, value, other in told)
 
 
 def _say(properties: UnitProperties) -> str:

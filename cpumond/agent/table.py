@@ -183,7 +183,7 @@ class JobTable:
             if known is not None:
                 self._adopt(job, known, now_s)
             elif original != in_force and job.writes:
-                job.reapply_at_s = now_s
+                job.hold = job.hold.write(now_s)
             job.follow_period()
             job.follow_writes()
         except CpumondError:
@@ -207,7 +207,7 @@ class JobTable:
         """Whether a new cgroup of a unit that was lowered has another limit than ours, at the first look: systemd makes
         the cgroup and writes its limits a moment later, so what is there may be the kernel's. The next look decides."""
         if (
-            self.writer.may_come_with(cgroup.path, unit, in_force, trusted=not self._looked)
+            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
         ):
             self._doubted.pop(cgroup.path, None)
@@ -239,7 +239,7 @@ class JobTable:
         raised = is_raised_above(job.in_force, known.settings, actuator)
         ordered = self.writer.has_order(job) and not raised
         if ordered and self.config.writes.override_ttl_s > 0:
-            job.override_until_s = now_s + self.config.writes.override_ttl_s
+            job.hold = job.hold.respect(now_s, self.config.writes.override_ttl_s)
             log.warning("foreign_write", job_id=job.found.job_id, kind="lower", old_cores=known.settings.cores,
                         new_cores=job.in_force.cores)  # fmt: skip
         if ordered or raised or not job.writes or known.actuators != (actuator,):
@@ -249,7 +249,7 @@ class JobTable:
         limit = read_limit_cores(job, job.in_force)
         if self.writer.damaged:
             # What the copy says is trusted to give back, not to go on taking.
-            job.reapply_at_s = now_s
+            job.hold = job.hold.write(now_s)
             return
         if job.unit:
             # The run before may have had no time, or no right, to tell systemd.
@@ -258,7 +258,7 @@ class JobTable:
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
         if self.writer.has_other_burst(job, limit):
-            job.reapply_at_s = now_s  # the run before had another burst_ratio
+            job.hold = job.hold.write(now_s)  # the run before had another burst_ratio
 
     def _look_again(self, job: Tracked, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> None:
         """Settings, mode, refusal and the quotas above may have changed since the last look."""
@@ -276,7 +276,7 @@ class JobTable:
         self._put_back(job, wrote, now_s)
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
-        self.follow_hard(job, now_s)
+        self.update_hard_limit(job, now_s)
 
     def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode, now_s: float) -> None:
         before = job.settings
@@ -287,7 +287,7 @@ class JobTable:
             # The limit stays where it is until the other rule has measured; smoothed values and peaks mean another use.
             job.restart(job.state.limit_cores, now_s)
         if settings.burst_ratio != before.burst_ratio and settings.actuator == "quota" and job.touched:
-            job.reapply_at_s = now_s  # writes what differs: the burst, not the quota
+            job.hold = job.hold.write(now_s)  # writes what differs: the burst, not the quota
         if settings.vote_mode != before.vote_mode:
             job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
         if mode != job.mode:
@@ -322,20 +322,20 @@ class JobTable:
         if job.writes != wrote:
             (job.begin_writes if job.writes else job.end_writes)()
 
-    def follow_hard(self, job: Tracked, now_s: float) -> None:
+    def update_hard_limit(self, job: Tracked, now_s: float) -> None:
         """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow; so is
         one below a floor that a reload has raised."""
         before = job.state.limit_cores
         job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
         floor = compute_floor(job.state.hard_cores, (), job.settings)
-        if job.state.limit_cores < floor and job.writes and not job.is_held:
+        if job.state.limit_cores < floor and job.writes and job.hold.is_free:
             job.state = msgspec.structs.replace(job.state, limit_cores=floor)
         if job.touched and job.state.limit_cores > before:
-            job.reapply_at_s, job.pinned_cores = now_s, None
+            job.hold = job.hold.unpin().write(now_s)
 
     def release(self, job: Tracked) -> None:
         """Stop following a job that is no longer named: its cgroup, if it lives, gets its original settings back."""
-        if job.touched and not job.contested:
+        if job.touched and not job.hold.is_contested:
             try:
                 self.writer.restore(job)
             except CpumondError as error:

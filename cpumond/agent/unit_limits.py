@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
+from cpumond.agent.judge import LATE_S, Observation, UnitTarget, Verdict, judge
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.cgroup.systemd import (
     DEFAULT_WEIGHT,
@@ -21,8 +22,8 @@ from cpumond.cgroup.systemd import (
     UnitEvent,
     UnitProperties,
     is_booted,
-    is_quota,
     list_properties,
+    read_property,
     shares_of,
     unit_of,
 )
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cpumond.agent")
 
-LATE_S = 2.0
-"""systemd answers before it writes the cgroup's file; longer than this after its answer it is not our value."""
-KEPT_ORDERS = 8
+KEPT_TARGETS = 8
 MAX_LABEL = 200
 """Characters of a unit's property that is shown."""
 PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
@@ -51,27 +50,8 @@ def _open_bus() -> UnitBus:
     return UnitBus(lambda: None)
 
 
-class Order:
-    """What one unit was told: ``wanted`` is the newest, ``older`` may still be on their way, ``believed`` is the one
-    that systemd took last, however long ago."""
-
-    __slots__ = ("believed", "held", "older", "sent", "settled_at_s", "told", "wanted")
-
-    def __init__(self) -> None:
-        self.wanted: UnitProperties = ()
-        self.believed: UnitProperties = ()
-        self.older: list[UnitProperties] = []
-        self.settled_at_s: float | None = None
-        self.told = False
-        """systemd took at least one of them."""
-        self.sent = False
-        """It may have: the bus was not known to be away."""
-        self.held = False
-        """The newest was not set, since somebody was faster."""
-
-
 class UnitLimits:
-    """The units of this host as the agent orders them. For the thread of the tick.
+    """The units of this host as the agent sets them. For the thread of the tick.
 
     ``problem`` says why units are set by file alone, "" while they need not be. ``booted``: systemd is PID 1 here.
     """
@@ -92,7 +72,7 @@ class UnitLimits:
         self._missing = False
         self._away = False
         self._denied = False
-        self._orders: dict[str, Order] = {}
+        self._targets: dict[str, UnitTarget] = {}
         self._refusals: dict[str, str] = {}
 
     def name_unit(self, path: str) -> str:
@@ -123,122 +103,110 @@ class UnitLimits:
         if not self._booted:
             return
         properties = list_properties(settings, actuators, self._cpu_version)
-        order = self._orders.get(unit) or Order()
-        if order.settled_at_s is None:
+        record = self.read(unit)
+        if record.settled_at_s is None:
             # What systemd was not told yet, of another actuator, is still to be told.
-            properties = _complete(properties, order.wanted)
-        if (order.wanted == properties and not order.held) or not properties:
+            properties = _complete(properties, record.target)
+        if (record.target == properties and not record.superseded) or not properties:
             return
-        self._orders[unit] = order
-        self._forget_older(order)
-        if order.wanted and not order.held:
-            order.older = [*order.older, order.wanted][-KEPT_ORDERS:]
-        order.wanted, order.settled_at_s, order.held = properties, None, False
-        order.sent |= not self._away
+        self._targets[unit] = record
+        self._forget_older(record)
+        if record.target and not record.superseded:
+            record.older = (*record.older, record.target)[-KEPT_TARGETS:]
+        record.target, record.settled_at_s, record.superseded = properties, None, False
+        record.submitted |= not self._away
         bus = self._open()
         if bus is not None:
             bus.set(unit, properties, urgent)
 
     def want_again(self, unit: str, known: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more: somebody may have told it something else (``known``)."""
-        order, bus = self._orders.get(unit), self._open()
-        if order is not None and order.wanted and bus is not None:
-            order.settled_at_s, order.held = None, False
-            bus.set(unit, order.wanted, urgent=True, known=known or {})
+        """Tell systemd once more: it may have been told something else meanwhile (``known``)."""
+        record, bus = self._targets.get(unit), self._open()
+        if record is not None and record.target and bus is not None:
+            record.settled_at_s, record.superseded = None, False
+            bus.set(unit, record.target, urgent=True, known=known or {})
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
-        """Have systemd want what somebody else ordered (``found``, in its own ``values`` where they are known).
+        """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
 
-        An order of ours may still be on its way and land after theirs: this one comes after both.
+        A value of ours may still be on its way and land after theirs: this one comes after both.
         """
-        order, bus = self._orders.get(unit), self._open()
-        if order is None or not order.wanted or bus is None:
+        record, bus = self._targets.get(unit), self._open()
+        if record is None or not record.target or bus is None:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
-        # Those before it were carried out before it was sent, and may be somebody's next order.
-        order.older = [] if order.held else [order.wanted]
-        order.wanted, order.settled_at_s, order.held = told or properties, None, False
-        bus.set(unit, order.wanted, urgent=True)
+        # Those before it were carried out before it was sent, and may be an operator's next order.
+        record.older = () if record.superseded else (record.target,)
+        record.target, record.settled_at_s, record.superseded = told or properties, None, False
+        bus.set(unit, record.target, urgent=True)
 
-    def leave(self, unit: str, values: Mapping[str, object]) -> None:
-        """Want what somebody else ordered (``values``) in the place of what was wanted of the same settings."""
-        order = self._orders.get(unit)
-        if order is not None:
-            theirs = ((name, values.get(name, value)) for name, value in order.wanted)
-            order.wanted = tuple((name, value) for name, value in theirs if isinstance(value, int))
+    def abandon(self, unit: str, values: Mapping[str, object]) -> None:
+        """Give up what was set of some properties: what an operator gave them (``values``) is the target."""
+        record = self._targets.get(unit)
+        if record is not None:
+            theirs = ((name, values.get(name, value)) for name, value in record.target)
+            record.target = tuple((name, value) for name, value in theirs if isinstance(value, int))
 
     def forget(self, unit: str) -> None:
         """Somebody else decides about this unit from now on, or it is gone."""
-        self._orders.pop(unit, None)
+        self._targets.pop(unit, None)
         if self._bus is not None:
             self._bus.drop(unit)
 
-    def is_settled(self, unit: str) -> bool:
-        """Whether systemd wants what it was last told."""
-        order = self._orders.get(unit)
-        return order is None or order.settled_at_s is not None
-
-    def was_told(self, unit: str) -> bool:
-        """Whether systemd ever took an order of this run for the unit."""
-        order = self._orders.get(unit)
-        return order is not None and order.told
+    def read(self, unit: str) -> UnitTarget:
+        """What systemd was told of a unit; an empty record where it was told nothing."""
+        return self._targets.get(unit) or UnitTarget()
 
     def may_be_told(self, unit: str) -> bool:
-        """Whether systemd may have taken an order of this run, though its answer is not known."""
-        order = self._orders.get(unit)
-        return order is not None and (order.told or (order.sent and self.can_set))
+        """Whether systemd may have taken a value of this run, though its answer is not known."""
+        record = self.read(unit)
+        return record.acknowledged or (record.submitted and self.can_set)
 
-    def is_late(self, unit: str, found: CpuSettings, actuator: str) -> bool:
-        """Whether ``found`` is an order of ours that was followed by another one: systemd came late with it."""
-        order = self._orders.get(unit)
-        if order is None:
-            return False
-        self._forget_older(order)
-        believed = [order.believed] if order.believed != order.wanted else []
-        return any(self._is_same(each, found, actuator) for each in [*order.older, *believed])
+    def _forget_older(self, record: UnitTarget) -> None:
+        if record.settled_at_s is not None and self._monotonic_s() - record.settled_at_s > LATE_S:
+            record.older = ()
 
-    def _forget_older(self, order: Order) -> None:
-        if order.settled_at_s is not None and self._monotonic_s() - order.settled_at_s > LATE_S:
-            order.older = []
+    def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
+        """Whether all that ``actuators`` move is any value of ours that systemd may apply."""
+        record = self.read(unit)
+        self._forget_older(record)
+        names = [PROPERTIES[actuator] for actuator in actuators]
+        return all(record.has_any(name, read_property(found, name, self._cpu_version)) for name in names)
 
-    def is_ours(self, unit: str, found: CpuSettings, actuator: str) -> bool:
-        """Whether ``found`` is any order of ours that systemd may believe in."""
-        return self.is_wanted(unit, found, actuator) or self.is_late(unit, found, actuator)
-
-    def is_told(self, unit: str, values: Mapping[str, object]) -> bool:
-        """Whether ``values`` are to the last digit what systemd was last told by us."""
-        order = self._orders.get(unit)
-        wanted = {} if order is None else dict(order.wanted)
-        return all(wanted.get(name) == value for name, value in values.items())
-
-    def is_wanted(self, unit: str, found: CpuSettings, actuator: str) -> bool:
-        """Whether ``found`` is what systemd was last told by us."""
-        order = self._orders.get(unit)
-        return order is not None and self._is_same(order.wanted, found, actuator)
-
-    def _is_same(self, properties: UnitProperties, found: CpuSettings, actuator: str) -> bool:
-        if actuator == "quota":
-            return is_quota(properties, found.cores)
-        mine = list_properties(found, ("weight",), self._cpu_version)
-        return any(each in properties for each in mine)
+    def judge(
+        self,
+        unit: str,
+        actuator: str,
+        found: CpuSettings,
+        original: CpuSettings,
+        values: Mapping[str, object] | None = None,
+        *,
+        is_conflict: bool = False,
+        is_reloaded: bool = False,
+        is_inherited: bool = False,
+    ) -> Verdict:
+        """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
+        name = PROPERTIES[actuator]
+        record, told = self.read(unit), (values or {}).get(name)
+        self._forget_older(record)
+        seen = Observation(
+            name,
+            read_property(found, name, self._cpu_version),
+            read_property(original, name, self._cpu_version),
+            DEFAULT_WEIGHT if (name, told) == (WEIGHT, NO_LIMIT) else told if isinstance(told, int) else None,
+            values is not None,
+            is_conflict,
+            is_reloaded,
+            is_inherited,
+        )
+        return judge(record, seen)
 
     def ask(self, unit: str, names: Iterable[str] = ()) -> None:
         """Ask for a unit's limits, or for ``names``; the answer is one of the events."""
         bus = self._open() if self._booted else None
         if bus is not None:
             bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
-
-    def is_answer(self, values: dict[str, object], found: CpuSettings, actuator: str) -> bool:
-        """Whether a unit's limits, as systemd tells them, are those that were found."""
-        if actuator == "quota":
-            value = values.get(QUOTA)
-            return isinstance(value, int) and is_quota(((QUOTA, value),), found.cores)
-        value = values.get(WEIGHT)
-        if not isinstance(value, int):
-            return False
-        weight = DEFAULT_WEIGHT if value == NO_LIMIT else value
-        return found.weight == (weight if self._cpu_version == 2 else shares_of(weight))
 
     def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
         """``found`` with those limits that systemd tells (``values``)."""
@@ -257,31 +225,31 @@ class UnitLimits:
         return self._bus is not None and self._bus.has_news()
 
     def poll(self) -> list[UnitEvent]:
-        """The news of systemd since the last call; what they mean for orders is taken note of here."""
+        """The news of systemd since the last call; what they mean for the targets is noted here."""
         events = self._bus.poll() if self._bus is not None else []
         for event in events:
             self._note(event)
         return events
 
     def _note(self, event: UnitEvent) -> None:
-        order = self._orders.get(event.unit)
+        record = self._targets.get(event.unit)
         if event.kind in ("done", "no-unit"):
             self._refusals.pop(event.unit, None)
             if event.kind == "done":
                 self._denied = False
                 self._solve()
-            if order is not None:
-                order.told |= event.kind == "done"
-                order.believed = event.properties if event.kind == "done" else ()
-                if order.wanted == event.properties:
-                    order.settled_at_s = self._monotonic_s()
-        elif event.kind == "replaced" and order is not None:
+            if record is not None:
+                record.acknowledged |= event.kind == "done"
+                record.applied = event.properties if event.kind == "done" else ()
+                if record.target == event.properties:
+                    record.settled_at_s = self._monotonic_s()
+        elif event.kind == "replaced" and record is not None:
             # What was ours before has landed before: it is what theirs replaced.
-            order.believed, order.older, order.held = (), [], order.wanted == event.properties
+            record.applied, record.older, record.superseded = (), (), record.target == event.properties
         elif event.kind == "connected":
             self._away = False
-            for each in self._orders.values():
-                each.sent = True
+            for each in self._targets.values():
+                each.submitted = True
             if not self._denied:
                 self._solve()
         elif event.kind == "away":

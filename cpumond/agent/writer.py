@@ -183,7 +183,7 @@ class LimitWriter:
             self.log.forget(original.inode)
             self._stale, self._untidy = self._stale or now, True
 
-    def leave(self, job: Tracked) -> None:
+    def abandon(self, job: Tracked) -> None:
         """Give a cgroup up to the one who writes its limit: theirs stays, what else was moved goes back to what was
         found, and nothing of it is put back later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
@@ -210,15 +210,15 @@ class LimitWriter:
         else:
             self.forget(job.cgroup.path, now=False)
 
-    def may_come_with(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
+    def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
         """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
         former = self._find_former(path, unit)
         original = None if former is None else self.originals.get(former) or self.returning.get(former)
         if former is None or original is None:
             return True
-        if trusted or (former in self._inherited and not self.units.was_told(unit)):
+        if trusted or (former in self._inherited and not self.units.read(unit).acknowledged):
             return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
-        return all(self.units.is_ours(unit, in_force, actuator) for actuator in original.actuators)
+        return self.units.is_ours(unit, in_force, original.actuators)
 
     def _find_former(self, path: str, unit: str) -> str | None:
         """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
@@ -251,8 +251,8 @@ class LimitWriter:
             self.forget(former)
             if former in self._inherited:
                 self._inherited.add(path)
-        ours = all(self.units.is_ours(original.unit, in_force, actuator) for actuator in original.actuators)
-        unknown = trusted or (path in self._inherited and not self.units.was_told(original.unit))
+        ours = self.units.is_ours(original.unit, in_force, original.actuators)
+        unknown = trusted or (path in self._inherited and not self.units.read(original.unit).acknowledged)
         self._stale = True
         if not (ours or unknown):
             self.forget(path)
@@ -272,7 +272,7 @@ class LimitWriter:
         if known is not None and job.unit and not known.unit:
             self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
 
-    def mind_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
+    def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
         """Put back what systemd believes of units that did not come again in time, or were ``removed``.
 
         Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
@@ -314,7 +314,7 @@ class LimitWriter:
         if original is not None and original.unit:
             settings = settings or original.settings
             self.units.want(original.unit, settings, original.actuators, urgent=True)
-            if not self.units.is_settled(original.unit):
+            if not self.units.read(original.unit).is_settled:
                 self.returning[path] = msgspec.structs.replace(original, settings=settings)
             else:
                 self.units.forget(original.unit)
@@ -353,14 +353,14 @@ class LimitWriter:
         elif at_once or now_s >= self._again_at_s:
             self._again_at_s = now_s + ASK_AGAIN_S
             for original in self.returning.values():
-                if not self.units.is_settled(original.unit):
+                if not self.units.read(original.unit).is_settled:
                     self.units.want_again(original.unit)
 
-    def mind_returning(self, final: bool = False) -> None:
+    def reap_acknowledged(self, final: bool = False) -> None:
         """Forget the units that systemd has taken, and those of which it never took a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.may_be_told(original.unit) or path in self._inherited)
-            if path in self.originals or self.units.is_settled(original.unit) or never:
+            if path in self.originals or self.units.read(original.unit).is_settled or never:
                 del self.returning[path]
                 self._stale, self._untidy = self._stale or final, True
                 if path not in self.originals:

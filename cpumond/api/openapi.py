@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import tables, views
+from cpumond.api import node_views, overview, tables, views
 from cpumond.scheduler.config_commands import ConfigCommand
 from cpumond.scheduler.history import HistoryView, ReportView
 from cpumond.scheduler.why import OperationAnswer, Plan
@@ -416,11 +416,11 @@ ENDPOINTS: Final = (
              refusals=_CHANGE),
     Endpoint("POST", _OPERATION + "/complete", "complete_operation", "End it as completed", views.Done,
              refusals=_CHANGE),
-    Endpoint("GET", PREFIX + "/nodes", "list_nodes", "Nodes by id", views.NodeList, query=NodesQuery),
+    Endpoint("GET", PREFIX + "/nodes", "list_nodes", "Nodes by id", node_views.NodeList, query=NodesQuery),
     Endpoint(
         "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration,
     ),
-    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", views.NodeDetails,
+    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails,
              refusals=(404,)),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
@@ -434,7 +434,7 @@ ENDPOINTS: Final = (
         views.Taken, JobReply,
     ),
     Endpoint(
-        "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", views.PreemptionList,
+        "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", node_views.PreemptionList,
         query=PreemptionsQuery,
     ),
     Endpoint(
@@ -445,14 +445,14 @@ ENDPOINTS: Final = (
         "GET", PREFIX + "/report", "make_report", "What pools and operations came to, in core-hours", ReportView,
         query=ReportQuery, refusals=_ASK_NODE,
     ),
-    Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", views.AlertList),
-    Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", views.Status),
-    Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", tables.Me),
-    Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", tables.Overview),
+    Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", overview.AlertList),
+    Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", overview.Status),
+    Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
+    Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", overview.Overview),
     Endpoint("GET", PREFIX + "/openapi.json", "get_openapi", "This document", dict[str, Any], is_public=True),
-    Endpoint("GET", "/healthz", "healthz", "Whether the process answers", views.Health, is_public=True),
+    Endpoint("GET", "/healthz", "healthz", "Whether the process answers", overview.Health, is_public=True),
     Endpoint(
-        "GET", "/readyz", "readyz", "Whether updates are made in time", views.Health, others={503: views.Health},
+        "GET", "/readyz", "readyz", "Whether updates are made in time", overview.Health, others={503: overview.Health},
         is_public=True,
     ),
 )  # fmt: skip

@@ -16,10 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
-from cpumond.api.cypress import YtBackend
 from cpumond.api.json import describe_error, make_json_routes
 from cpumond.api.turns import Turns
-from cpumond.api.yt import Rates, ReplyCache, YtError, YtLimits, make_yt_routes
+from cpumond.api.values import YtError
+from cpumond.api.yt import make_yt_routes
+from cpumond.api.yt_commands import YtBackend
+from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
 from cpumond.config import is_loopback
 from cpumond.scheduler.config import Api
 from cpumond.scheduler.loop import Scheduler

@@ -1,4 +1,4 @@
-"""What the first pages show of whole trees: totals of the overview, and all pools as one compact table. Pure.
+"""All pools of a tree as one compact table. Pure.
 
 Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six digits, which
 is more than a page shows and a third of the bytes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cpumond.api.views import Alert, Amounts, Health, Status, View
+from cpumond.api.figures import Amounts, View
 from cpumond.scheduler.elements import (
     OperationElement,
     PoolElement,
@@ -19,8 +19,7 @@ from cpumond.scheduler.elements import (
     volume_capacity,
     volume_ratio,
 )
-from cpumond.scheduler.history import HistoryStatus
-from cpumond.scheduler.model import ROOT_POOL, to_amounts
+from cpumond.scheduler.model import to_amounts
 
 DIGITS: Final = 6
 
@@ -54,51 +53,6 @@ class PoolTable(View, frozen=True):
     rows: list[list[Any]]
 
 
-class TreeTotals(View, frozen=True):
-    """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
-
-    ``reclaimed_cores``: ordered, and free for others now.
-    """
-
-    name: str
-    is_default: bool
-    node_count: int
-    online_node_count: int
-    pool_count: int
-    running_operation_count: int
-    pending_operation_count: int
-    capacity_cores: float
-    ordered_cores: float
-    limit_cores: float
-    used_cores: float
-    reclaimed_cores: float
-    demand_cores: float
-    overcommitted_nodes: int
-
-
-class Overview(View, frozen=True):
-    """The first page. ``history`` null: it is turned off."""
-
-    status: Status
-    health: Health
-    alerts: list[Alert]
-    trees: list[TreeTotals]
-    history: HistoryStatus | None
-
-
-class Me(View, frozen=True):
-    """Who asks, and whom. ``is_open``: everybody who reaches the address may do everything."""
-
-    user: str
-    needs_token: bool
-    is_open: bool
-    version: str
-    cluster_name: str
-    started_at: float
-    now: float
-    history_length_s: float
-
-
 class CoreSums:
     """Cores that the jobs of each pool's subtree ordered, and that they used in their last check.
 
@@ -117,9 +71,9 @@ class CoreSums:
             ordered = used = 0.0
             for job in element.jobs.values():
                 ordered += job.limits[1]
-                usage = job.cpu_usage
+                usage = job.report.cpu_usage
                 if usage is None:
-                    usage = job.smoothed_cpu_usage
+                    usage = job.report.smoothed_cpu_usage
                 if usage is not None:
                     used += usage
             pool = element.parent
@@ -197,27 +151,3 @@ def _short(value: float) -> float | int:
     """Rounded, and without the ".0" of a whole number."""
     whole = int(value)
     return whole if whole == value else round(value, DIGITS)
-
-
-def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
-    """A tree in numbers."""
-    root = tree.root
-    ordered, used = cores.ordered.get(ROOT_POOL, 0.0), cores.used.get(ROOT_POOL, 0.0)
-    limit = root.usage[1]
-    nodes = tree.nodes.values()
-    return TreeTotals(
-        name=tree.name,
-        is_default=is_default,
-        node_count=len(nodes),
-        online_node_count=sum(node.is_online for node in nodes),
-        pool_count=len(tree.pools),
-        running_operation_count=root.running_operation_count,
-        pending_operation_count=len(tree.queue),
-        capacity_cores=tree.total[1],
-        ordered_cores=ordered,
-        limit_cores=limit,
-        used_cores=used,
-        reclaimed_cores=max(ordered - limit, 0.0),
-        demand_cores=root.demand[1],
-        overcommitted_nodes=sum(node.overcommitted_since is not None for node in nodes),
-    )

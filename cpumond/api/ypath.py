@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cpumond.api.formats import YtError, quote_text, strip_attributes
+from cpumond.api.values import YtError, quote_text, strip_attributes
 
 
 class YPathError(YtError):

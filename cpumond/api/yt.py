@@ -9,17 +9,14 @@ The server needs a header limit above its default: ``X-YT-Parameters`` carries w
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import re
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -30,46 +27,38 @@ from cpumond import __version__
 from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import (
     BINARY,
-    GENERIC,
-    MAX_DEPTH,
     MIME_FORMATS,
     PRETTY,
-    Attributed,
     Format,
-    FormatError,
-    ParseError,
-    Uint,
-    YtError,
     format_of,
-    from_json_tree,
     parse_format,
-    quote_text,
     read_value,
-    read_yson,
-    strip_attributes,
     to_json_tree,
     write_value,
 )
+from cpumond.api.values import (
+    GENERIC,
+    Attributed,
+    FormatError,
+    ParseError,
+    YtError,
+    quote_text,
+    strip_attributes,
+)
+from cpumond.api.yt_parameters import YtRequest, gather_parameters, read_map, read_query
+from cpumond.api.yt_replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimits
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.spec_room import weigh as weigh_value
 
-__all__ = [
-    "Attributed", "Backend", "ParseError", "ReplyCache", "Uint", "YtError", "YtLimits", "YtRequest", "make_yt_routes",
-]  # fmt: skip
-
 log = structlog.get_logger("cpumond.api")
 
 PROXY_NAME = "cpumond"
-AUTHENTICATION, ACCESS_DENIED, TOO_MANY_REQUESTS, UNAVAILABLE = 900, 901, 904, 105
+AUTHENTICATION, ACCESS_DENIED, UNAVAILABLE = 900, 901, 105
 STATUS_OF_CODE = {AUTHENTICATION: 401, TOO_MANY_REQUESTS: 429, 108: 429}
-TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
-"""Errors that ask for another try with the same mutation id: they are no replies to keep."""
-
 METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
 MAX_ERROR_HEADER_CHARS = 16 * 1024
 MAX_MESSAGE_HEADER_CHARS = 2 * 1024
-MAX_QUERY_FIELDS = 100
 LARGE_ANSWERS = frozenset({"get", "list", "list_operations", "list_jobs", "execute_batch"})
 LARGE_ANSWERS_AT_ONCE = 4
 MAX_BATCH_BYTES = 32 * 2**20
@@ -81,41 +70,12 @@ READ_AT_ONCE_BYTES = 4096
 """A longer request is read in a thread: it would hold up heartbeats."""
 
 
-@dataclass(frozen=True)
-class YtRequest:
-    """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are the backend's to
-    ignore. ``value`` is the body of ``set`` and ``multiset_attributes``."""
-
-    command: str
-    parameters: dict[str, Any]
-    value: Any
-    user: str
-    correlation_id: str
-
-
 Backend = Callable[[YtRequest], Awaitable[Any]]
 """Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
 
 The answer must not change after it is given: large ones are written in another thread. It raises YtError or
 CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``inner`` are taken over when it has them.
 """
-
-
-@dataclass(frozen=True)
-class YtLimits:
-    """What one request, and one user, may cost. ``now`` is a monotonic clock in seconds."""
-
-    max_body_bytes: int = 1024 * 1024
-    """Of a body, also after decompression."""
-    max_depth: int = MAX_DEPTH
-    """Of nested maps, lists and attributes in what arrives; 1 to 200, as deep as the readers' recursion can go."""
-    max_batch_requests: int = 1000
-    requests_per_s: float = 200.0
-    """Of one user in the long run; requests in a batch count."""
-    burst_requests: float = 400.0
-    max_users: int = 10_000
-    """Whose rate is remembered at the same time."""
-    now: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -166,189 +126,26 @@ def make_yt_routes(
 ) -> list[Route]:
     """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900."""
     transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies())
-    return [
-        Route("/api", transport.handle(transport.list_versions), methods=METHODS),
-        Route("/api/v4", transport.handle(transport.list_commands), methods=METHODS),
-        Route("/api/v4/{command}", transport.handle(transport.run), methods=METHODS),
-        Route("/api/{rest:path}", transport.handle(transport.refuse_version), methods=METHODS),
-        Route("/auth/whoami", transport.handle(transport.whoami), methods=METHODS),
-        Route("/hosts", transport.handle(transport.list_hosts), methods=METHODS),
-        Route("/version", transport.handle(transport.version), methods=METHODS),
-        Route("/ping", transport.handle(transport.ping), methods=METHODS),
-    ]
-
-
-# --- replies to repeated requests ------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _Reply:
-    command: str
-    at_s: float
-    value: Any = None
-    error: dict[str, Any] | None = None
-    running: asyncio.Task[Any] | None = None
-
-
-class ReplyCache:
-    """Replies to commands that change something, by user and mutation id: a repeat is answered, not run (section 8).
-
-    ``now`` is wall-clock time in seconds, so that replies can outlive the process. ``on_reply`` is told of every new
-    successful reply, in the form of ``export``.
-    """
-
-    def __init__(
-        self,
-        now: Callable[[], float],
-        max_replies: int = 20_000,
-        max_age_s: float = 900.0,
-        on_reply: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
-        self._now = now
-        self._max_replies = max_replies
-        self._max_age_s = max_age_s
-        self._on_reply = on_reply
-        self._replies: OrderedDict[tuple[str, str], _Reply] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    async def run(self, user: str, mutation_id: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The reply of ``work``, which is run once for the id; a repeat waits for it, and has the same reply or error.
-
-        An error that asks for another try, or that is not the command's own, is not kept. The work goes on when the
-        caller is cancelled. Raises YtError when the id belongs to another command.
-        """
-        key = (user, mutation_id)
-        self._forget_old()
-        reply = self._replies.get(key)
-        if reply is None:
-            self._forget_old(room_for=1)
-            reply = self._replies[key] = _Reply(command, self._now())
-            reply.running = asyncio.ensure_future(self._work(key, reply, work))
-            # Nobody may be left to look at the outcome.
-            reply.running.add_done_callback(lambda task: task.cancelled() or task.exception())
-        elif reply.command != command:
-            raise YtError(
-                f"mutation id {mutation_id} was used for {reply.command} before; make a new one for {command}"
-            )
-        if reply.running is not None:
-            return await asyncio.shield(reply.running)
-        if reply.error is not None:
-            raise YtError.from_value(reply.error)
-        return reply.value
-
-    async def _work(self, key: tuple[str, str], reply: _Reply, work: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            reply.value = await work()
-        except YtError as error:
-            if _asks_for_another_try(error):
-                self._replies.pop(key, None)
-            reply.error = error.to_value()
-            raise
-        except BaseException:
-            self._replies.pop(key, None)
-            raise
-        finally:
-            reply.running = None
-            reply.at_s = self._now()
-            if key in self._replies:
-                self._replies.move_to_end(key)
-        if self._on_reply is not None:
-            try:
-                self._on_reply(_export_reply(key, reply))
-            except Exception:
-                # The command is done; that its reply may be lost in a restart does not change the answer.
-                log.exception("reply_not_kept", command=reply.command, mutation_id=key[1])
-        return reply.value
-
-    def _forget_old(self, room_for: int = 0) -> None:
-        """Drop what is too old or too much, the oldest first; what still runs stays."""
-        oldest_s = self._now() - self._max_age_s
-        excess = len(self._replies) + room_for - self._max_replies
-        dropped: list[tuple[str, str]] = []
-        for key, reply in self._replies.items():
-            if reply.running is not None:
-                continue
-            if len(dropped) >= excess and reply.at_s >= oldest_s:
-                break
-            dropped.append(key)
-        for key in dropped:
-            del self._replies[key]
-
-    def export(self) -> list[dict[str, Any]]:
-        """The successful replies, oldest first, as values that JSON can hold."""
-        return [
-            _export_reply(key, reply)
-            for key, reply in self._replies.items()
-            if reply.running is None and reply.error is None
-        ]
-
-    def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what ``export`` gave in another life; entries of a wrong form raise KeyError or ParseError."""
-        for entry in entries:
-            key = (str(entry["user"]), str(entry["mutation_id"]))
-            value = from_json_tree(entry["reply"])
-            self._replies[key] = _Reply(str(entry["command"]), float(entry["at_s"]), value)
-            self._replies.move_to_end(key)
-        self._forget_old()
-
-
-def _export_reply(key: tuple[str, str], reply: _Reply) -> dict[str, Any]:
-    return export_reply(*key, reply.command, reply.at_s, reply.value)
-
-
-def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: Any) -> dict[str, Any]:
-    """A successful reply as ``ReplyCache.restore`` takes it over."""
-    return {
-        "user": user,
-        "mutation_id": mutation_id,
-        "command": command,
-        "at_s": at_s,
-        "reply": to_json_tree(reply),
+    tell = transport.tell
+    descriptions = [command.describe() for command in COMMANDS.values()]
+    version = f"{__version__}-{PROXY_NAME}"
+    routes = {
+        "/api": tell(lambda _: _json(["v4"]), "GET"),
+        "/api/v4": tell(lambda _: _json(descriptions), "GET"),  # the first request of every client, without a token
+        "/api/v4/{command}": transport.handle(transport.run),
+        "/api/{rest:path}": transport.handle(transport.refuse_version),
+        "/auth/whoami": tell(
+            lambda request: _json({"login": authenticate(request), "realm": PROXY_NAME}), "GET", "POST"
+        ),
+        "/hosts": tell(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
+        "/version": tell(lambda _: Response(version, media_type="text/plain"), "GET"),
+        "/ping": tell(lambda _: Response(), "GET"),
     }
-
-
-def _asks_for_another_try(error: YtError) -> bool:
-    return error.code in TRY_AGAIN_CODES or any(_asks_for_another_try(inner) for inner in error.inner)
-
-
-class Rates:
-    """A token bucket for each user. One request may overdraw it; then the user waits until it is above zero."""
-
-    def __init__(self, limits: YtLimits) -> None:
-        self._limits = limits
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, user: str, requests: float = 1.0) -> None:
-        """Count requests of a user. Raises YtError 904 when there were too many."""
-        left = self._left(user)
-        if left <= 0.0:
-            raise YtError(
-                f"too many requests of user {quote_text(user)}: {self._limits.requests_per_s:g} in a second is the "
-                "limit; wait, or send one execute_batch",
-                TOO_MANY_REQUESTS,
-            )
-        self.charge(user, requests, left)
-
-    def charge(self, user: str, requests: float, left: float | None = None) -> None:
-        """Count requests that are not refused any more."""
-        left = self._left(user) if left is None else left
-        self._buckets[user] = (left - requests, self._limits.now())
-        self._buckets.move_to_end(user)
-        while len(self._buckets) > self._limits.max_users:
-            self._buckets.popitem(last=False)
-
-    def _left(self, user: str) -> float:
-        burst = self._limits.burst_requests
-        left, at_s = self._buckets.get(user, (burst, 0.0))
-        return min(burst, left + max(0.0, self._limits.now() - at_s) * self._limits.requests_per_s)
+    return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
 
 
 # --- a request -------------------------------------------------------------------------------------------------------
 
-_PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _ID = re.compile(r"[!-~]{1,160}")
 
 
@@ -425,42 +222,19 @@ class _Transport:
 
         return answer
 
-    # What is not a command.
+    def tell(self, answer: Callable[[Request], Response], *methods: str) -> Callable[[Request], Awaitable[Response]]:
+        """What answers requests that are no commands."""
 
-    async def list_versions(self, request: Request, _: _Ids) -> Response:
-        """GET /api."""
-        _require_method(request, "GET")
-        return _json(["v4"])
+        async def give(request: Request, _: _Ids) -> Response:
+            _require_method(request, *methods)
+            return answer(request)
 
-    async def list_commands(self, request: Request, _: _Ids) -> Response:
-        """GET /api/v4: the first request of every client, without a token."""
-        _require_method(request, "GET")
-        return _json([command.describe() for command in COMMANDS.values()])
+        return self.handle(give)
 
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
         """Anything else below /api."""
         path = request.url.path
         raise _StatusError(404, YtError(f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)"))
-
-    async def whoami(self, request: Request, _: _Ids) -> Response:
-        """POST /auth/whoami: who the token belongs to."""
-        _require_method(request, "GET", "POST")
-        return _json({"login": self._authenticate(request), "realm": PROXY_NAME})
-
-    async def list_hosts(self, request: Request, _: _Ids) -> Response:
-        """GET /hosts: the addresses for heavy commands; this one."""
-        _require_method(request, "GET")
-        return _json([request.headers.get("host") or request.url.netloc])
-
-    async def version(self, request: Request, _: _Ids) -> Response:
-        """GET /version."""
-        _require_method(request, "GET")
-        return Response(f"{__version__}-{PROXY_NAME}", media_type="text/plain")
-
-    async def ping(self, request: Request, _: _Ids) -> Response:
-        """GET /ping."""
-        _require_method(request, "GET")
-        return Response()
 
     # Commands.
 
@@ -475,7 +249,7 @@ class _Transport:
         _check_method(request, command)
         with self._bodies.hold(user) as held:
             body = await held.read(request, self._limits.max_body_bytes, _is_packed(request))
-            text = _gather_parameters(request)
+            text = gather_parameters(request)
             texts = (body, text, request.scope["query_string"])
             await held.work_on(*texts)
             if sum(map(len, texts)) > READ_AT_ONCE_BYTES:
@@ -487,7 +261,7 @@ class _Transport:
     async def _answer(
         self, request: Request, command: Command, user: str, ids: _Ids, parameters: dict[str, Any], value: Any
     ) -> Response:
-        form = None if command.is_binary else _find_output_format(request, parameters)
+        form = None if command.is_binary else _find_format(request, parameters, is_input=False)
         wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
         log.debug(
             "yt_command", command=command.name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id
@@ -504,16 +278,16 @@ class _Transport:
     def _read_request(self, request: Request, command: Command, body: bytes, text: bytes) -> tuple[dict[str, Any], Any]:
         """Parameters of the URL < of the headers < of the body, and the value."""
         depth = self._limits.max_depth
-        parameters = _read_query(request, depth)
+        parameters = read_query(request, depth)
         header_format = _named_format(request, "X-YT-Header-Format")
         if text.strip():
-            parameters.update(_read_map(text, header_format or BINARY, depth, "header X-YT-Parameters"))
+            parameters.update(read_map(text, header_format or BINARY, depth, "header X-YT-Parameters"))
         if not command.has_input:
             if body.strip():
                 form = header_format or _mime_format(request, "content-type") or BINARY
-                parameters.update(_read_map(body, form, depth, "body"))
+                parameters.update(read_map(body, form, depth, "body"))
             return parameters, None
-        form = _find_input_format(request, parameters)
+        form = _find_format(request, parameters, is_input=True)
         if not body.strip():
             raise YtError(f"{command.name}: the body of the request, which is the value, is empty")
         try:
@@ -661,66 +435,6 @@ def _is_packed(request: Request) -> bool:
     return coding.endswith("gzip")
 
 
-def _read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
-    try:
-        value = strip_attributes(read_value(text, form, depth))
-    except ParseError as error:
-        raise error.located(where) from None
-    if not isinstance(value, dict):
-        raise YtError(f"Error parsing request: {where}: the parameters are a map")
-    return value
-
-
-def _gather_parameters(request: Request) -> bytes:
-    """The text of ``X-YT-Parameters``, or of its pieces ``X-YT-Parameters0``, ``X-YT-Parameters-1``... in base64."""
-    whole = request.headers.get("x-yt-parameters")
-    if whole is not None:
-        return whole.encode("latin-1")
-    pieces: dict[int, str] = {}
-    for name, value in request.headers.items():
-        found = _PIECE.fullmatch(name)
-        if found is not None:
-            pieces[int(found[1])] = value.strip()
-    if not pieces:
-        return b""
-    if sorted(pieces) != list(range(min(pieces), max(pieces) + 1)) or min(pieces) > 1:
-        raise YtError("Error parsing request: a piece of the header X-YT-Parameters is missing")
-    texts = [pieces[number] for number in sorted(pieces)]
-    # Encoded one by one, or cut after they were encoded.
-    apart = all(len(text) % 4 == 0 for text in texts)
-    try:
-        return b"".join(base64.b64decode(text, validate=True) for text in (texts if apart else ["".join(texts)]))
-    except (binascii.Error, ValueError):
-        raise YtError("Error parsing request: the pieces of the header X-YT-Parameters are not base64") from None
-
-
-def _read_query(request: Request, depth: int) -> dict[str, Any]:
-    """The parameters in the URL: ``?path=//sys&recursive=true&attributes=["weight"]``.
-
-    A text that begins like YSON's maps, lists, attributes, literals or quoted strings is YSON; ``true``, ``false`` and
-    integers are values; everything else is a string as it stands.
-    """
-    parameters: dict[str, Any] = {}
-    query = request.scope["query_string"].decode("latin-1")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_QUERY_FIELDS)
-    except ValueError:
-        raise YtError(f"Error parsing request: more than {MAX_QUERY_FIELDS} parameters in the URL") from None
-    for name, text in pairs:
-        if name in parameters:
-            raise YtError(f"Error parsing request: {quote_text(name)} is given twice in the URL")
-        if text.startswith(("{", "[", "<", "%", '"')):
-            try:
-                parameters[name] = read_yson(text.encode("utf-8", "surrogateescape"), depth)
-            except ParseError as error:
-                raise error.located(f"{quote_text(name)} in the URL") from None
-        elif text in ("true", "false"):
-            parameters[name] = text == "true"
-        else:
-            parameters[name] = int(text) if _INTEGER.fullmatch(text) else text
-    return parameters
-
-
 def _mime_format(request: Request, header: Literal["accept", "content-type"]) -> Format | None:
     """The format of the first MIME type that is one of the protocol's."""
     for part in request.headers.get(header, "").lower().split(","):
@@ -735,18 +449,13 @@ def _named_format(request: Request, header: str) -> Format | None:
     return None if text is None else parse_format(text.encode("latin-1"), f"header {header}")
 
 
-def _find_output_format(request: Request, parameters: Mapping[str, Any]) -> Format:
-    """MIME < header < parameters; pretty YSON when nothing is said."""
-    if parameters.get("output_format") is not None:
-        return format_of(parameters["output_format"], "output_format")
-    return _named_format(request, "X-YT-Output-Format") or _mime_format(request, "accept") or PRETTY
-
-
-def _find_input_format(request: Request, parameters: Mapping[str, Any]) -> Format:
-    """The same for the value; YSON when nothing is said."""
-    if parameters.get("input_format") is not None:
-        return format_of(parameters["input_format"], "input_format")
-    return _named_format(request, "X-YT-Input-Format") or _mime_format(request, "content-type") or BINARY
+def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
+    """MIME < header < parameters; where nothing is said, answers are pretty YSON, and values are taken for YSON."""
+    name = "input_format" if is_input else "output_format"
+    if parameters.get(name) is not None:
+        return format_of(parameters[name], name)
+    header = _named_format(request, "X-YT-Input-Format" if is_input else "X-YT-Output-Format")
+    return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

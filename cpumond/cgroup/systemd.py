@@ -24,6 +24,8 @@ NO_LIMIT: Final = 2**64 - 1
 
 STEP_CORES: Final = 0.01
 """Whole percents of a core: what a drop-in can say."""
+STEP_US: Final = 10_000
+"""The same in a second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""
@@ -106,25 +108,24 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
     return tuple(properties)
 
 
-def read_quota_cores(value: int) -> float:
-    """CPUQuotaPerSecUSec in cores; infinity when there is none."""
-    return math.inf if value == NO_LIMIT else value / 1e6
+def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
+    """What ``settings`` are as the value of a property; -1 for a weight that is not there."""
+    if name == QUOTA:
+        return NO_LIMIT if settings.quota_us is None else round(settings.cores * 1e6)
+    weight = settings.weight
+    return -1 if weight is None else weight if cpu_version == 2 else weight_of(weight)
 
 
-def is_quota(properties: UnitProperties, cores: float) -> bool:
-    """Whether ``properties`` order a quota of ``cores``, up to systemd's rounding."""
-    for name, value in properties:
-        if name == QUOTA:
-            wanted = read_quota_cores(value)
-            return wanted == cores or round(abs(wanted - cores), 6) < STEP_CORES
-    return False
+def is_same_value(name: str, a: int, b: int) -> bool:
+    """Whether two values of a property mean the same, up to systemd's rounding of quotas."""
+    return a == b or (name == QUOTA and NO_LIMIT not in (a, b) and abs(a - b) < STEP_US)
 
 
 class UnitEvent(msgspec.Struct, frozen=True):
     """News of systemd.
 
-    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that somebody else
-    gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
+    program gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
     not want them (``text``); ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``;
     ``reloaded``: it has read its units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's
     properties, None for those it did not tell.

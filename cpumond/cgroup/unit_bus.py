@@ -67,8 +67,8 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
-    A unit that was set before is looked at first: what it does not have any more as it was given, somebody else
-    ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
+    A unit that was set before is looked at first: what it does not have any more as it was given, another
+    program ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -82,11 +82,11 @@ class UnitBus:
         self._raises: dict[str, UnitProperties] = {}
         self._others: dict[str, UnitProperties] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
-        self._taken: dict[str, dict[str, tuple[object, ...]]] = {}
-        """By unit and property, what it may have without being somebody else's news."""
-        self._unseen: dict[str, dict[str, object]] = {}
+        self._expected_values: dict[str, dict[str, tuple[object, ...]]] = {}
+        """By unit and property, the values that are no news."""
+        self._unreported_changes: dict[str, dict[str, object]] = {}
         """What others gave, until the other thread knows."""
-        self._in_hand = ""
+        self._in_flight = ""
         """The unit that is being set, "" when it was dropped meanwhile."""
         self._busy = False
         self._hurry = False
@@ -122,10 +122,10 @@ class UnitBus:
     def drop(self, unit: str) -> None:
         """Forget what a unit was set to, and what it was to be set to if systemd was not told yet."""
         with self._lock:
-            self._taken.pop(unit, None)
-            self._unseen.pop(unit, None)
-            if self._in_hand == unit:
-                self._in_hand = ""
+            self._expected_values.pop(unit, None)
+            self._unreported_changes.pop(unit, None)
+            if self._in_flight == unit:
+                self._in_flight = ""
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
@@ -144,12 +144,12 @@ class UnitBus:
         for event in events:
             if event.kind == "replaced":
                 with self._lock:
-                    self._allow(event.unit, self._unseen.pop(event.unit, NOTHING))
+                    self._allow(event.unit, self._unreported_changes.pop(event.unit, NOTHING))
         return events
 
     def _allow(self, unit: str, values: Mapping[str, object]) -> None:
         """``values`` of a unit that was set are no news from now on; with the lock held."""
-        taken = self._taken.get(unit, {})
+        taken = self._expected_values.get(unit, {})
         for name, value in values.items():
             if name in taken and value not in taken[name]:
                 taken[name] = (*taken[name], value)[-KEPT_VALUES:]
@@ -295,7 +295,7 @@ class UnitBus:
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # looked at, so that nobody complains about it
+            done.exception()  # looked at, or asyncio complains about it
         self._news.set()
 
     async def _wait_for_news_or(self, timeout_s: float) -> None:
@@ -344,7 +344,7 @@ class UnitBus:
             await self._set_now(bus, unit, rest)
         if replaced:
             with self._lock:
-                self._unseen.setdefault(unit, {}).update(replaced)
+                self._unreported_changes.setdefault(unit, {}).update(replaced)
                 self._events.append(UnitEvent("replaced", unit, properties, values=replaced))
             self._wake()
 
@@ -365,26 +365,26 @@ class UnitBus:
                 self._emit(UnitEvent("denied", unit, properties, text=str(refused)))
             elif refused.name in _NO_UNIT:
                 with self._lock:
-                    self._taken.pop(unit, None)
+                    self._expected_values.pop(unit, None)
                 self._emit(UnitEvent("no-unit", unit, properties))
             else:
                 self._emit(UnitEvent("refused", unit, properties, text=str(refused)))
         else:
             self._set_s = time.monotonic() - began_s
             with self._lock:
-                if self._in_hand == unit:
-                    self._taken.setdefault(unit, {}).update((name, (value,)) for name, value in properties)
+                if self._in_flight == unit:
+                    self._expected_values.setdefault(unit, {}).update((name, (value,)) for name, value in properties)
             self._emit(UnitEvent("done", unit, properties))
 
     async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, object]:
-        """What somebody else gave a unit since systemd took our last order, by name. Raises _Away.
+        """What another program gave a unit since systemd took our last value, by name. Raises _Away.
 
         The bus knows no "set it if it is still": what is set between this and our own order is missed.
         """
         with self._lock:
-            self._in_hand = unit
-            taken = dict(self._taken.get(unit, {}))
-            unseen = set(self._unseen.get(unit, ()))
+            self._in_flight = unit
+            taken = dict(self._expected_values.get(unit, {}))
+            unseen = set(self._unreported_changes.get(unit, ()))
         wanted = {name: value for name, value in properties if name in (QUOTA, WEIGHT) and name in taken}
         replaced: dict[str, object] = {}
         if not wanted:

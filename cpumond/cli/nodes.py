@@ -6,7 +6,7 @@ import time
 
 import click
 
-from cpumond.api.views import NodeDetails, NodeList, NodeView
+from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.operations import STYLES
 from cpumond.cli.options import given, print_json, quote_name
 from cpumond.cli.pools import show_amounts

@@ -10,9 +10,11 @@ from typing import Any, Final
 import click
 
 from cpumond.answers import ExplainAnswer
-from cpumond.api.formats import YtError, read_yson, to_json_tree
+from cpumond.api.formats import to_json_tree
 from cpumond.api.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
+from cpumond.api.values import YtError
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
+from cpumond.api.yson import read_yson
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import DurationType, check_cores, given, print_json, quote_name, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value

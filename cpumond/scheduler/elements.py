@@ -8,12 +8,12 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, ratio, subtract
 from cpumond.scheduler.model import (
-    JobRecord,
     JobState,
     OperationRecord,
     OperationTreeOptions,
@@ -24,7 +24,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
-from cpumond.wire import FinishedJob, JobReport, StopOrder
+from cpumond.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
 StarvationStatus = Literal["non_starving", "starving", "aggressively_starving"]
@@ -35,50 +35,27 @@ PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
 """The three lists of 6.4."""
 
-CPU_COUNTERS: Final = (
-    "cpu_seconds", "reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds", "late_cpu_seconds",
-)  # fmt: skip
-"""What is counted of each job, in core-seconds, under these names wherever it stands."""
-CpuTimes = tuple[float | None, float | None, float | None, float | None, float | None]
+NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
+@dataclass(slots=True, eq=False)
 class PreemptionRules:
     """What holds for an element after inheritance (6.2): times in seconds."""
 
-    __slots__ = (
-        "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "aggressive_timeout_s", "tolerance_limit",
-        "fair_share_timeout_limit_s", "min_share_timeout_limit_s", "aggressive_starvation", "aggressive_preemption",
-        "non_preemptible_threshold", "says_min_share",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        tolerance: float,
-        fair_share_timeout_s: float,
-        min_share_timeout_s: float,
-        aggressive_timeout_s: float,
-        tolerance_limit: float,
-        fair_share_timeout_limit_s: float,
-        min_share_timeout_limit_s: float,
-        aggressive_starvation: bool,
-        aggressive_preemption: bool,
-        non_preemptible_threshold: Vector | None,
-        says_min_share: bool = True,
-    ) -> None:
-        self.tolerance = tolerance
-        self.fair_share_timeout_s = fair_share_timeout_s
-        self.min_share_timeout_s = min_share_timeout_s
-        self.aggressive_timeout_s = aggressive_timeout_s
-        self.tolerance_limit = tolerance_limit
-        self.fair_share_timeout_limit_s = fair_share_timeout_limit_s
-        self.min_share_timeout_limit_s = min_share_timeout_limit_s
-        self.aggressive_starvation = aggressive_starvation
-        """Own flag or that of any ancestor (6.8)."""
-        self.aggressive_preemption = aggressive_preemption
-        self.non_preemptible_threshold = non_preemptible_threshold
-        """Infinite for a resource that it does not name; None protects nothing (6.4)."""
-        self.says_min_share = says_min_share
-        """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
+    tolerance: float
+    fair_share_timeout_s: float
+    min_share_timeout_s: float
+    aggressive_timeout_s: float
+    tolerance_limit: float
+    fair_share_timeout_limit_s: float
+    min_share_timeout_limit_s: float
+    aggressive_starvation: bool
+    """Own flag or that of any ancestor (6.8)."""
+    aggressive_preemption: bool
+    non_preemptible_threshold: Vector | None
+    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+    says_min_share: bool = True
+    """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 class Element:
@@ -109,16 +86,9 @@ class Element:
         """Scheduler time of the first update that found it not normal."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
-        self.cpu_seconds = 0.0
-        """CPU time that its jobs used since the start of this scheduler, as far as their nodes have said."""
-        self.reclaimed_cpu_seconds = 0.0
-        """What they had ordered and could not use meanwhile, in core-seconds (1.7, aggregated_preempted_cpu)."""
-        self.ordered_cpu_seconds = 0.0
-        """What they could have used meanwhile without their agents, in core-seconds (1.7, aggregated_max_cpu_usage)."""
-        self.throttled_cpu_seconds = 0.0
-        """Time that their threads were held back by a quota, summed over CPUs."""
-        self.late_cpu_seconds = 0.0
-        """The part of it while an agent held the limit below what the job could have."""
+        self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
+        self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
+        """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have said."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -238,9 +208,7 @@ class Job:
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
-        "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "cpu_monitor_mode",
-        "smoothed_cpu_usage", "cgroup", *CPU_COUNTERS, "counted", "was_reported",
-        "cpu_usage", "min_cpu_limit", "votes_sum", "throttled_ratio",
+        "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
     )  # fmt: skip
 
     def __init__(
@@ -268,24 +236,24 @@ class Job:
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
         """When answers carried the order to start it; None for never, and for a job that was taken over."""
-        self.was_reported = False
-        """Whether a heartbeat has shown it; a node does not report a job that it has but that waits for room."""
-        self.cpu_monitor_mode = ""
-        self.smoothed_cpu_usage: float | None = None
-        self.cgroup = ""
-        self.cpu_usage: float | None = None
-        self.min_cpu_limit: float | None = None
-        self.votes_sum: int | None = None
-        self.throttled_ratio: float | None = None
-        self.cpu_seconds: float | None = None
-        self.reclaimed_cpu_seconds: float | None = None
-        self.ordered_cpu_seconds: float | None = None
-        self.throttled_cpu_seconds: float | None = None
-        self.late_cpu_seconds: float | None = None
-        """As the node said last."""
+        self.report = NO_REPORT
+        """What its node said last, and of its counters what it said at all."""
         self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)
-        """What of the last five is in the counters above, or was before this scheduler had the job; None: not known
+        """What of its ``cpu_times`` is in the counters above, or was before this scheduler had the job; None: not known
         yet."""
+
+    @property
+    def was_reported(self) -> bool:
+        """Whether a heartbeat has shown it; a node does not report a job that it has but that waits for room."""
+        return self.report is not NO_REPORT
+
+    @property
+    def node_id(self) -> str:
+        return self.node.id
+
+    @property
+    def task_name(self) -> str:
+        return self.task.name
 
     @property
     def is_failing(self) -> bool:
@@ -354,6 +322,10 @@ class Node:
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
         """The trees that its tags fit, where they are several: its jobs in ``tree`` run on, none is started (2.2)."""
+
+    def all_jobs(self) -> list[Job]:
+        """Active ones and those told to stop."""
+        return [*self.jobs.values(), *self.stopping.values()]
 
     @property
     def run(self) -> str:
@@ -450,17 +422,6 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-def cpu_times(told: JobReport | FinishedJob | JobRecord) -> CpuTimes:
-    """What a node says of a job's CPU time, in the order of CPU_COUNTERS; None where it does not know."""
-    return (
-        told.cpu_seconds,
-        told.reclaimed_cpu_seconds,
-        told.ordered_cpu_seconds,
-        told.throttled_cpu_seconds,
-        told.late_cpu_seconds,
-    )
-
-
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
@@ -469,17 +430,6 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     newest part: a lower one counts nothing itself, and is what the growth is measured from. A job keeps its pool's
     path of the moment: what was counted stays where it was when the operation moves.
     """
-    used, reclaimed, ordered, throttled, late = told
-    if used is not None:
-        job.cpu_seconds = used
-    if reclaimed is not None:
-        job.reclaimed_cpu_seconds = reclaimed
-    if ordered is not None:
-        job.ordered_cpu_seconds = ordered
-    if throttled is not None:
-        job.throttled_cpu_seconds = throttled
-    if late is not None:
-        job.late_cpu_seconds = late
     counted = job.counted
     grown: list[float] = []
     for number, value in enumerate(told):

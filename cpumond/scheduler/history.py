@@ -12,7 +12,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import mul
+from operator import attrgetter, mul
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -30,6 +30,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.state import State
+from cpumond.wire import CPU_COUNTERS
 
 KINDS: Final = ("pool", "node", "operation", "job")
 """In the order of their right to a series."""
@@ -196,14 +197,7 @@ class _Seen:
 
     def grow(self, element: Element) -> _Five:
         """How much the counters grew since the last time; one that began anew has grown from 0."""
-        now = (
-            element.cpu_seconds,
-            element.reclaimed_cpu_seconds,
-            element.ordered_cpu_seconds,
-            element.throttled_cpu_seconds,
-            element.late_cpu_seconds,
-        )
-        before = self.counters
+        now, before = _counters_of(element), self.counters
         if now == before:
             return _NOTHING
         self.counters = now
@@ -221,6 +215,7 @@ class _Seen:
 _Named = TypeVar("_Named", Node, Job)
 _Five = tuple[float, float, float, float, float]
 _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
+_counters_of: Callable[[Element], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
@@ -429,18 +424,17 @@ def _job_values(job: Job) -> tuple[float, ...]:
     return (
         job.limits[1],
         job.usage[1],
-        *(
-            NOT_KNOWN if value is None else float(value)
-            for value in (job.cpu_usage, job.smoothed_cpu_usage, job.min_cpu_limit, job.votes_sum, job.throttled_ratio)
-        ),
+        *(NOT_KNOWN if value is None else float(value) for value in _figures_of(job.report)),
     )
+
+
+_figures_of = attrgetter("cpu_usage", "smoothed_cpu_usage", "min_cpu_limit", "votes_sum", "throttled_ratio")
 
 
 def used_now(job: Job) -> float:
     """Cores that its node last saw it use: in the last check, else smoothed, else 0."""
-    if job.cpu_usage is not None:
-        return job.cpu_usage
-    return job.smoothed_cpu_usage or 0.0
+    report = job.report
+    return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
 
 
 # --- points of one series -----------------------------------------------------------------------------------------

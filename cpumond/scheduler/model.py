@@ -17,6 +17,7 @@ import msgspec
 
 from cpumond.errors import CpumondError
 from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.wire import CpuUse
 
 ROOT_POOL: Final = "<Root>"
 """Name of a tree's root as the documents print it."""
@@ -363,7 +364,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tree: str = ""
 
 
-class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A finished job as it is stored. CPU times are those that its node said last, None where it never said."""
 
     id: str
@@ -378,16 +379,15 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     current_cpu_limit: float
     exit_code: int | None = None
     reason: str = ""
-    cpu_seconds: float | None = None
     max_memory: int | None = None
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
-    reclaimed_cpu_seconds: float | None = None
-    ordered_cpu_seconds: float | None = None
-    throttled_cpu_seconds: float | None = None
-    late_cpu_seconds: float | None = None
     sequence: int = 0
     """Decides between jobs of one ``start_time``."""
+
+    @property
+    def task_name(self) -> str:
+        return self.task
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
@@ -398,4 +398,5 @@ def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
 
 def to_amounts(vector: Vector) -> Resources:
     """A vector as a dictionary of all resources."""
-    return dict(zip(RESOURCES, vector, strict=True))
+    slots, cpu, gpu, memory, network = vector
+    return {"user_slots": slots, "cpu": cpu, "gpu": gpu, "memory": memory, "network": network}

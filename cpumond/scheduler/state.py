@@ -23,8 +23,6 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import admission, operations, preemption, starvation
 from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction, prepare
 from cpumond.scheduler.elements import (
-    CPU_COUNTERS,
-    CpuTimes,
     Job,
     Node,
     Operation,
@@ -35,7 +33,6 @@ from cpumond.scheduler.elements import (
     add_cpu_time,
     change_usage,
     count_cpu_time,
-    cpu_times,
     end_job,
     start_job,
 )
@@ -65,6 +62,8 @@ from cpumond.scheduler.placement import ServiceOrder, place_jobs, wants_jobs
 from cpumond.scheduler.snapshot import SnapshotMaker, operation_limits, pool_limits
 from cpumond.scheduler.spec_room import SpecRoom, weigh_change
 from cpumond.wire import (
+    CPU_COUNTERS,
+    CpuUse,
     FinishedJob,
     Heartbeat,
     HeartbeatAnswer,
@@ -72,6 +71,7 @@ from cpumond.wire import (
     JobReport,
     NodeRegistration,
     StopOrder,
+    cpu_times,
 )
 
 Told = TypeVar("Told", JobReport, FinishedJob)
@@ -97,7 +97,7 @@ UNSENT_TIMEOUTS = 10.0
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
 """A job used, or was held back on, at most so many cores, or times its node's capacity, where that is more; a report
 may be so late."""
-NO_CPU_TIMES: CpuTimes = (None, None, None, None, None)
+NO_CPU_TIMES = cpu_times(CpuUse())
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """How a job ends that its node may still have: what the node says of it later is heard."""
 
@@ -898,13 +898,9 @@ class State:
             current_cpu_limit=task.cpu_limit if counted is None else counted.current_cpu_limit,
             exit_code=finished.exit_code,
             reason=reason,
-            cpu_seconds=finished.cpu_seconds,
             max_memory=finished.max_memory,
             cgroup=finished.cgroup,
-            reclaimed_cpu_seconds=finished.reclaimed_cpu_seconds,
-            ordered_cpu_seconds=finished.ordered_cpu_seconds,
-            throttled_cpu_seconds=finished.throttled_cpu_seconds,
-            late_cpu_seconds=finished.late_cpu_seconds,
+            **_list_counters(finished),
         )
 
     def _task_of(self, report: JobReport) -> Task | None:
@@ -1297,17 +1293,26 @@ def _believe(told: Told, node: Node, start_time: float, now: float) -> Told:
     return msgspec.structs.replace(told, **dict.fromkeys(wrong)) if wrong else told
 
 
+def _keep_known(before: CpuUse, told: Told) -> Told:
+    """What is told, and of the counters that it leaves out what was told before."""
+    times = cpu_times(told)
+    if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
+        return told
+    missing = {name: then for name, value, then in zip(CPU_COUNTERS, times, earlier, strict=True) if value is None}
+    return msgspec.structs.replace(told, **missing)
+
+
+def _list_counters(told: CpuUse) -> dict[str, Any]:
+    return dict(zip(CPU_COUNTERS, cpu_times(told), strict=True))
+
+
 def _take_report(job: Job, report: JobReport, now: float) -> None:
     """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
     report = _believe(report, job.node, job.start_time, now)
-    job.was_reported = True
     if job.began_at is None:
         # The node's clock may be another one; a job that was taken over has its start from the node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
-    job.smoothed_cpu_usage, job.cpu_monitor_mode = report.smoothed_cpu_usage, report.mode
-    job.cgroup = report.cgroup
-    job.cpu_usage, job.min_cpu_limit = report.cpu_usage, report.min_cpu_limit
-    job.votes_sum, job.throttled_ratio = report.votes_sum, report.throttled_ratio
+    job.report = _keep_known(job.report, report)
     count_cpu_time(job, cpu_times(report))
     if job.is_active:
         job.state = "running"
@@ -1334,17 +1339,6 @@ def _job_record(
         if state == "failed" or stop.fails or finished is None or not reason:
             reason = stop.record.why
         state = "failed" if stop.fails else "aborted"
-    before: CpuTimes = (
-        job.cpu_seconds,
-        job.reclaimed_cpu_seconds,
-        job.ordered_cpu_seconds,
-        job.throttled_cpu_seconds,
-        job.late_cpu_seconds,
-    )
-    last = NO_CPU_TIMES if finished is None else cpu_times(finished)
-    used, reclaimed, ordered, throttled, late = (
-        then if now_s is None else now_s for now_s, then in zip(last, before, strict=True)
-    )
     return JobRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -1359,13 +1353,9 @@ def _job_record(
         current_cpu_limit=job.usage[1],
         exit_code=None if finished is None else finished.exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
-        cpu_seconds=used,
         max_memory=None if finished is None else finished.max_memory,
         preemption=None if stop is None or stop.fails else stop.record,
-        cgroup=job.cgroup if finished is None or not finished.cgroup else finished.cgroup,
-        reclaimed_cpu_seconds=reclaimed,
-        ordered_cpu_seconds=ordered,
-        throttled_cpu_seconds=throttled,
-        late_cpu_seconds=late,
+        cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         sequence=job.sequence,
+        **_list_counters(job.report if finished is None else _keep_known(job.report, finished)),
     )

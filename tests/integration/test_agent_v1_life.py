@@ -18,7 +18,7 @@ from agent_process import AgentProcess
 from configs import FLOOR, at_floor, describe_agent, describe_source, make
 from waiting import wait_until
 
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.config import finish_config, parse_config_text
 from cpumond.reporters.log import SilentReporter
 from cpumond.testing import CgroupTree, FakeClock
@@ -153,10 +153,10 @@ def test_a_cgroup_that_goes_between_two_phases_of_a_tick_is_dropped(cgroups, tmp
         decided = []
         for name, work in (
             ("discover", lambda: agent._discover(now_s)),
-            ("foreign", lambda: agent._take_foreign_changes(now_s)),
-            ("step", lambda: decided.extend(agent._sample_and_step(now_s))),
-            ("apply", lambda: agent._apply(decided, now_s)),
-            ("report", lambda: agent._report(now_s)),
+            ("foreign", lambda: agent.external.take_changes(now_s)),
+            ("step", lambda: decided.extend(agent._sample_and_decide(now_s, 0.0))),
+            ("apply", lambda: agent.limits.apply(decided, now_s)),
+            ("report", lambda: agent.publisher.report(now_s)),
         ):
             work()
             if interrupt and name == phase:

@@ -355,7 +355,7 @@ def test_a_unit_that_is_forgotten_while_it_is_set_leaves_nothing(systemd: System
     client.bus.drop("a.service")
     systemd.manager.may_answer.set()
     client.wait_for("done")
-    assert client.bus._taken == {}
+    assert client.bus._expected_values == {}
 
 
 def test_a_setting_that_nobody_else_gave_is_set_all_the_same(systemd: Systemd, client: Client) -> None:

@@ -34,9 +34,12 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from cpumond.api.formats import Attributed, Uint, read_yson, write_yson
+from cpumond.api.values import Attributed, Uint, YtError
 from cpumond.api.ypath import YPath, parse_ypath
-from cpumond.api.yt import COMMANDS, ReplyCache, YtError, YtLimits, YtRequest, make_yt_routes
+from cpumond.api.yson import read_yson, write_yson
+from cpumond.api.yt import COMMANDS, make_yt_routes
+from cpumond.api.yt_parameters import YtRequest
+from cpumond.api.yt_replies import ReplyCache, YtLimits
 from cpumond.errors import CpumondError, UnavailableError
 
 YT = Path(sys.executable).with_name("yt")

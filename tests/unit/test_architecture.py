@@ -10,8 +10,9 @@ from picture import MODULES, ROOT, list_imports, list_nodes
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "monitor", "units", "words", "answers", "errors", "wire", "agent.explanation", "cgroup.parse", "cgroup.settings",
-    "fairshare", "api.orchid", "api.tables", "api.views", "api.ypath",
+    "monitor", "units", "words", "answers", "errors", "wire", "agent.explanation", "agent.hold", "cgroup.parse",
+    "cgroup.settings", "fairshare", "api.figures", "api.lazy", "api.node_views", "api.orchid", "api.orchid_attributes",
+    "api.overview", "api.tables", "api.tree_view", "api.views", "api.values", "api.ypath",
     *(
         f"scheduler.{name}"
         for name in (
@@ -38,8 +39,7 @@ MORE_FOR = {
     "cpumond.scheduler.config_commands": {"difflib"},
     "cpumond.scheduler.operations": {"difflib"},
     "cpumond.scheduler.nodes_filter": {"lark"},  # a parser from a grammar
-    "cpumond.api.orchid": {"datetime"},  # times as people read them
-    "cpumond.api.ypath": {"cpumond.api.formats"},  # its errors
+    "cpumond.api.lazy": {"datetime"},  # times as people read them
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
     "cpumond.monitor.shapes": {"random"},  # a generator with a seed: the same numbers each time
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpumond.agent.jobs import JobView
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.answers import ReporterStats
 from cpumond.cgroup.mounts import open_hierarchies

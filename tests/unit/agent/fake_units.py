@@ -10,7 +10,7 @@ import msgspec
 from fake_node import QUICK, FakeNode
 
 from cpumond.agent.control import describe_job
-from cpumond.agent.loop import Agent
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.cgroup.mounts import open_hierarchies

@@ -189,7 +189,7 @@ def test_nothing_new_is_no_reason_for_a_heartbeat(world: World) -> None:
 
 def test_the_monitors_figures_are_reported(world: World) -> None:
     world.run("j1", cpu_limit=2.0)
-    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.2, 0.3, "reclaim", 55.0, 7.0)})
+    world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.2, 0.3, "reclaim", cpu_seconds=55.0, reclaimed_cpu_seconds=7.0)})
     [report] = world.jobs.reports()
     assert (report.current_cpu_limit, report.smoothed_cpu_usage, report.mode) == (1.2, 0.3, "reclaim")
     assert (report.cpu_seconds, report.reclaimed_cpu_seconds) == (55.0, 7.0)

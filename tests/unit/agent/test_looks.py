@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, loop
+from cpumond.agent import apply, control
+from cpumond.agent.hold import Contested, Hold, Respected
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.cgroup.parse import parse_throttled
 from cpumond.errors import CgroupReadError
@@ -37,7 +38,7 @@ def look(node: FakeNode, *throttled: str, seconds: float = 0.2) -> None:
     node.clock.advance(seconds)
     for name in throttled:
         node.use(name, 1.05 * seconds, 1.0, seconds)
-    node.agent.look(node.clock.monotonic_s())
+    node.agent.limits.look(node.clock.monotonic_s())
 
 
 def cores(node: FakeNode, *names: str) -> list[float]:
@@ -120,7 +121,7 @@ def test_a_threshold_that_nothing_exceeds_makes_no_check_of_a_look(make_node):
     node.ticks(3, 0.1)
     before = node.job("a").state
     look(node, "a")
-    node.agent._snapshot = None
+    node.agent.snapshot = None
     assert node.job("a").state == before
 
 
@@ -132,7 +133,7 @@ def test_a_weight_is_given_back_when_use_is_above_the_limit(make_node):
     node.clock.advance(0.2)
     for name, used in (("a", 3.0), ("b", 0.9)):
         node.use(name, used * 0.2, 0.0, 0.2)
-    node.agent.look(node.clock.monotonic_s())
+    node.agent.limits.look(node.clock.monotonic_s())
     assert [node.read(name, "cpu.weight") for name in "ab"] == ["100", "26"]
 
 
@@ -142,7 +143,7 @@ def test_under_a_weight_each_look_measures_from_the_one_before(make_node):
     for used, weight in ((0.2, "26"), (0.2, "26"), (0.2, "26"), (1.5, "100")):  # 0.525 since the check
         node.clock.advance(0.2)
         node.use("a", used * 0.2, 0.0, 0.2)
-        node.agent.look(node.clock.monotonic_s())
+        node.agent.limits.look(node.clock.monotonic_s())
         assert node.read("a", "cpu.weight") == weight
 
 
@@ -179,7 +180,7 @@ def test_what_a_pin_held_back_is_not_charged_to_the_rule(make_node):
 def test_what_a_contested_limit_held_back_is_not_charged_to_the_rule(make_node):
     config = PEAK.replace("[cost]", "[writes]\noverride_ttl = 0\ndrift_max = 1\n[cost]") + source()
     node = lowered(make_node, "a", config=config)
-    node.agent.table.find("a").contested = True
+    node.agent.table.find("a").hold = Hold(Contested())
     for _ in range(10):
         node.tick(1.0, {"a": 1.0})
     assert node.job("a").state.held.count == 0
@@ -227,7 +228,7 @@ def test_a_limit_that_is_as_meant_is_not_recorded_as_written_again(make_node):
     node = lowered(make_node, "a")
     job = node.agent.table.find("a")
     records = len(job.ring.records())
-    job.reapply_at_s = 0.0
+    job.hold = job.hold.write(0.0)
     node.tick(1.0)
     assert len(job.ring.records()) == records
     node.reload(PEAK.replace("min_cpu", "burst_ratio = 0.3\nmin_cpu") + source())
@@ -257,9 +258,9 @@ def test_only_jobs_that_the_agent_has_lowered_are_looked_at(make_node):
     control.pin_job(node.agent, "pinned", {"cpu_limit": 2.0})
     jobs["shadow"].mode = "shadow"
     assert [can_be_held_back(job) for job in jobs.values()] == [True, False, False, False]
-    jobs["a"].contested = True
+    jobs["a"].hold = Hold(Contested())
     assert not can_be_held_back(jobs["a"])
-    jobs["a"].contested, jobs["a"].override_until_s = False, math.inf
+    jobs["a"].hold = Hold(Respected(math.inf))
     assert not can_be_held_back(jobs["a"])
 
 
@@ -290,7 +291,7 @@ def test_an_order_of_somebody_else_is_not_written_over_and_the_tick_takes_it(mak
     job = node.agent.table.find("a")
     assert (cores(node, "a"), job.state.held.count) == ([0.9], 0)
     node.tick(0.9, seconds=0.8)
-    assert (cores(node, "a"), job.original.cores, job.is_held) == ([0.9], 0.9, True)
+    assert (cores(node, "a"), job.original.cores, job.hold.is_free) == ([0.9], 0.9, False)
 
 
 def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_in(make_node):
@@ -300,7 +301,7 @@ def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_
     assert periods == [0.05, 0.1]
     node.ticks(12, 1.0)
     node.write("other", "cpu.max", "26250 25000\n")
-    node.agent._read_all_limits = True
+    node.agent.external.read_all = True
     node.tick(1.0)
     assert node.agent.table.find("other").state.cfs_period_s == 0.025
     # A quota below 1 ms is none: the period is longer then.
@@ -385,7 +386,7 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
     quick = source("jobs/quick", more='job-cpu-monitor = { throttle_poll = "50ms" }')
     never = source("jobs/never", more='job-cpu-monitor = { throttle_poll = "0s" }')
     node = lowered(make_node, "a", "never", "quick", config=PEAK + quick + never + source())
-    begin_s, schedule = node.clock.monotonic_s(), node.agent._looks
+    begin_s, schedule = node.clock.monotonic_s(), node.agent.limits.looks
     schedule.take_due(begin_s)
     found = []
     while schedule.next_s < begin_s + 0.42:
@@ -398,7 +399,7 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
 
 def test_looks_meet_each_moment_of_a_cgroups_periods(make_node):
     node = lowered(make_node, "a")
-    schedule, period_s, met = node.agent._looks, 0.1, set()
+    schedule, period_s, met = node.agent.limits.looks, 0.1, set()
     for _ in range(40):
         met.add(int(schedule.next_s % period_s / period_s * 10))
         schedule.take_due(schedule.next_s)
@@ -408,7 +409,7 @@ def test_looks_meet_each_moment_of_a_cgroups_periods(make_node):
 def test_over_the_budget_looks_are_shed_in_turns(make_node):
     names = "abcdef"
     node = lowered(make_node, *names)
-    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent._looks, []
+    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent.limits.looks, []
     for turn in range(1, 4):
         seen += [job.found.job_id for _, _, job in schedule.take_due(max(schedule.next_s, begin_s + 0.2), 3)]
         assert len(seen) == 2 * turn
@@ -418,11 +419,11 @@ def test_over_the_budget_looks_are_shed_in_turns(make_node):
 def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
     node = lowered(make_node, "a")
     looked = []
-    monkeypatch.setattr(loop, "list_changed", lambda watched: looked.append(len(watched)) or [])
+    monkeypatch.setattr(apply, "list_changed", lambda watched: looked.append(len(watched)) or [])
     for _ in range(4):
         look(node)
     node.tick(1.0, seconds=0.2)
-    node.agent.look(node.clock.monotonic_s() + 0.001)
+    node.agent.limits.look(node.clock.monotonic_s() + 0.001)
     assert looked == [1, 1, 1, 1, 0]
     look(node)
     assert looked == [1, 1, 1, 1, 0, 1]
@@ -430,7 +431,7 @@ def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
 
 def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_node):
     node = lowered(make_node, "a")
-    schedule = node.agent._looks
+    schedule = node.agent.limits.looks
     next_s, job = schedule.next_s, node.agent.table.find("a")
     checked_s = next_s - 0.3 * 0.2 * DRIFT
     seen = msgspec.structs.replace(job.state.seen, at_s=checked_s)
@@ -442,7 +443,7 @@ def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_
 def test_no_looks_cost_nothing(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source()).start()
     node.ticks(8, 0.1)
-    assert (node.cores("a"), node.agent._looks.next_s) == (0.5, math.inf)
+    assert (node.cores("a"), node.agent.limits.looks.next_s) == (0.5, math.inf)
 
 
 @pytest.mark.parametrize(

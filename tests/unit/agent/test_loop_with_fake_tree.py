@@ -17,7 +17,8 @@ from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control, jobs, writer
 from cpumond.agent.jobs import Tracked
-from cpumond.agent.loop import Agent
+from cpumond.agent.loop import choose_stride
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
 from cpumond.agent.written import WRITTEN_FILE
 from cpumond.answers import AddedJob
@@ -230,6 +231,14 @@ def test_the_period_of_the_tick_is_that_of_the_most_frequent_job(make_node):
     node.remove("often")
     node.tick()
     assert node.agent.period_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stride", "used", "after"),
+    [(1, 0.11, 2), (16, 0.11, 16), (2, 0.1, 2), (2, 0.04, 2), (2, 0.03, 1), (1, 0.03, 1)],
+)
+def test_checks_are_taken_up_again_only_far_below_the_budget(stride, used, after):
+    assert choose_stride(stride, used, 0.1) == after
 
 
 def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_node, logs):
@@ -553,7 +562,7 @@ def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_nod
     node.write("a", "cpu.max", "300000 100000\n")
     node.tick()
     assert node.agent.table.find("a").original.burst_us == 90_000
-    node.agent.give_back(node.agent.table.find("a"))
+    node.agent.limits.give_back(node.agent.table.find("a"))
     node.ticks(8)
     assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("50000 100000", "50000")
     node.write("a", "cpu.max.burst", "20000\n")
@@ -1175,6 +1184,15 @@ def test_a_pin_is_in_force_again_after_an_override(make_node):
     assert (node.cores("a"), node.job("a").status) == (3.0, "overridden")
     node.ticks(5)
     assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
+
+
+def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
+    node = make_node({"a": FOUR}).start()
+    control.pin_job(node.agent, "a", {"cpu_limit": 0.6})
+    (node.directory / "run" / "pause").touch()
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
+    node.ticks(3)
+    assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
 
 
 def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from fake_node import QUICK, CollectedReports, FakeNode, source
 
-from cpumond.agent.loop import Agent
 from cpumond.agent.notify import Notifier, describe_status
+from cpumond.agent.service import Agent
 from cpumond.answers import ReporterStats
 from cpumond.process import read_watchdog_s
 from cpumond.testing import FakeClock
@@ -238,7 +238,7 @@ def test_the_state_in_one_line(node: FakeNode):
     (node.directory / "run" / "pause").touch()
     node.ticks(1)
     assert describe_status(node.agent) == "2 jobs (reclaim), 4.0 of 6.0 cores reclaimed; writes are paused"
-    node.agent.last = node.agent._snapshot = None
+    node.agent.last = node.agent.snapshot = None
     assert describe_status(node.agent) == "starting"
 
 
@@ -295,7 +295,7 @@ def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
         node.agent.config, scheduler=msgspec.structs.replace(node.agent.config.scheduler, url="http://s:9757")
     )
     node.agent.link = link
-    node.agent._snapshot = None
+    node.agent.snapshot = None
     assert describe_status(node.agent).endswith(f"; scheduler http://s:9757: {expected}")
     node.agent.link = None
 

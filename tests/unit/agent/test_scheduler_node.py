@@ -131,7 +131,7 @@ def test_answers_are_not_kept_where_nobody_obeys_them(tmp_path: Path) -> None:
     node = Node(tmp_path, executor=False)
     for _ in range(10):
         node.order(start=[make_order()])
-    assert len(node.agent._answers) == 0
+    assert len(node.agent.answers) == 0
     assert all(not job.from_scheduler for job in node.link.heartbeats[-1].jobs)
     node.agent.close()
 

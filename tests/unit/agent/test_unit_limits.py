@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
-from cpumond.agent.loop import Agent
 from cpumond.agent.restore import restore_all
+from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, save
 from cpumond.agent.unit_limits import UnitLimits, read_labels
 from cpumond.cgroup.mounts import open_hierarchies
@@ -536,7 +536,7 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         if kind == "refused" and UNIT in bare.bus.told:
             bare.bus.news.append(UnitEvent(kind, UNIT, bare.bus.told.pop(UNIT), text="no"))
         snapshot = bare.tick()
-        assert not bare.agent._rescan_due
+        assert not bare.agent.rescan_due
         lowered += bare.status()["current_cpu_limit"] != whole
     assert lowered == (kind == "refused"), "tried again after a minute"
     assert [record["event"] for record in logs].count("unit_refused") == (kind == "refused")

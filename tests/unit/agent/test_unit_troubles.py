@@ -561,7 +561,7 @@ def test_what_was_ours_before_theirs_is_ours_no_more(node: UnitNode) -> None:
     node.tick()
     for cores in (before, held):
         settings = CpuSettings(round(cores * 100_000), 100_000, 0, 100)
-        assert not node.agent.units.is_ours(UNIT, settings, "quota")
+        assert not node.agent.units.is_ours(UNIT, settings, ("quota",))
 
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:

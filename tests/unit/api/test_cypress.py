@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import ServedNode, StillClock
 
-from cpumond.api.cypress import LISTED_ATTRIBUTES, YtBackend, show_in_pieces
-from cpumond.api.formats import Attributed, Uint, YtError, write_yson
+from cpumond.api.cypress import show_in_pieces
 from cpumond.api.orchid import scheduler_orchid
-from cpumond.api.yt import COMMANDS, YtRequest
+from cpumond.api.values import Attributed, Uint, YtError
+from cpumond.api.yson import write_yson
+from cpumond.api.yt import COMMANDS
+from cpumond.api.yt_commands import LISTED_ATTRIBUTES, YtBackend
+from cpumond.api.yt_parameters import YtRequest
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import CommandError
@@ -627,7 +630,7 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
     await yt.register()
     await yt.start(pool="made")
     await yt.update()
-    root = scheduler_orchid(yt.scheduler.state, yt.backend.results())
+    root = scheduler_orchid(yt.scheduler.state, yt.backend.cypress.results())
     showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
     await asyncio.sleep(0)
     for number in range(10):

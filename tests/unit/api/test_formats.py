@@ -19,28 +19,29 @@ from cpumond.api.formats import (
     _JSON_ITEM,
     BINARY,
     JSON,
-    MAX_VALUES,
     PRETTY,
-    WRITTEN_BYTES,
-    Attributed,
     Format,
-    FormatError,
-    ParseError,
-    Uint,
-    YtError,
     format_of,
     from_json_tree,
     has_too_many_values,
     parse_format,
     read_json,
     read_value,
-    read_yson,
-    strip_attributes,
     to_json_tree,
     write_json,
     write_value,
-    write_yson,
 )
+from cpumond.api.values import (
+    MAX_VALUES,
+    WRITTEN_BYTES,
+    Attributed,
+    FormatError,
+    ParseError,
+    Uint,
+    YtError,
+    strip_attributes,
+)
+from cpumond.api.yson import read_yson, write_yson
 
 TEXT = Format("yson", "text")
 PRETTY_JSON = Format("json", "pretty")

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.api import json as module
-from cpumond.api import tables
-from cpumond.api.json import Call, JsonApi, Made
+from cpumond.api import json_handlers, tables
+from cpumond.api.json_handlers import Call, JsonApi, Made
 from cpumond.api.openapi import OperationsQuery, Query
 from cpumond.api.views import OperationList
 from cpumond.scheduler.commands import Rules
@@ -107,7 +106,7 @@ def test_a_pool_table_that_could_not_be_made_is_made_anew(
         api = make_api(store)
         with monkeypatch.context() as patched:
             if name == "_sum_cores":
-                patched.setattr(module, name, stumble_slowly)
+                patched.setattr(json_handlers, name, stumble_slowly)
             else:
                 patched.setattr(tables, name, stumble)
             with pytest.raises(RuntimeError, match="a mistake"):

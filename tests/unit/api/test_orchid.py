@@ -5,20 +5,12 @@ import math
 import pytest
 from scheduler_world import World
 
-from cpumond.api.formats import write_json, write_yson
-from cpumond.api.orchid import (
-    MAX_SATISFACTION,
-    OPERATION_ATTRIBUTES,
-    POOL_ATTRIBUTES,
-    Lazy,
-    TreeView,
-    finished_job_info,
-    job_info,
-    look_once,
-    materialise,
-    operation_info,
-    scheduler_orchid,
-)
+from cpumond.api.formats import write_json
+from cpumond.api.lazy import Lazy, materialise
+from cpumond.api.orchid import job_info, operation_info, scheduler_orchid
+from cpumond.api.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
+from cpumond.api.tree_view import TreeView, look_once
+from cpumond.api.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, Edit
@@ -826,7 +818,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     failed, stopped = list(cluster.state.jobs)
     cluster.now += 5.0
     cluster.heartbeat()
-    assert job_info(cluster.state.jobs[failed]) == {
+    assert job_info(cluster.state.jobs[failed], "host:1") == {
         "id": failed,
         "operation_id": operation,
         "type": "vanilla",
@@ -850,10 +842,10 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     assert "max_failed_job_count" in info["result"]["error"]["message"]
     assert info["brief_progress"]["jobs"]["failed"] == 1
     assert info["progress"]["scheduling_info_per_pool_tree"] == {}
-    ended = finished_job_info(cluster.state.finished_jobs[operation][failed], "host:1")
+    ended = job_info(cluster.state.finished_jobs[operation][failed], "host:1")
     assert ended["state"] == "failed"
     assert ended["error"]["message"] == "exit code 1"
-    stopping = job_info(cluster.state.jobs[stopped])
+    stopping = job_info(cluster.state.jobs[stopped], "host:1")
     assert stopping["state"] == "aborting"
     assert stopping["why_preempted"]["kind"] == "aborted"
 

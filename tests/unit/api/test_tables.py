@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from test_views import NOW, TREE, Living, plain
 
-from cpumond.api import tables, views
+from cpumond.api import overview, tables, views
 from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError
 
@@ -63,7 +63,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     for name, cores in expected.items():
         row = rows[name]
         assert (row["ordered_cores"], row["limit_cores"], row["used_cores"]) == pytest.approx(cores)
-    totals = tables.show_totals(living.tree(), tables.sum_cores(living.tree()), True)
+    totals = overview.show_totals(living.tree(), tables.sum_cores(living.tree()), True)
     assert (totals.capacity_cores, totals.ordered_cores, totals.limit_cores) == (4.0, 3.0, 1.5)
     assert (totals.used_cores, totals.reclaimed_cores) == pytest.approx((1.2, 1.5))
     assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
@@ -88,7 +88,7 @@ def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they
 def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
     table = tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW)
     assert len(table.rows) == 1
-    assert tables.show_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
+    assert overview.show_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
 def test_a_pool_of_after_the_sums_has_no_cores_yet(living):

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api import orchid, views
+from cpumond.api import node_views, orchid_attributes, overview, views
+from cpumond.api.tree_view import TreeView
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import Edit
@@ -214,7 +215,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
     for element in elements:
         shown = views.show_jobs(living.state, element.operation.record, limit=100).jobs
         found = Counter(job.preemptibility for job in shown)
-        attributes = orchid.operation_attributes(orchid.TreeView(living.tree(), None), element)
+        attributes = orchid_attributes.operation_attributes(TreeView(living.tree(), None), element)
         assert found["preemptible"] == attributes["preemptible_job_count"]
         assert found["aggressively_preemptible"] == attributes["aggressively_preemptible_job_count"]
         # Half of the fair share of 4 cores is protected, the other half against all but aggressive starvation.
@@ -222,7 +223,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
         assert views.find_job(living.state, element.operation.record, shown[0].id).preemptibility == (
             "aggressively_preemptible"
         )
-    details = views.show_node_details(living.state.nodes["n1"], NOW)
+    details = node_views.show_node_details(living.state.nodes["n1"], NOW)
     assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
 
 
@@ -237,15 +238,15 @@ def test_5_2_views_say_what_the_orchid_says(living):
     living.tell()
     living.update()
     living.tell()  # limits of jobs are lowered
-    view = orchid.TreeView(living.tree(), None)
+    view = TreeView(living.tree(), None)
     for pool in views.walk_pools(living.tree().root):
-        shown, attributes = views.show_pool(pool, NOW), orchid.pool_attributes(view, pool)
+        shown, attributes = views.show_pool(pool, NOW), orchid_attributes.pool_attributes(view, pool)
         for name in ("fair_share_ratio", "usage_ratio", "starvation_status", "scheduling_status", "operation_count"):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
         assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
     for element in living.tree().operations.values():
         shown = views.show_operation(living.state, element.operation.record, NOW).trees[TREE]
-        attributes = orchid.operation_attributes(view, element)
+        attributes = orchid_attributes.operation_attributes(view, element)
         names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
         for name in (*names, "starvation_status", "scheduling_status"):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (element.name, name)
@@ -281,7 +282,7 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.update()
     living.tell()
     living.tell(foreign_cores=1.0)
-    node = plain(views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
+    node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
     assert node["tags"] == ["gpu", "n1"]
     assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
     assert node["free"]["cpu"] == 2.0
@@ -295,7 +296,7 @@ def test_nodes_are_filtered_and_sorted(living):
     living.state.nodes["n3"].is_online = False
 
     def listed(**filters: Any) -> list[str]:
-        found = views.show_nodes(living.state, NOW, **{"limit": 9, **filters})
+        found = node_views.show_nodes(living.state, NOW, **{"limit": 9, **filters})
         return [node.id for node in found.nodes]
 
     assert listed() == ["n1", "n2", "n3"]
@@ -320,19 +321,21 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
     living.state.preemption_counts = {(TREE, "a", "preempted"): 2, (TREE, "b", "preempted"): 1}
 
     def listed(**filters: Any) -> list[str]:
-        return [each.job_id for each in views.show_preemptions(living.state, **{"limit": 9, **filters}).preemptions]
+        return [
+            each.job_id for each in node_views.show_preemptions(living.state, **{"limit": 9, **filters}).preemptions
+        ]
 
     assert listed() == ["j3", "j2", "j1"]
     assert listed(limit=1) == ["j3"]
     assert listed(operation="o1") == ["j3", "j2", "j1"]
     assert listed(operation="o2") == ["j2"]
     assert listed(pool="b") == ["j2"]
-    assert views.show_preemptions(living.state, limit=1).counts == {"preempted": 3}
-    assert views.show_preemptions(living.state, limit=1, pool="b").counts == {"preempted": 1}
+    assert node_views.show_preemptions(living.state, limit=1).counts == {"preempted": 3}
+    assert node_views.show_preemptions(living.state, limit=1, pool="b").counts == {"preempted": 1}
 
 
 def codes(living: Living) -> dict[str, str]:
-    return {alert.code: alert.message for alert in views.find_alerts(living.state, living.now).alerts}
+    return {alert.code: alert.message for alert in overview.find_alerts(living.state, living.now).alerts}
 
 
 def test_a_healthy_scheduler_has_no_alerts(living):
@@ -362,7 +365,7 @@ def test_alerts_about_nodes_errors_first(living):
     found = codes(living)
     assert set(found) == {"node_without_tree", "node_offline", "no_nodes"}
     assert "silent for 90 s" in found["node_offline"]
-    assert views.find_alerts(living.state, living.now).alerts[0].code == "no_nodes"
+    assert overview.find_alerts(living.state, living.now).alerts[0].code == "no_nodes"
 
 
 def test_an_overcommitted_node_is_an_alert_with_the_amount(living):
@@ -373,8 +376,8 @@ def test_an_overcommitted_node_is_an_alert_with_the_amount(living):
 
 
 def test_alerts_of_the_service_are_among_them(living):
-    mine = views.Alert("late", "error", "", "late")
-    assert mine in views.find_alerts(living.state, NOW, [mine]).alerts
+    mine = overview.Alert("late", "error", "", "late")
+    assert mine in overview.find_alerts(living.state, NOW, [mine]).alerts
 
 
 def test_counts(living):
@@ -384,7 +387,7 @@ def test_counts(living):
     living.do(operations.AbortOperation(ids[2]))
     living.update()
     living.tell()
-    counts = views.count_all(living.state)
+    counts = overview.count_all(living.state)
     assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
     assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)
     assert (counts.active_jobs, counts.stopping_jobs) == (2, 0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.api.formats import Attributed
+from cpumond.api.values import Attributed
 from cpumond.api.ypath import MAX_CHARS, YPath, YPathError, escape_literal, parse_ypath
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from cpumond.cgroup.settings import CpuSettings, same_quota
 from cpumond.cgroup.systemd import (
     NO_LIMIT,
+    QUOTA,
     align_weight,
     is_booted,
-    is_quota,
+    is_same_value,
     list_properties,
     object_path,
     round_up,
@@ -138,10 +139,15 @@ def test_the_default_weight_is_the_default_share() -> None:
     assert (weight_of(2), weight_of(262_144)) == (1, 10_000)
 
 
-def test_a_quota_is_the_same_within_systemds_rounding() -> None:
-    told = (("CPUQuotaPerSecUSec", 1_230_000),)
-    assert is_quota(told, 1.234567)
-    assert not is_quota(told, 1.24)
-    assert not is_quota(told, math.inf)
-    assert is_quota((("CPUQuotaPerSecUSec", NO_LIMIT),), math.inf)
-    assert not is_quota((("CPUWeight", 100),), 1.0)
+@pytest.mark.parametrize(
+    ("name", "a", "b", "same"),
+    [
+        (QUOTA, 1_230_000, 1_234_567, True),
+        (QUOTA, 1_230_000, 1_240_000, False),
+        (QUOTA, 1_230_000, NO_LIMIT, False),
+        (QUOTA, NO_LIMIT, NO_LIMIT, True),
+        ("CPUWeight", 100, 101, False),
+    ],
+)
+def test_a_quota_is_the_same_within_systemds_rounding(name: str, a: int, b: int, same: bool) -> None:
+    assert is_same_value(name, a, b) is is_same_value(name, b, a) is same

@@ -6,8 +6,8 @@ import pytest
 from scheduler_world import World, assert_consistent
 
 from cpumond.scheduler.config_commands import MovePool
-from cpumond.scheduler.elements import CPU_COUNTERS
 from cpumond.scheduler.model import ROOT_POOL
+from cpumond.wire import CPU_COUNTERS
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_sum_that_goes_back_is_counted_from_where_it_is(world, name):
         node.beat()
         for element in (world.element(operation), world.pool("b"), world.pool(ROOT_POOL)):
             assert getattr(element, name) == pytest.approx(counted)
-        assert getattr(world.state.jobs[job], name) == told
+        assert getattr(world.state.jobs[job].report, name) == told
     node.finish(job, **{name: 90.0})
     world.settle_down()
     assert getattr(world.pool("b"), name) == pytest.approx(36_030.0), "less at the end takes nothing away"
@@ -116,7 +116,7 @@ def test_a_node_that_does_not_know_counts_nothing(world):
     say(world, job, 5.0)
     say(world, job, None)
     assert used(world, "b") == [5.0]
-    assert world.state.jobs[job].cpu_seconds == 5.0
+    assert world.state.jobs[job].report.cpu_seconds == 5.0
 
 
 def test_the_last_value_comes_with_the_end(world):
@@ -198,7 +198,7 @@ def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
     world.restart()
     say(world, job, 103.0, 10.5)
     assert used(world, "b", ROOT_POOL) == [0.0, 0.0]
-    assert world.state.jobs[job].cpu_seconds == 103.0
+    assert world.state.jobs[job].report.cpu_seconds == 103.0
     say(world, job, 105.0, 11.0)
     assert used(world, "b", "a") == [2.0, 2.0]
     assert world.pool("b").reclaimed_cpu_seconds == 0.5

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
-from cpumond.api import views
+from cpumond.api import overview
 from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
@@ -42,7 +42,7 @@ def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
 
 def alerts(world: World) -> list[tuple[str, str]]:
     """Codes and subjects."""
-    return [(alert.code, alert.subject) for alert in views.find_alerts(world.state, world.now).alerts]
+    return [(alert.code, alert.subject) for alert in overview.find_alerts(world.state, world.now).alerts]
 
 
 # --- time limits

@@ -1,0 +1,117 @@
+"""What the phases of a tick share: the configuration, the jobs, what is counted and what is due."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import structlog
+
+from cpumond.agent.assigned import AssignedJobs, Usage
+from cpumond.agent.clock import Clock
+from cpumond.agent.jobs import Tracked
+from cpumond.agent.peaks import PeakFile
+from cpumond.agent.places import Places
+from cpumond.agent.registry import RegisteredJobs
+from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
+from cpumond.agent.table import JobTable
+from cpumond.agent.unit_limits import UnitLimits
+from cpumond.agent.watch import Watcher
+from cpumond.agent.writer import LimitWriter
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.config import AgentConfig
+from cpumond.errors import CpumondError
+from cpumond.reporters import Reporter
+
+if TYPE_CHECKING:
+    from cpumond.reporters.scheduler import SchedulerLink
+
+log = structlog.get_logger("cpumond.agent")
+
+PAUSE_FILE = "pause"
+
+
+class AgentContext:
+    """The parts of one agent, for the thread of the tick.
+
+    ``last`` is the end of the newest tick, for any thread.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        hierarchies: Hierarchies,
+        reporter: Reporter,
+        clock: type[Clock],
+        assigned: AssignedJobs | None,
+        units: UnitLimits | None,
+    ) -> None:
+        self.config = config
+        self.hierarchies = hierarchies
+        self.reporter = reporter
+        self.link: SchedulerLink | None = None
+        """Where the scheduler's heartbeats go; its answers come back through ``Agent.take_answer``."""
+        self.assigned = assigned
+        self.clock = clock
+        self.watcher = Watcher()
+        self.units = units or UnitLimits(hierarchies.cpu_version, clock.monotonic_s)
+        self.writer = LimitWriter(config, self.units)
+        self.peaks = PeakFile(config.state_dir, hierarchies.cpu_root, hierarchies.read_root_id(), clock)
+        self.table = JobTable(config, hierarchies, self.writer, self.watcher, self.peaks)
+        self.registered = RegisteredJobs(config.state_dir)
+        self.places = Places(self.writer.look_after_files, self.registered.look_after_file, self.peaks.look_after_file)
+        if assigned is not None:
+            self.places.looks.append(assigned.look_after_files)
+        self.totals = Totals()
+        self.incarnation = uuid.uuid4().hex
+        self.capacity_cores = config.resources.cpu or float(os.cpu_count() or 1)
+        self.period_s = config.node_settings().check_period_s
+        self.last: TickEnd | None = None
+        self.snapshot: TickSnapshot | None = None
+        """The newest that was made; None when it says nothing about now."""
+        self.report_due = self.rescan_due = True
+        self.beat_due = False
+        """Something that only the scheduler has to know at once."""
+        self.stride = 1
+        """Every so many ticks a job is checked; more than 1 when the agent is over its budget."""
+        self.covered: list[str] = []
+        """Mount points that do not show their hierarchy to others any more."""
+        self.discovery_problems: list[str] = []
+        self.empty_rescans = 0
+        self.followed: set[str] = set()
+        """Cgroups of the scheduler's jobs that the monitor was given."""
+        self.service_ends: dict[str, int] = {}
+        self.last_complaint = ""
+
+    def is_paused(self) -> bool:
+        """Whether an operator's pause file stops all writes."""
+        return os.path.exists(os.path.join(self.config.runtime_dir, PAUSE_FILE))
+
+    def complain(self, job: Tracked | None, error: CpumondError) -> None:
+        """Count an error and log its sentence, once while it stays the same."""
+        self.totals.errors += 1
+        text = str(error)
+        if job is None:
+            if text != self.last_complaint:
+                log.error("agent_error", error=text)
+            self.last_complaint = text
+        elif text != job.last_error:
+            job.last_error = text
+            log.warning("job_error", job_id=job.found.job_id, error=text)
+
+    def flush(self, tidy: bool = False) -> None:
+        """Have changed originals on disk; where that fails it is said, and tried again."""
+        try:
+            self.writer.flush(tidy)
+        except CpumondError as error:
+            self.complain(None, error)
+
+    def read_usage(self) -> dict[str, Usage]:
+        """What the monitor knows of the scheduler's jobs, by cgroup."""
+        return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether the jobs' graphs can be looked at: on the page of this node, or on that of its scheduler."""
+        return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.url)

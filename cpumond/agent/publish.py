@@ -1,0 +1,150 @@
+"""What others get to know of a tick: heartbeats, points of graphs, and the snapshot of ``cpumond status``."""
+
+from __future__ import annotations
+
+import math
+
+from cpumond.agent.context import AgentContext
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.answers import LinkView
+from cpumond.discovery import describe_source
+from cpumond.wire import FinishedJob, Heartbeat, JobReport
+
+EARLY_BEAT = 0.05
+
+
+class Publisher:
+    """Heartbeats and samples, each in its period; ``beat_at_s`` is when the scheduler is told at the latest."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        self.beat_at_s = 0.0
+        self.sample_at_s = -math.inf
+        self._report_at_s = 0.0
+        self._sequence = 0
+
+    def report(self, now_s: float) -> None:
+        """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
+        context = self.context
+        link, assigned = context.link, context.assigned
+        report = context.report_due or now_s >= self._report_at_s
+        period_s = context.config.scheduler.heartbeat_period_s
+        # A tick shortly before it is due takes it along.
+        due = now_s >= self.beat_at_s - EARLY_BEAT * period_s
+        beat = link is not None and (context.report_due or context.beat_due or due)
+        if not (report or beat):
+            return
+        context.report_due = context.beat_due = False
+        self.beat_at_s = now_s + period_s if beat else self.beat_at_s
+        self._sequence += 1
+        heartbeat = self.make_heartbeat()
+        if report:
+            self._report_at_s = now_s + context.config.report.report_period_s
+            context.reporter.submit(heartbeat)
+        # A node that does not know which jobs it has must be silent: "none" would have them started elsewhere.
+        if link is not None and beat and (assigned is None or assigned.knows_jobs):
+            link.submit(heartbeat)
+
+    def make_heartbeat(self) -> Heartbeat:
+        """The node as it is now."""
+        context, assigned = self.context, self.context.assigned
+        jobs = [job.report() for path, job in context.table.jobs.items() if path not in context.followed]
+        reports: list[JobReport] = []
+        finished: list[FinishedJob] = []
+        if assigned is not None:
+            assigned.note_usage(context.read_usage())
+            reports, finished = assigned.reports(), assigned.finished_jobs()
+        return Heartbeat(
+            context.config.node_id,
+            context.incarnation,
+            self._sequence,
+            context.clock.wall_s(),
+            context.capacity_cores,
+            jobs + reports,
+            finished_jobs=finished,
+        )
+
+    def take_samples(self, now_s: float) -> None:
+        """One point of each job's graphs, each ``[web] period``."""
+        context = self.context
+        if not context.keeps_samples or now_s + context.period_s / 2 < self.sample_at_s:
+            return
+        # Fixed rate, as with the checks.
+        on_time = self.sample_at_s > now_s - context.period_s / 2
+        self.sample_at_s = (self.sample_at_s if on_time else now_s) + context.config.web.period_s
+        at, size = context.clock.wall_s(), context.config.web.samples
+        for job in context.table:
+            job.take_sample(at, size)
+
+
+def make_snapshot(context: AgentContext) -> TickSnapshot:
+    """The agent after its newest tick, frozen."""
+    last, totals, config = context.last, context.totals, context.config
+    assert last is not None
+    assigned, link = context.assigned, _view_link(context)
+    return TickSnapshot(
+        last.tick,
+        last.at,
+        last.at_s,
+        last.duration_s,
+        config.node_id,
+        context.hierarchies.layout,
+        last.check_period_s,
+        tuple([job.view(last.at_s) for job in context.table]),
+        dict(totals.decisions),
+        dict(totals.foreign_writes),
+        {
+            "late_ticks": totals.late_ticks,
+            "rebaselines": totals.rebaselines,
+            "restores": totals.restores,
+            "failed_restores": totals.failed_restores,
+            "write_errors": totals.write_errors,
+            "writes": context.writer.writes_total,
+            "errors": totals.errors,
+            "jobs_gone": context.table.gone_total,
+            "shed_checks": totals.shed_checks,
+            "looks_restored": totals.looks_restored,
+            "lost_files": context.places.lost_total,
+        },
+        tuple(totals.tick_buckets),
+        totals.tick_seconds,
+        tuple(_list_problems(context, link)),
+        context.is_paused(),
+        context.stride,
+        context.empty_rescans,
+        None if assigned is None else assigned.view(),
+        link,
+        context.service_ends,
+        context.capacity_cores,
+        totals.throttled_cpu_s,
+        totals.late_cpu_s,
+    )
+
+
+def _list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
+    config, assigned = context.config, context.assigned
+    problems = [*context.discovery_problems, *(f"{p}: {text}" for p, text in context.table.problems.items() if text)]
+    parts = (context.units.problem, context.places.problem, context.peaks.problem)
+    problems += [text for text in (context.writer.damaged, context.last_complaint, *parts) if text]
+    problems += [
+        f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, since "
+        "`cpumond restore` could not find the limits there"
+        for name in context.covered
+    ]
+    if assigned is not None and assigned.problem:
+        problems.append(assigned.problem)
+    if link is not None and (link.stats.last_error or link.warning):
+        problems.append(f"scheduler {link.url}: {link.stats.last_error or link.warning}")
+    if context.empty_rescans >= config.discovery.empty_rescans:
+        patterns = ", ".join(describe_source(source) for source in config.source)
+        problems.append(f"no cgroup matches any source ({patterns}); see `cpumond doctor`")
+    return problems
+
+
+def _view_link(context: AgentContext) -> LinkView | None:
+    if context.link is None:
+        return None
+    url, answer, stats = context.config.scheduler.url, context.link.registered, context.link.stats()
+    if answer is None:
+        return LinkView(url, False, None, "", stats)
+    return LinkView(url, True, answer.tree, answer.warning, stats)

@@ -1,0 +1,378 @@
+"""The agent's life around the ticks: start, wait, requests of other threads, reload, end."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import math
+import os
+import select
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.clock import Clock
+from cpumond.agent.loop import TickLoop
+from cpumond.agent.notify import Notifier
+from cpumond.agent.publish import make_snapshot
+from cpumond.agent.restore import find_anew, find_strangers, restore_all
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.agent.state_file import ENDS_FILE, ServiceEnds, read_service_ends, save
+from cpumond.agent.unit_limits import UnitLimits
+from cpumond.agent.writer import GONE_S
+from cpumond.cgroup.mounts import Hierarchies
+from cpumond.config import AgentConfig
+from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.reporters import REPORTERS, Reporter
+from cpumond.wire import HeartbeatAnswer
+
+log = structlog.get_logger("cpumond.agent")
+
+UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
+"""At the end, for systemd to take all limits back: it must take some in each part of that time."""
+LAST_ANSWERS_S = 2.0
+"""At the end, for systemd to say whose the last changes are."""
+
+
+class Agent(TickLoop):
+    """One agent. ``read_snapshot``, ``call``, ``take_answer`` and ``wake`` are for any thread."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        hierarchies: Hierarchies,
+        reporter: Reporter,
+        notifier: Notifier | None = None,
+        clock: type[Clock] = Clock,
+        assigned: AssignedJobs | None = None,
+        units: UnitLimits | None = None,
+    ) -> None:
+        super().__init__(config, hierarchies, reporter, clock, assigned, units)
+        self.places.looks.append(self._look_after_ends)
+        self.notifier = notifier or Notifier({})
+        self.reload: Callable[[], AgentConfig] | None = None
+        self.reloading = False
+        self._thread = threading.get_ident()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not in ``close``: another thread may still be about to write, and the number may be another file's by then.
+        weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
+        self._poll = select.poll()
+        self._poll.register(self._wake_r, select.POLLIN)
+        self._waits_for_executor = False
+        self._requests: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
+            collections.deque()
+        )
+        self._closed = False
+
+    def start(self) -> None:
+        """Read what earlier runs left, do the first tick, and put back what is a job no more.
+
+        Raises CpumondError when ``state_dir`` cannot be read.
+        """
+        self.writer.load(self.hierarchies)
+        if self.writer.damaged:
+            log.error("state_damaged", error=self.writer.damaged)
+        self.registered.load()
+        self.peaks.load()
+        self.service_ends = read_service_ends(self.config.state_dir)
+        if self.assigned is not None:
+            self.assigned.load(self.clock.monotonic_s())
+        self.notifier.busy()
+        for path in find_strangers(find_anew(self.hierarchies, self.writer.originals)):
+            self.writer.forget(path)
+        self.notifier.busy()
+        self.tick(self.clock.monotonic_s())
+        self.notifier.busy()
+        self._restore_leftovers()
+        # From here on a file that is not there was removed: `restore` would not know what was lowered.
+        self.flush(tidy=True)
+        self.external.strays_at_s = self.clock.monotonic_s() + GONE_S
+
+    def _restore_leftovers(self) -> int:
+        """Put back what an earlier run changed and no source names now; of how many that could not be done."""
+        left = self.writer.list_left(self.table.jobs)
+        if not left:
+            return 0
+        report = restore_all(self.hierarchies, left, written=self.writer.log.records, note=self.writer.note_raise)
+        for path in [*report.restored, *report.gone]:
+            self.writer.give_back(path, report.settings.get(path))
+        failures = [*report.errors, *report.unseen.values()]
+        for error in failures:
+            log.error("restore_failed", error=error)
+        log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
+        self.flush()
+        return len(failures)
+
+    def _look_after_ends(self) -> list[str]:
+        path = os.path.join(self.config.state_dir, ENDS_FILE)
+        if not any(self.service_ends.values()) or os.path.exists(path):
+            return []
+        save(path, ServiceEnds(self.service_ends))
+        return [path]
+
+    def run(self) -> None:
+        """Tick at a fixed rate until ``stopping``; whoever started it puts the limits back with ``close``."""
+        next_s = self.clock.monotonic_s() + self.period_s
+        while not self.stopping:
+            if self.reloading:
+                self._reload()
+            now_s = self.clock.monotonic_s()
+            next_s = min(next_s, now_s + self.period_s)  # a job with a shorter one may have come between two ticks
+            if now_s < next_s:
+                self._look_if_due(now_s)
+                self._wait(min(next_s, self.limits.looks.next_s) - self.clock.monotonic_s())
+                continue
+            late_s = now_s - next_s
+            next_s += self.period_s
+            if late_s > self.period_s:
+                self.totals.late_ticks += 1
+                next_s = now_s + self.period_s
+            try:
+                self.tick(now_s, late_s)
+            except Exception:
+                # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
+                self.totals.errors += 1
+                self.notifier.tick_failed()
+                log.exception("tick_failed")
+            else:
+                self.notifier.tick_done(self)
+
+    def _look_if_due(self, now_s: float) -> None:
+        try:
+            self.limits.look(now_s)
+        except Exception:
+            # As a bad tick: counted, and the loop goes on.
+            self.totals.errors += 1
+            log.exception("look_failed")
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
+        timeout_s = min(timeout_s, self.notifier.ping_period_s, self.peaks.due_s - self.clock.monotonic_s())
+        if self.assigned is not None:
+            self._watch_executor(self.assigned)
+            timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
+        if self.link is not None:
+            timeout_s = min(timeout_s, self.publisher.beat_at_s - self.clock.monotonic_s())
+        if self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0)):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_r, 4096)
+        self.run_requests()
+        self._serve_scheduler(beat=True)
+        self.store_peaks()
+        self.notifier.ping()
+
+    def store_peaks(self) -> None:
+        """Have what rule ``peak`` learned about the jobs stored when that is due; between two ticks, by a thread."""
+        if not self.writer.is_ousted:
+            self.peaks.store(self.table, self.clock.monotonic_s())
+
+    def _watch_executor(self, assigned: AssignedJobs) -> None:
+        """Wait for the executor's news while it works; one that is broken may be readable all the time."""
+        if assigned.is_ready != self._waits_for_executor:
+            self._waits_for_executor = assigned.is_ready
+            if assigned.is_ready:
+                self._poll.register(assigned.fileno(), select.POLLIN)
+            else:
+                self._poll.unregister(assigned.fileno())
+
+    def run_requests(self) -> None:
+        """Carry out what ``call`` has queued by now; what was given up meanwhile is left out.
+
+        Whatever is queued meanwhile has its turn after the tick, if that is due: those who ask cannot hold it up.
+        """
+        for _ in range(len(self._requests)):
+            work, future = self._requests.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:
+                    future.set_exception(error)
+
+    def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        """Run ``work`` in the thread of the tick, from any other thread; its result, or its exception raised here.
+
+        Raises TimeoutError when the tick does not get to it; then it is not carried out later either.
+        """
+        if self._closed:
+            raise UnavailableError("the agent is ending; ask again when it is back")
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._requests.append((work, future))
+        self.wake()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def wake(self) -> None:
+        """End the wait between two ticks; safe in a signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"x")
+
+    def rescan_now(self) -> None:
+        """Look at all sources and pins at once (in the thread of the tick)."""
+        now_s = self.clock.monotonic_s()
+        self.rescan_due = True
+        self._discover(now_s)
+        self.limits.apply_pins(now_s)
+        self.snapshot = None
+
+    def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
+        """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
+        if self.assigned is not None:
+            self.answers.append((answer, sent_at_s))
+            self.wake()
+
+    def read_snapshot(self) -> TickSnapshot | None:
+        """The newest tick, frozen; None before the first one. For any thread.
+
+        It is made when first asked for, by the tick's thread between two ticks: a view of each job at each tick,
+        seldom looked at, was a third of the agent's cost. Raises UnavailableError or TimeoutError as ``call`` does.
+        """
+        last, made = self.last, self.snapshot
+        if last is None or (made is not None and made.tick == last.tick):
+            return made
+        here = threading.get_ident() == self._thread
+        snapshot: TickSnapshot = self._publish() if here else self.call(self._publish)
+        return snapshot
+
+    def _publish(self) -> TickSnapshot:
+        self.snapshot = made = make_snapshot(self)
+        return made
+
+    def _reload(self) -> None:
+        self.reloading = False
+        if self.reload is None:
+            return
+        self.notifier.reloading()
+        try:
+            config = self.reload()
+            self.use_config(config)
+        except Exception as error:
+            # Whatever is wrong with the files: the configuration that works goes on.
+            log.error("reload_refused", error=str(error))
+            self.notifier.reload_refused(str(error))
+        else:
+            log.info("reloaded", config=config.path)
+        self.notifier.ready(self)
+
+    def use_config(self, config: AgentConfig) -> None:
+        """Go on with another configuration; what cannot change while running is kept and said.
+
+        Raises ConfigError when it names other directories: what `restore` would read then is not what this agent wrote.
+        """
+        for key in ("state_dir", "runtime_dir", "mountinfo"):
+            if getattr(config, key) != getattr(self.config, key):
+                raise ConfigError(
+                    f"{config.path}: {key}: cannot change from {getattr(self.config, key)!r} while the agent runs; "
+                    "put it back, or restart the agent"
+                )
+        kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
+        kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
+        kept["web"] = msgspec.structs.replace(config.web, listen=self.config.web.listen)
+        for key, value in kept.items():
+            if getattr(config, key) != value:
+                log.warning("needs_restart", key=key)
+        config = msgspec.structs.replace(config, **kept)
+        if config.report != self.config.report:
+            reporter = REPORTERS[config.report.kind](config.report)
+            self.reporter.close(0.0)
+            self.reporter = reporter
+        self.config = self.table.config = self.writer.config = config
+        self.rescan_due = self.report_due = True
+        self.publisher.sample_at_s = -math.inf
+        for job in self.table:
+            if not self.keeps_samples:
+                job.samples = None
+            elif job.samples is not None:
+                job.samples.resize(config.web.samples)
+
+    def close(self) -> int:
+        """Put every limit back, send the last report, give everything back; how many limits could not be put back."""
+        self.notifier.stopping()
+        self._closed = True
+        self.run_requests()
+        failed = 0
+        self._take_last_changes()
+        for job in list(self.table):
+            if not job.touched or job.hold.is_contested:
+                continue
+            try:
+                self.writer.restore(job)
+            except Exception as error:
+                # Whatever it is, the other jobs still get their limits back.
+                failed += 1
+                log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
+            else:
+                job.end_writes()
+                job.mode = "shadow"
+            self.notifier.busy()
+        failed += self._restore_leftovers()
+        failed += self._leave_units()
+        try:
+            self.writer.flush(tidy=True)
+        except CpumondError as error:
+            log.error("agent_error", error=str(error))
+        if not self.writer.is_ousted:
+            self.peaks.close(self.table)
+        if self.last is not None:
+            # An agent that never began knows nothing about its jobs: no report is better than an empty one.
+            self.report_due = True
+            self.publisher.report(self.clock.monotonic_s())
+            log.info("stopped", restore_failures=failed)
+        self.notifier.busy()
+        self.reporter.close(2.0)
+        if self.link is not None:
+            self.link.close(2.0)
+        if self.assigned is not None:
+            self.assigned.close()
+        self.units.close()
+        self.table.close()
+        self.writer.log.close()
+        self.watcher.close()
+        return failed
+
+    def _take_last_changes(self) -> None:
+        """What was written since the last tick is not to be undone."""
+        now_s = self.clock.monotonic_s()
+        try:
+            self.external.read_all = True
+            self.external.take_changes(now_s)
+            if any(job.hold.asking is not None for job in self.table):
+                self.units.flush(LAST_ANSWERS_S)
+                self.external.take_unit_news(now_s)
+        except Exception:
+            # Whatever it is, the limits still go back.
+            log.exception("last_changes_failed")
+
+    def _leave_units(self) -> int:
+        """Wait until systemd stores the limits that are in force again; how many units it did not take.
+
+        Those stay on disk for ``cpumond restore``.
+        """
+        left = self.writer.returning
+        for _ in range(UNITS_FLUSHES if left else 0):
+            before = len(left)
+            done = self.units.flush(UNITS_FLUSH_S)
+            replaced = [event for event in self.units.poll() if event.kind == "replaced"]
+            for event in replaced:
+                self.external.adopt_as_original(event)
+            self.writer.reap_acknowledged(final=True)
+            self.notifier.busy()
+            if not left or (not replaced and (done or len(left) == before)):
+                break
+        if left:
+            log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
+                      error=f"systemd was not told: {self.units.problem or 'no answer'}")  # fmt: skip
+        return len(left)
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,117 @@
+"""Maps whose values are made when somebody asks for them, and plain values as the documents write them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cpumond.fairshare.resources import Vector
+from cpumond.fairshare.validate import nearest
+
+MISSING: Final[Any] = object()
+"""What a map has not."""
+
+
+class Lazy(Mapping[str, Any]):
+    """A map whose values are made when they are asked for; they may be ``Lazy`` again."""
+
+    __slots__ = ("_names", "_find", "_explain", "hidden")
+
+    def __init__(
+        self,
+        names: Callable[[], Iterable[str]],
+        find: Callable[[str], Any],
+        explain: Callable[[str], str] | None = None,
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
+        """``find`` gives MISSING for what is not there, ``names`` may hold more; ``explain`` says so in a sentence.
+
+        ``hidden`` are too large to be shown with the rest: None stands for them.
+        """
+        self._names = names
+        self._find = find
+        self._explain = explain
+        self.hidden = hidden
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._find(name)
+        if value is MISSING:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names() if self._find(name) is not MISSING)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """What is shown of it, one by one: names as they are at the start, values as they are when it is their turn."""
+        for name in list(self._names()):
+            value = None if name in self.hidden else self._find(name)
+            if value is not MISSING:
+                yield name, value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that is shown of it, as plain values."""
+        return {name: materialise(value) for name, value in self.parts()}
+
+    def explain(self, name: str) -> str:
+        """Why there is no ``name``, with the nearest one that there is."""
+        near = nearest(name, self)
+        hint = f'; did you mean "{near}"?' if near else ""
+        return (self._explain(name) if self._explain is not None else f'there is no "{name}"') + hint
+
+
+def materialise(value: Any) -> Any:
+    """A value with everything that is lazy in it made."""
+    return value.to_dict() if isinstance(value, Lazy) else value
+
+
+class Table(Lazy):
+    """A map whose names are all there: they are told without making a value."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._names()))
+
+
+class Description(Lazy):
+    """Attributes of one thing, which are shown as of one moment."""
+
+    __slots__ = ()
+
+
+def fixed(parts: Mapping[str, Callable[[], Any]], hidden: frozenset[str] = frozenset()) -> Lazy:
+    """A map of these parts, each made when it is asked for."""
+    return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING, hidden=hidden)
+
+
+def iso_time(seconds: float) -> str:
+    """Seconds since 1970 as ``2026-11-20T23:23:17.000000Z``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def table(items: Mapping[str, Any], show: Callable[[Any], Any]) -> Lazy:
+    """A map of the same names, of what ``show`` makes of each item."""
+    return Table(lambda: items, lambda name: show(items[name]) if name in items else MISSING)
+
+
+def amounts(vector: Vector) -> dict[str, Any]:
+    """Resources as a map; cpu is a double, the others are integers where they are whole."""
+    slots, cpu, gpu, memory, network = vector
+    return {
+        "user_slots": whole(slots),
+        "cpu": cpu,
+        "gpu": whole(gpu),
+        "memory": whole(memory),
+        "network": whole(network),
+    }
+
+
+def whole(number: float) -> float:
+    """A number that is whole but for the rounding of sums as an integer."""
+    integer = round(number)
+    return integer if abs(integer - number) <= 1e-9 * max(abs(number), 1.0) else number

@@ -1,0 +1,125 @@
+"""What the JSON API shows of nodes, and of the jobs that were taken from them for others. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cpumond.api.figures import Amounts, Of, View, show
+from cpumond.api.views import JobView, show_job
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.elements import Node
+from cpumond.scheduler.history import used_now
+from cpumond.scheduler.model import RESOLVE, CommandError, PreemptionRecord, to_amounts
+from cpumond.scheduler.state import State
+
+
+class NodeView(View, frozen=True):
+    """A node. ``tree`` null: no tree's filter fits its tags; ``matched_trees``: those that fit, where they are several:
+    its jobs run on, none is started. ``foreign_usage``: of jobs that are not this
+    scheduler's, those included that an earlier run of it told to stop and that have not ended.
+
+    ``free`` is capacity less all usage, negative where the node is overcommitted. ``ordered_cores`` and ``used_cores``
+    are of the scheduler's own jobs, those told to stop included.
+    """
+
+    id: str
+    address: str
+    tags: Annotated[list[str], Of(lambda n: sorted(n.tags))]
+    tree: str | None
+    is_online: bool
+    silent_s: float
+    """Since its last heartbeat or registration."""
+    incarnation: Annotated[str, Of(lambda n: n.run)]
+    """The first 16 characters of it."""
+    capacity: Annotated[Amounts, Of(lambda n: to_amounts(n.capacity))]
+    usage: Annotated[Amounts, Of(lambda n: to_amounts(n.used))]
+    foreign_usage: Annotated[Amounts, Of(lambda n: to_amounts(n.foreign_usage))]
+    free: Annotated[Amounts, Of(lambda n: to_amounts(n.free))]
+    job_count: Annotated[int, Of(lambda n: len(n.jobs))]
+    stopping_job_count: Annotated[int, Of(lambda n: len(n.stopping))]
+    overcommitted_s: float | None
+    overcommit_count: int
+    ordered_cores: Annotated[float, Of(lambda n: sum(job.limits[CPU] for job in n.all_jobs()))]
+    used_cores: Annotated[float, Of(lambda n: sum(used_now(job) for job in n.all_jobs()))]
+    matched_trees: Annotated[list[str], Of(lambda n: list(n.matched_trees))]
+
+
+class NodeDetails(NodeView, frozen=True):
+    """A node with its jobs, those told to stop included."""
+
+    jobs: Annotated[list[JobView], Of(lambda n: [show_job(job) for job in n.all_jobs()])]
+
+
+class NodeList(View, frozen=True):
+    """Nodes by id."""
+
+    nodes: list[NodeView]
+    total: int
+
+
+def show_node(node: Node, now: float) -> NodeView:
+    """A node in short."""
+    return show(NodeView, node, **_since(node, now))
+
+
+def show_node_details(node: Node, now: float) -> NodeDetails:
+    """A node with its jobs."""
+    return show(NodeDetails, node, **_since(node, now))
+
+
+def _since(node: Node, now: float) -> dict[str, float | None]:
+    since = node.overcommitted_since
+    return {
+        "silent_s": max(now - node.last_seen, 0.0),
+        "overcommitted_s": None if since is None else max(now - since, 0.0),
+    }
+
+
+def show_nodes(
+    state: State, now: float, *, limit: int, offset: int = 0, tree: str = "", tag: str = "", online: bool | None = None
+) -> NodeList:
+    """Nodes that fit all filters, by id."""
+    chosen = [
+        node
+        for _, node in sorted(state.nodes.items())
+        if (not tree or node.tree == tree)
+        and (not tag or tag in node.tags)
+        and (online is None or node.is_online == online)
+    ]
+    return NodeList([show_node(node, now) for node in chosen[offset : offset + limit]], len(chosen))
+
+
+def find_node(state: State, node_id: str) -> Node:
+    """A node by id. Raises CommandError with code RESOLVE."""
+    node = state.nodes.get(node_id)
+    if node is None:
+        raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)
+    return node
+
+
+# --- preemptions -------------------------------------------------------------------------------------------------
+
+
+class PreemptionList(View, frozen=True):
+    """Preemptions, the newest first; ``counts`` are those since the start, kept or not."""
+
+    preemptions: list[PreemptionRecord]
+    counts: dict[str, int]
+
+
+def show_preemptions(state: State, *, limit: int, operation: str = "", pool: str = "") -> PreemptionList:
+    """Preemptions of or for an operation, in or for a pool."""
+    chosen: list[PreemptionRecord] = []
+    for record in reversed(state.preemptions):
+        if len(chosen) >= limit:
+            break
+        if operation and operation not in (record.operation_id, record.preemptor_operation_id):
+            continue
+        if pool and pool not in (record.pool, record.preemptor_pool):
+            continue
+        chosen.append(record)
+    counts: dict[str, int] = {}
+    for (_, of_pool, kind), number in state.preemption_counts.items():
+        if not pool or of_pool == pool:
+            counts[kind] = counts.get(kind, 0) + number
+    return PreemptionList(chosen, counts)

@@ -1,0 +1,229 @@
+"""What the first page shows: alerts, health, what there is of everything, trees in numbers. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final, Literal
+
+from cpumond.api.figures import Of, View, show
+from cpumond.api.tables import CoreSums
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.history import HistoryStatus
+from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.placement import find_stuck_tasks
+from cpumond.scheduler.state import State
+from cpumond.scheduler.validation import find_overcommit, find_warnings
+
+# --- alerts ------------------------------------------------------------------------------------------------------
+
+
+class Alert(View, frozen=True):
+    """Something an operator should look at. ``subject`` is the tree, node or operation that it is about, "" for the
+    scheduler."""
+
+    code: str
+    severity: Literal["warning", "error"]
+    subject: str
+    message: str
+
+
+MOST_OPERATION_ALERTS: Final = 20
+"""Alerts about single operations at a time."""
+
+
+class AlertList(View, frozen=True):
+    """All alerts, errors first."""
+
+    alerts: list[Alert]
+
+
+def find_alerts(state: State, now: float, service: Sequence[Alert] = ()) -> AlertList:
+    """What is odd in the state; ``service`` is what the running service adds of itself."""
+    found = [*service, *_node_alerts(state, now), *_operation_alerts(state)]
+    for tree in state.trees.values():
+        found += _tree_alerts(tree)
+    if not state.config.default_tree:
+        message = "there is no default pool tree; operations must name their pool_trees"
+        found.append(Alert("no_default_tree", "warning", "", message))
+    found.sort(key=lambda alert: alert.severity)
+    return AlertList(found)
+
+
+def _tree_alerts(tree: Tree) -> Iterator[Alert]:
+    for sentence in find_warnings(tree.config):
+        code = "invalid_default_parent_pool" if "InvalidDefaultParentPool" in sentence else "odd_configuration"
+        yield Alert(code, "warning", tree.name, sentence)
+    overcommit = find_overcommit(tree.config, tree.total)
+    if overcommit is not None:
+        yield Alert("guarantees_overcommitted", "warning", tree.name, overcommit)
+    for sentence in tree.errors:
+        yield Alert("fair_share_update", "warning", tree.name, sentence)
+    online = [node for node in tree.nodes.values() if node.is_online]
+    if tree.operations and not online:
+        count = len(tree.operations)
+        message = f'pool tree "{tree.name}": has {_count(count, "operation")} and no node that is online'
+        yield Alert("no_nodes", "error", tree.name, message)
+
+
+def _node_alerts(state: State, now: float) -> Iterator[Alert]:
+    known = {node.id: node.matched_trees for node in state.nodes.values() if node.matched_trees}
+    for name, trees in sorted({**state.list_refused_nodes(now), **known}.items()):
+        message = (
+            f"node {name}: its tags fit the nodes_filter of {' and '.join(trees)}; jobs that it has run on, none is "
+            "started on it: change its tags or the filters"
+        )
+        yield Alert("node_in_several_trees", "error", name, message)
+    for _, node in sorted(state.nodes.items()):
+        if node.tree is None and not node.matched_trees:
+            message = f"node {node.id}: no tree's nodes_filter fits its tags {sorted(node.tags)}; it gets no work"
+            yield Alert("node_without_tree", "warning", node.id, message)
+        if not node.is_online:
+            message = f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs are held lost after a while"
+            yield Alert("node_offline", "warning", node.id, message)
+        if node.overcommitted_since is not None:
+            over = greatest(subtract(ZERO, node.free), ZERO)
+            amounts = ", ".join(f"{x:g} {name}" for name, x in zip(RESOURCES, over, strict=True) if x > 0.0)
+            since_s = now - node.overcommitted_since
+            message = f"node {node.id}: its jobs may use {amounts} more than it has, for {since_s:.0f} s"
+            yield Alert("node_overcommitted", "warning", node.id, message)
+
+
+def _operation_alerts(state: State) -> Iterator[Alert]:
+    nodes: dict[tuple[str, ...], frozenset[Vector]] = {}
+    live = state.operations.values()
+    stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each, nodes)))
+    for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
+        message = f"operation {operation_id}: {'; '.join(sentences)}"
+        yield Alert("job_fits_no_node", "warning", operation_id, message)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+# --- the scheduler, and its trees in numbers -------------------------------------------------------------------------
+
+
+class Health(View, frozen=True):
+    """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
+    update."""
+
+    status: Literal["ok", "starting", "stuck", "refusing"]
+    last_update_age_s: float | None = None
+
+
+class Counts(View, frozen=True):
+    """How much there is."""
+
+    trees: int
+    pools: int
+    nodes: int
+    online_nodes: int
+    pending_operations: int
+    running_operations: int
+    finished_operations: int
+    active_jobs: int
+    stopping_jobs: int
+    preemptions: dict[str, int]
+
+
+class RequestTiming(View, frozen=True):
+    """How often a request was answered, and the seconds that took in all and at most."""
+
+    count: int
+    total_s: float
+    longest_s: float
+
+
+class Status(View, frozen=True):
+    """The scheduler at a glance. ``timings``: counters and sums of seconds since the start; ``requests`` by name."""
+
+    version: str
+    uptime_s: float
+    now: float
+    update_period_s: float
+    last_update_age_s: float | None
+    default_tree: str
+    timings: dict[str, float]
+    requests: dict[str, RequestTiming]
+    counts: Counts
+
+
+def _count_overcommitted(tree: Tree) -> int:
+    return sum(node.overcommitted_since is not None for node in tree.nodes.values())
+
+
+class TreeTotals(View, frozen=True):
+    """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
+
+    ``reclaimed_cores``: ordered, and free for others now.
+    """
+
+    name: str
+    is_default: bool
+    node_count: Annotated[int, Of(lambda t: len(t.nodes))]
+    online_node_count: Annotated[int, Of(lambda t: sum(node.is_online for node in t.nodes.values()))]
+    pool_count: Annotated[int, Of(lambda t: len(t.pools))]
+    running_operation_count: Annotated[int, Of(lambda t: t.root.running_operation_count)]
+    pending_operation_count: Annotated[int, Of(lambda t: len(t.queue))]
+    capacity_cores: Annotated[float, Of(lambda t: t.total[CPU])]
+    ordered_cores: float
+    limit_cores: Annotated[float, Of(lambda t: t.root.usage[CPU])]
+    used_cores: float
+    reclaimed_cores: float
+    demand_cores: Annotated[float, Of(lambda t: t.root.demand[CPU])]
+    overcommitted_nodes: Annotated[int, Of(_count_overcommitted)]
+
+
+class Overview(View, frozen=True):
+    """The first page. ``history`` null: it is turned off."""
+
+    status: Status
+    health: Health
+    alerts: list[Alert]
+    trees: list[TreeTotals]
+    history: HistoryStatus | None
+
+
+class Me(View, frozen=True):
+    """Who asks, and whom. ``is_open``: everybody who reaches the address may do everything."""
+
+    user: str
+    needs_token: bool
+    is_open: bool
+    version: str
+    cluster_name: str
+    started_at: float
+    now: float
+    history_length_s: float
+
+
+def count_all(state: State) -> Counts:
+    """What there is of everything."""
+    preemptions: dict[str, int] = {}
+    for (_, _, kind), number in state.preemption_counts.items():
+        preemptions[kind] = preemptions.get(kind, 0) + number
+    running = sum(operation.record.state == "running" for operation in state.operations.values())
+    return Counts(
+        trees=len(state.trees),
+        pools=sum(len(tree.pools) for tree in state.trees.values()),
+        nodes=len(state.nodes),
+        online_nodes=sum(node.is_online for node in state.nodes.values()),
+        pending_operations=len(state.operations) - running,
+        running_operations=running,
+        finished_operations=len(state.finished),
+        active_jobs=sum(len(node.jobs) for node in state.nodes.values()),
+        stopping_jobs=sum(len(node.stopping) for node in state.nodes.values()),
+        preemptions=preemptions,
+    )
+
+
+def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
+    """A tree in numbers."""
+    ordered, used = cores.ordered.get(ROOT_POOL, 0.0), cores.used.get(ROOT_POOL, 0.0)
+    reclaimed = max(ordered - tree.root.usage[CPU], 0.0)
+    return show(
+        TreeTotals, tree, is_default=is_default, ordered_cores=ordered, used_cores=used, reclaimed_cores=reclaimed
+    )

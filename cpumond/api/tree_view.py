@@ -1,0 +1,223 @@
+"""What the attributes of a tree's elements are computed from: the living tree and its last update. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from cpumond.fairshare import tree as fairshare
+from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, share, subtract, sum_vectors
+from cpumond.fairshare.result import ElementShares, UpdateResult
+from cpumond.scheduler import placement
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, to_vector
+from cpumond.scheduler.snapshot import (
+    GUARANTEE_PREFIX,
+    OPERATION_PREFIX,
+    fifo_order,
+    guaranteed_shares,
+    has_guarantee,
+    operation_weight,
+)
+
+Results = Mapping[str, UpdateResult | None]
+"""Tree -> result of its last update."""
+View = Callable[[Tree], "TreeView"]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _once(compute: Callable[[TreeView, K], V]) -> Callable[[TreeView, K], V]:
+    """A method whose value for an element is computed once."""
+
+    @wraps(compute)
+    def find(view: TreeView, element: K) -> V:
+        known = view.known.setdefault(compute.__name__, {})
+        if element not in known:
+            known[element] = compute(view, element)
+        found: V = known[element]
+        return found
+
+    return find
+
+
+class TreeView:
+    """A tree and its last update, with what several attributes need; for one request."""
+
+    def __init__(self, tree: Tree, result: UpdateResult | None) -> None:
+        self.tree = tree
+        self.total = tree.total
+        self._elements = result.elements if result is not None else {}
+        self.known: dict[str, dict[Any, Any]] = {}
+        """Method -> element -> its value."""
+        self._guaranteed_shares: dict[Element, Vector] = {}
+
+    @_once
+    def shares(self, element: Element) -> ElementShares | None:
+        """What the last update says of an element; None of one that has not seen an update."""
+        if not isinstance(element, OperationElement):
+            return self._elements.get(fairshare.ROOT if element.parent is None else element.name)
+        found = self._elements.get(GUARANTEE_PREFIX + element.name) if has_guarantee(element) else None
+        return found or self._elements.get(OPERATION_PREFIX + element.name)
+
+    @_once
+    def limits(self, element: Element) -> Vector:
+        """``resource_limits`` and ``max_share_ratio`` as they are set now (2.10); infinite where there is no limit."""
+        if element.parent is None:
+            return UNLIMITED
+        given = own_options(element)
+        own = to_vector(given.resource_limits, float("inf"))
+        return limits_of_parent(self.total, own, self.limits(element.parent), given.max_share_ratio)
+
+    def limits_share(self, element: Element) -> Vector:
+        """The same as fractions of what the tree has."""
+        return share(least(self.limits(element), self.total), self.total)
+
+    @_once
+    def limited_demand(self, element: Element) -> Vector:
+        """Demand cut by the limits: children's are cut before they are summed (2.5). Absolute."""
+        demand = element.demand
+        if isinstance(element, PoolElement):
+            below: list[Element] = [*element.children.values(), *element.operations.values()]
+            demand = sum_vectors([self.limited_demand(each) for each in below])
+        return least(demand, least(self.limits(element), self.total))
+
+    @_once
+    def total_ratios(self, pool: PoolElement) -> tuple[float, float]:
+        """``total_burst_ratio`` and ``total_resource_flow_ratio`` (5.3)."""
+        burst, flow = self.burst_ratio(pool), self.flow_ratio(pool)
+        for child in pool.children.values():
+            burst_below, flow_below = self.total_ratios(child)
+            burst, flow = burst + burst_below, flow + flow_below
+        return burst, flow
+
+    def burst_ratio(self, pool: PoolElement) -> float:
+        """``specified_burst_ratio``: of burst pools only."""
+        given = pool.settings.integral_guarantees
+        if given.guarantee_type != "burst":
+            return 0.0
+        return ratio(to_vector(given.burst_guarantee_resources, 0.0), self.total)
+
+    def flow_ratio(self, pool: PoolElement) -> float:
+        """``specified_resource_flow_ratio``: of burst and relaxed pools."""
+        return flow_ratio(pool) if is_integral(pool) else 0.0
+
+    def satisfaction(self, element: Element) -> float:
+        """``satisfaction_ratio``: of a pool the least of its running operations', its own where none runs."""
+        found = self._least_below(element) if isinstance(element, PoolElement) else None
+        return placement.satisfaction(element) if found is None else found
+
+    @_once
+    def _least_below(self, pool: PoolElement) -> float | None:
+        found = [placement.satisfaction(each) for each in pool.operations.values() if each.is_running]
+        below = [self._least_below(child) for child in pool.children.values()]
+        return min(found + [each for each in below if each is not None], default=None)
+
+    def weight(self, pool: PoolElement) -> float:
+        """The weight that holds: set, or inferred from the guarantees (2.5)."""
+        multiplier = self.tree.config.settings.infer_weight_from_guarantees_share_multiplier
+        if pool.settings.weight is not None or multiplier is None or pool.parent is None:
+            return fold_weight(pool.name, pool.settings.weight)
+        guaranteed = self._guarantees(self.tree)
+        strong, flow = guaranteed.get(pool.name, (ZERO, 0.0))
+        return infer_weight(multiplier, strong, flow, *guaranteed.get(pool.parent.name, (ZERO, 0.0)))
+
+    @_once
+    def _guarantees(self, tree: Tree) -> dict[str, tuple[Vector, float]]:
+        return guaranteed_shares(tree)
+
+    def guaranteed(self, element: Element) -> Vector:
+        """The share that is left to the element when its siblings, and those of the pools above it, want everything.
+
+        The strong guarantee, and by weight a part of what those of all siblings leave of the parent's; pending
+        operations take no part.
+        """
+        if element.parent is None:
+            return share(self.total, self.total)
+        if element not in self._guaranteed_shares:
+            self._divide(element.parent)
+        return self._guaranteed_shares.setdefault(element, ZERO)
+
+    def _divide(self, parent: PoolElement) -> None:
+        left = self.guaranteed(parent)
+        if parent.mode == "fifo":
+            for each in fifo_order(parent):
+                self._guaranteed_shares[each] = least(left, self.limits_share(each))
+                left = subtract(left, self._guaranteed_shares[each])
+            return
+        members: list[tuple[Element, float]] = [(child, self.weight(child)) for child in parent.children.values()]
+        members += [(each, operation_weight(each)) for each in parent.operations.values() if each.is_running]
+        own = []
+        for element, _ in members:
+            own.append(least(element.strong_guarantee_share, left))
+            left = subtract(left, own[-1])
+        rooms = [
+            subtract(self.limits_share(element), strong) for (element, _), strong in zip(members, own, strict=True)
+        ]
+        weights = [weight for _, weight in members]
+        by_resource = [_divide_by_weight(amount, weights, [room[r] for room in rooms]) for r, amount in enumerate(left)]
+        for (element, _), strong, (a, b, c, d, e) in zip(members, own, zip(*by_resource, strict=True), strict=True):
+            self._guaranteed_shares[element] = add(strong, (a, b, c, d, e))
+
+    def best_allocation(self, element: Element) -> Vector:
+        """The greatest share that the limits and the nodes that are online allow."""
+        return share(least(self._online_capacity(self.tree), self.limits(element)), self.total)
+
+    @_once
+    def _online_capacity(self, tree: Tree) -> Vector:
+        return sum_vectors([node.capacity for node in tree.nodes.values() if node.is_online])
+
+    def scheduling_index(self, element: OperationElement) -> int:
+        """Place in the order of service among the tree's running operations; -1 of one that does not run."""
+        return self._order_of_service(self.tree).get(element, -1)
+
+    @_once
+    def _order_of_service(self, tree: Tree) -> dict[OperationElement, int]:
+        running = sorted((each for each in tree.operations.values() if each.is_running), key=self._service_key)
+        return {each: index for index, each in enumerate(running)}
+
+    def slot_index(self, element: OperationElement) -> int:
+        """Place among the operations of its pool, by their arrival."""
+        assert element.parent is not None
+        return self._order_of_arrival(element.parent).get(element, -1)
+
+    @_once
+    def _order_of_arrival(self, pool: PoolElement) -> dict[OperationElement, int]:
+        arrived = sorted(pool.operations.values(), key=lambda each: each.operation.record.sequence)
+        return {each: index for index, each in enumerate(arrived)}
+
+    def _service_key(self, element: OperationElement) -> tuple[tuple[float, str], ...]:
+        path = [(self.satisfaction(pool), pool.name) for pool in element.ancestors()]
+        return (*reversed(path[:-1]), (self.satisfaction(element), element.name))
+
+
+def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
+    """``amount`` in parts by weight, none larger than its room; what one cannot take goes to the others."""
+    parts = [0.0] * len(weights)
+    left = sum(weights)
+    for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
+        part = weights[n] / max(left, weights[n])  # the sum loses small weights beside large ones
+        parts[n] = max(min(rooms[n], amount * part), 0.0)
+        amount -= parts[n]
+        left -= weights[n]
+    return parts
+
+
+def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
+    """What was set for the element itself."""
+    assert isinstance(element, PoolElement | OperationElement)
+    return element.settings if isinstance(element, PoolElement) else element.options
+
+
+def look_once(results: Results) -> View:
+    """Trees with their last updates, each looked at once in a request: what operations have in common is made once."""
+    views: dict[str, TreeView] = {}
+
+    def view(tree: Tree) -> TreeView:
+        if tree.name not in views:
+            views[tree.name] = TreeView(tree, results.get(tree.name))
+        return views[tree.name]
+
+    return view
