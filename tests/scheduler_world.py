@@ -128,6 +128,7 @@ class PlayedNode:
                 task=job.order.task,
                 start_time=job.started_at,
                 cgroup=f"jobs/{job_id}",
+                smoothed_cpu_usage=job.smoothed_cpu_usage,
                 **{name: getattr(job, name) for name in CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()
