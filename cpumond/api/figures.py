@@ -1,7 +1,8 @@
 """How answers are made of what lives: a figure is told once, by its name, its type and how it is derived. Pure.
 
 An answer is a ``View``. Each of its fields is the attribute of that name of the thing it is about; where there is none,
-``Of`` in the field's annotation reads it. What depends on more than the thing is given to ``show``.
+``Of`` in the field's annotation reads it. What depends on more than the thing is given to ``show``. Fields by keyword
+alone are of a base; ``BASE_AT`` of the kind names the part of the thing that has them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
@@ -29,33 +29,42 @@ class View(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Of:
-    """How a figure is read from the thing that an answer is about."""
+    """How a figure is read from the thing that an answer is about: what stands there at a path, such as
+    ``element.tree.name`` or ``limits[1]``, or what a function makes of it, which costs more; None: it has no such."""
 
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] | str | None
 
 
 def show(kind: type[S], thing: object, /, **given: Any) -> S:
     """The answer of a kind about a thing; ``given`` are the fields that it does not say itself."""
-    readers, holes = _plan(kind, *given)
-    values = [read(thing) for read in readers]
-    for position, name in holes:
-        values[position] = given.pop(name)
-    return kind(*values, **given)
+    answer: S = _maker(kind, *given)(thing, *given.values())
+    return answer
 
 
 @cache
-def _plan(kind: type[msgspec.Struct], *given: str) -> tuple[list[Callable[[Any], Any]], list[tuple[int, str]]]:
-    """What reads the fields of a kind by their position, and the positions of those that are given.
-
-    Keywords would cost as much again: a list has thousands of answers. What can be nothing else is given.
-    """
+def _maker(kind: type[msgspec.Struct], *given: str) -> Callable[..., Any]:
+    """What calls the constructor of a kind, made as ``dataclasses`` makes one: a list has thousands of answers, and a
+    loop over their fields took three times as long."""
     # Without names of its own the readers' globals are those of their module.
     hints = get_type_hints(kind, localns={}, include_extras=True)
-    readers: list[Callable[[Any], Any]] = []
-    for name in kind.__match_args__:
-        found = [extra.read for extra in getattr(hints[name], "__metadata__", ()) if isinstance(extra, Of)]
-        readers.append(type if name in given else found[0] if found else attrgetter(name))
-    return readers, [(position, name) for position, name in enumerate(kind.__match_args__) if name in given]
+    base = f"{kind.BASE_AT}." if hasattr(kind, "BASE_AT") else ""
+    known: dict[str, Any] = {"kind": kind}
+    values = []
+    for name in kind.__struct_fields__:
+        by_position = name in kind.__match_args__
+        read: Any = name if by_position else base + name
+        for extra in getattr(hints[name], "__metadata__", ()):
+            read = extra.read if isinstance(extra, Of) else read
+        if name in given:
+            value = name
+        elif read is None or isinstance(read, str):
+            value = f"thing.{read}" if read else "None"
+        else:
+            known[f"read_{name}"], value = read, f"read_{name}(thing)"
+        values.append(value if by_position else f"{name}={value}")
+    source = f"lambda {', '.join(('thing', *given))}: kind({', '.join(values)})"
+    maker: Callable[..., Any] = eval(source, known)  # noqa: S307 - names and paths that stand in this package
+    return maker
 
 
 def absolute(share: Vector, total: Vector) -> Vector:

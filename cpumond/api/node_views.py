@@ -29,7 +29,7 @@ class NodeView(View, frozen=True):
     is_online: bool
     silent_s: float
     """Since its last heartbeat or registration."""
-    incarnation: Annotated[str, Of(lambda n: n.run)]
+    incarnation: Annotated[str, Of("run")]
     """The first 16 characters of it."""
     capacity: Annotated[Amounts, Of(lambda n: to_amounts(n.capacity))]
     usage: Annotated[Amounts, Of(lambda n: to_amounts(n.used))]

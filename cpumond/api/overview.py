@@ -166,7 +166,7 @@ class TreeTotals(View, frozen=True):
     node_count: Annotated[int, Of(lambda t: len(t.nodes))]
     online_node_count: Annotated[int, Of(lambda t: sum(node.is_online for node in t.nodes.values()))]
     pool_count: Annotated[int, Of(lambda t: len(t.pools))]
-    running_operation_count: Annotated[int, Of(lambda t: t.root.running_operation_count)]
+    running_operation_count: Annotated[int, Of("root.running_operation_count")]
     pending_operation_count: Annotated[int, Of(lambda t: len(t.queue))]
     capacity_cores: Annotated[float, Of(lambda t: t.total[CPU])]
     ordered_cores: float

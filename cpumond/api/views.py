@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from cpumond.api.figures import (
     Amounts,
@@ -25,7 +25,6 @@ from cpumond.api.figures import (
     absolute,
     show,
 )
-from cpumond.fairshare.resources import CPU
 from cpumond.scheduler import resulting
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -61,7 +60,7 @@ from cpumond.scheduler.preemption import sort_jobs
 from cpumond.scheduler.snapshot import operation_weight
 from cpumond.scheduler.starvation import starves_in_s
 from cpumond.scheduler.state import State
-from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times, list_figures
+from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times
 
 # --- trees and pools ---------------------------------------------------------------------------------------------
 
@@ -70,17 +69,17 @@ class TreeView(View, frozen=True):
     """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around."""
 
     name: str
-    id: Annotated[str, Of(lambda t: t.config.id)]
+    id: Annotated[str, Of("config.id")]
     is_default: bool
     attributes: Annotated[dict[str, Any], Of(lambda t: dict(t.config.attributes))]
     total_resources: Annotated[Amounts, Of(lambda t: to_amounts(t.total))]
     resource_usage: Annotated[Amounts, Of(lambda t: to_amounts(t.root.usage))]
     resource_demand: Annotated[Amounts, Of(lambda t: to_amounts(t.root.demand))]
     pool_count: Annotated[int, Of(lambda t: len(t.pools))]
-    operation_count: Annotated[int, Of(lambda t: t.root.operation_count)]
-    running_operation_count: Annotated[int, Of(lambda t: t.root.running_operation_count)]
-    max_operation_count: Annotated[int, Of(lambda t: t.root.max_operation_count)]
-    max_running_operation_count: Annotated[int, Of(lambda t: t.root.max_running_operation_count)]
+    operation_count: Annotated[int, Of("root.operation_count")]
+    running_operation_count: Annotated[int, Of("root.running_operation_count")]
+    max_operation_count: Annotated[int, Of("root.max_operation_count")]
+    max_running_operation_count: Annotated[int, Of("root.max_running_operation_count")]
     pending_operation_count: Annotated[int, Of(lambda t: len(t.queue))]
     node_count: Annotated[int, Of(lambda t: len(t.nodes))]
     online_node_count: Annotated[int, Of(lambda t: sum(node.is_online for node in t.nodes.values()))]
@@ -108,12 +107,12 @@ class PoolView(View, frozen=True):
     """
 
     name: str
-    tree: Annotated[str, Of(lambda p: p.tree.name)]
+    tree: Annotated[str, Of("tree.name")]
     parent: Annotated[str | None, Of(lambda p: p.parent and p.parent.name)]
     id: Annotated[str, Of(lambda p: "" if p.config is None else p.config.id)]
     is_ephemeral: bool
-    mode: Annotated[Mode, Of(lambda p: p.settings.mode)]
-    weight: Annotated[float | None, Of(lambda p: p.settings.weight)]
+    mode: Annotated[Mode, Of("settings.mode")]
+    weight: Annotated[float | None, Of("settings.weight")]
     attributes: Annotated[dict[str, Any], Of(lambda p: {} if p.config is None else dict(p.config.attributes))]
     children: Annotated[list[str], Of(lambda p: sorted(p.children))]
     operation_count: int
@@ -199,7 +198,7 @@ def _finite_or_none(number: float) -> float | None:
 class OperationInTree(View, frozen=True):
     """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool."""
 
-    pool: Annotated[str, Of(lambda e: e.parent.name)]
+    pool: Annotated[str, Of("parent.name")]
     is_running: bool
     queue_place: int | None
     weight: Annotated[float, Of(operation_weight)]
@@ -290,10 +289,6 @@ PREEMPTIBILITY: Final = {
 }
 
 
-def _never(_: Job) -> None:
-    """What only a job that has ended has."""
-
-
 class JobView(JobFigures, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
@@ -302,25 +297,27 @@ class JobView(JobFigures, frozen=True):
     the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null where no node has told.
     """
 
+    BASE_AT: ClassVar[str] = "report"
+
     id: str
-    operation_id: Annotated[str, Of(lambda j: j.element.name)]
-    task: Annotated[str, Of(lambda j: j.task.name)]
-    tree: Annotated[str, Of(lambda j: j.element.tree.name)]
-    node_id: str
+    operation_id: Annotated[str, Of("element.name")]
+    task: Annotated[str, Of("task.name")]
+    tree: Annotated[str, Of("element.tree.name")]
+    node_id: Annotated[str, Of("node.id")]
     state: JobState
-    cpu_limit: Annotated[float, Of(lambda j: j.limits[CPU])]
-    current_cpu_limit: Annotated[float, Of(lambda j: j.usage[CPU])]
+    cpu_limit: Annotated[float, Of("limits[1]")]
+    current_cpu_limit: Annotated[float, Of("usage[1]")]
     start_time: float
-    finish_time: Annotated[float | None, Of(_never)] = None
-    smoothed_cpu_usage: Annotated[float | None, Of(lambda j: j.report.smoothed_cpu_usage)] = None
-    cpu_monitor_mode: Annotated[str, Of(lambda j: j.report.mode)] = ""
+    finish_time: Annotated[float | None, Of(None)] = None
+    smoothed_cpu_usage: Annotated[float | None, Of("report.smoothed_cpu_usage")] = None
+    cpu_monitor_mode: Annotated[str, Of("report.mode")] = ""
     preemptibility: Annotated[str, Of(lambda j: PREEMPTIBILITY[j.preemptibility] if j.is_active else "")] = ""
-    exit_code: Annotated[int | None, Of(_never)] = None
+    exit_code: Annotated[int | None, Of(None)] = None
     reason: Annotated[str, Of(lambda j: "" if j.stop is None else j.stop.record.why)] = ""
-    max_memory: Annotated[int | None, Of(_never)] = None
+    max_memory: Annotated[int | None, Of(None)] = None
     preemption: Annotated[PreemptionRecord | None, Of(lambda j: j.stop and j.stop.record)] = None
-    node: Annotated[str, Of(lambda j: j.node_id)] = ""
-    cgroup: Annotated[str, Of(lambda j: j.report.cgroup)] = ""
+    node: Annotated[str, Of("node.id")] = ""
+    cgroup: Annotated[str, Of("report.cgroup")] = ""
 
 
 _OF_RECORDS: Final = [name for name in JobRecord.__struct_fields__ if name in JobView.__struct_fields__]
@@ -554,7 +551,7 @@ def show_job(job: Job | JobRecord) -> JobView:
         return JobView(node=job.node_id, **dict(zip(_OF_RECORDS, _read_record(job), strict=True)))
     if job.is_active:
         sort_jobs(job.element)
-    return show(JobView, job, **list_figures(job.report))
+    return show(JobView, job)
 
 
 # --- small answers -----------------------------------------------------------------------------------------------
