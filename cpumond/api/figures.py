@@ -48,7 +48,7 @@ def _maker(kind: type[msgspec.Struct], *given: str) -> Callable[..., Any]:
     # Without names of its own the readers' globals are those of their module.
     hints = get_type_hints(kind, localns={}, include_extras=True)
     base = f"{kind.BASE_AT}." if hasattr(kind, "BASE_AT") else ""
-    known: dict[str, Any] = {"kind": kind}
+    known: dict[str, Any] = {}
     values = []
     for name in kind.__struct_fields__:
         by_position = name in kind.__match_args__
@@ -62,8 +62,19 @@ def _maker(kind: type[msgspec.Struct], *given: str) -> Callable[..., Any]:
         else:
             known[f"read_{name}"], value = read, f"read_{name}(thing)"
         values.append(value if by_position else f"{name}={value}")
+    return _compile(kind, given, values, known)
+
+
+def copier(kind: type[S], source: type[msgspec.Struct], *given: str) -> Callable[..., S]:
+    """What makes an answer of a thing that has figures under their names there, and no others but those ``given``."""
+    names = [name for name in kind.__struct_fields__ if name in source.__struct_fields__]
+    values = [f"{name}={name}" for name in given] + [f"{name}=thing.{name}" for name in names]
+    return _compile(kind, given, values, {})
+
+
+def _compile(kind: type, given: tuple[str, ...], values: list[str], known: dict[str, Any]) -> Callable[..., Any]:
     source = f"lambda {', '.join(('thing', *given))}: kind({', '.join(values)})"
-    maker: Callable[..., Any] = eval(source, known)  # noqa: S307 - names and paths that stand in this package
+    maker: Callable[..., Any] = eval(source, {**known, "kind": kind})  # noqa: S307 - names that stand in this package
     return maker
 
 

@@ -250,8 +250,7 @@ def job_state(job: Job | JobRecord) -> str:
 def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
     """A job, living or ended, as ``list_jobs`` answers; limits in cores. ``address`` is its node's."""
     shown = show_job(job)
-    living = job if isinstance(job, Job) else None
-    info = {
+    info: dict[str, Any] = {
         "id": shown.id,
         "operation_id": shown.operation_id,
         "type": "vanilla",
@@ -259,23 +258,25 @@ def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
         "address": address,
         "task_name": shown.task,
         "start_time": iso_time(shown.start_time),
-        "finish_time": None if shown.finish_time is None else iso_time(shown.finish_time),
-        "pool": living and living.element.options.pool,
         "pool_tree": shown.tree,
         "cpu_limit": shown.cpu_limit,
         "current_cpu_limit": shown.current_cpu_limit,
-        "cpu_monitor_mode": living and shown.cpu_monitor_mode,
         "is_stale": False,
-        "exit_code": shown.exit_code,
-        "smoothed_cpu_usage": shown.smoothed_cpu_usage,
-        "cpu_seconds": shown.cpu_seconds,
-        "reclaimed_cpu_seconds": shown.reclaimed_cpu_seconds,
-        "max_memory": shown.max_memory,
-        "cgroup": shown.cgroup or None,
-        "error": _error(shown.reason) if living is None and shown.state != "completed" else None,
-        "why_preempted": shown.preemption and _preemption(shown.preemption),
     }
-    return {name: value for name, value in info.items() if value is not None}
+    if isinstance(job, Job):
+        info["pool"], info["cpu_monitor_mode"] = job.element.options.pool, shown.cpu_monitor_mode
+    else:
+        info["finish_time"] = iso_time(job.finish_time)
+        if job.state != "completed":
+            info["error"] = _error(job.reason)
+    for name in ("exit_code", "smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory"):
+        if (value := getattr(shown, name)) is not None:
+            info[name] = value
+    if shown.cgroup:
+        info["cgroup"] = shown.cgroup
+    if shown.preemption is not None:
+        info["why_preempted"] = _preemption(shown.preemption)
+    return info
 
 
 def _preemption(record: PreemptionRecord) -> dict[str, Any]:

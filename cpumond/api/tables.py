@@ -71,9 +71,10 @@ class CoreSums:
             ordered = used = 0.0
             for job in element.jobs.values():
                 ordered += job.limits[1]
-                usage = job.report.cpu_usage
+                report = job.report
+                usage = report.cpu_usage
                 if usage is None:
-                    usage = job.report.smoothed_cpu_usage
+                    usage = report.smoothed_cpu_usage
                 if usage is not None:
                     used += usage
             pool = element.parent

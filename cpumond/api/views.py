@@ -23,6 +23,7 @@ from cpumond.api.figures import (
     UsageRatio,
     View,
     absolute,
+    copier,
     show,
 )
 from cpumond.scheduler import resulting
@@ -320,8 +321,7 @@ class JobView(JobFigures, frozen=True):
     cgroup: Annotated[str, Of("report.cgroup")] = ""
 
 
-_OF_RECORDS: Final = [name for name in JobRecord.__struct_fields__ if name in JobView.__struct_fields__]
-_read_record = attrgetter(*_OF_RECORDS)
+_show_ended = copier(JobView, JobRecord, "node")
 
 
 class JobList(View, frozen=True):
@@ -548,7 +548,7 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 def show_job(job: Job | JobRecord) -> JobView:
     """A job, living or ended."""
     if isinstance(job, JobRecord):
-        return JobView(node=job.node_id, **dict(zip(_OF_RECORDS, _read_record(job), strict=True)))
+        return _show_ended(job, job.node_id)
     if job.is_active:
         sort_jobs(job.element)
     return show(JobView, job)

@@ -421,14 +421,9 @@ def _node_values(node: Node) -> tuple[float, ...]:
 
 
 def _job_values(job: Job) -> tuple[float, ...]:
-    return (
-        job.limits[1],
-        job.usage[1],
-        *(NOT_KNOWN if value is None else float(value) for value in _figures_of(job.report)),
-    )
-
-
-_figures_of = attrgetter("cpu_usage", "smoothed_cpu_usage", "min_cpu_limit", "votes_sum", "throttled_ratio")
+    said = job.report
+    figures = (said.cpu_usage, said.smoothed_cpu_usage, said.min_cpu_limit, said.votes_sum, said.throttled_ratio)
+    return (job.limits[1], job.usage[1], *[NOT_KNOWN if value is None else float(value) for value in figures])
 
 
 def used_now(job: Job) -> float:
