@@ -17,7 +17,7 @@ from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
-from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction
+from cpumond.scheduler.commands import Command, prepare
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.loop import Clock, Scheduler
@@ -31,6 +31,7 @@ from cpumond.scheduler.operations import (
     UpdateOperation,
 )
 from cpumond.scheduler.state import SeveralTreesError, State
+from cpumond.scheduler.transaction import NOTHING, Rules, Transaction
 from cpumond.wire import (
     CPU_COUNTERS,
     FinishedJob,
@@ -266,7 +267,7 @@ class World:
 
     def do(self, command: Command, user: str = "u") -> Transaction:
         """Carry out a command. Raises CommandError."""
-        change = self.state.prepare(command, user, self.now, self.new_id)
+        change = prepare(self.state, command, user, self.now, self.new_id)
         self.carry_out(change)
         return change
 

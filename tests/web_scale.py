@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from cpumond.scheduler.commands import Rules
+from cpumond.scheduler.commands import prepare
 from cpumond.scheduler.config_commands import SYSTEM, RecordKey, load_config
 from cpumond.scheduler.loop import encode
 from cpumond.scheduler.model import ROOT_POOL
@@ -23,6 +23,7 @@ from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.transaction import Rules
 
 POOLS = 2000
 OPERATIONS = 20_000
@@ -64,7 +65,7 @@ def fill_store(state_dir: Path, pools: int = POOLS, operations: int = OPERATIONS
         task = {"job_count": 1 + number % 3, "cpu_limit": 1.0, "memory_limit": 2**24, "command": "true"}
         spec = {"pool": leaves[number % len(leaves)], "title": f"Batch {number:05d}", "tasks": {"main": task}}
         start = StartOperation(spec)
-        change = state.prepare(start, f"user-{number % 50}", START_S + number, lambda: str(uuid.uuid4()))
+        change = prepare(state, start, f"user-{number % 50}", START_S + number, lambda: str(uuid.uuid4()))
         changes += encode(change, state.config)
         state.apply(change, START_S)
     with contextlib.closing(open_sqlite_store(str(state_dir / "scheduler.db"))) as store:

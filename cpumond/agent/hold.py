@@ -108,8 +108,10 @@ class Hold:
         return replace(self, decider=FREE, losses=0, write_at_s=again)
 
     def respect(self, now_s: float, ttl_s: float, by: str = "") -> Hold:
-        """Another program set the limit: it stays for ``ttl_s``, where that is 0 the monitor goes on from it."""
-        decider = Respected(now_s + ttl_s, by, self.pinned_cores) if ttl_s > 0 else self.decider
+        """Another program set the limit: it stays for ``ttl_s``, where that is 0 the monitor goes on from it. A contest
+        is over only when an operator says so."""
+        is_for_a_time = ttl_s > 0 and not self.is_contested
+        decider = Respected(now_s + ttl_s, by, self.pinned_cores) if is_for_a_time else self.decider
         return replace(self, decider=decider, write_at_s=None)
 
     def disregard(self, now_s: float) -> Hold:

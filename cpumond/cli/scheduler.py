@@ -30,9 +30,10 @@ def scheduler_command(config_path: str | None, new_store: bool, time_scale: floa
     if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):
         config_path = DEFAULT_SCHEDULER_CONFIG_PATH
     try:
+        from cpumond.api.server import make_app
         from cpumond.scheduler.main import run_scheduler
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler needs more than the agent ({error.name} is missing): pip install 'cpumond[scheduler]'"
         ) from None
-    return run_scheduler(config_path, new_store, time_scale)
+    return run_scheduler(config_path, make_app, new_store, time_scale)

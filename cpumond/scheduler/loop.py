@@ -27,7 +27,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler import config_commands
-from cpumond.scheduler.commands import Command, Rules, Transaction
+from cpumond.scheduler.commands import Command, prepare
 from cpumond.scheduler.desk import Answer, Desk, Question
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.model import (
@@ -44,6 +44,7 @@ from cpumond.scheduler.recorder import History
 from cpumond.scheduler.state import SeveralTreesError, State
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.tokens import hash_token
+from cpumond.scheduler.transaction import Rules, Transaction
 from cpumond.wire import (
     Heartbeat,
     HeartbeatAnswer,
@@ -244,7 +245,7 @@ class Scheduler:
     async def _execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None) -> Reply:
         async with self._changing:
             try:
-                change = self.state.prepare(command, user, self.clock.now(), self.new_id)
+                change = prepare(self.state, command, user, self.clock.now(), self.new_id)
             except CpumondError:
                 self.timings.refused_commands += 1
                 raise

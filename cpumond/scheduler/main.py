@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 
 from cpumond import __version__
-from cpumond.api.server import make_app
 from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
@@ -28,8 +27,7 @@ from cpumond.process import (
     raise_descriptor_limit,
 )
 from cpumond.scheduler.admission import PoolRules
-from cpumond.scheduler.commands import Rules
-from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler
@@ -40,7 +38,8 @@ from cpumond.scheduler.recorder import History
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.store.history import HistoryStore
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
-from cpumond.scheduler.tokens import load_tokens
+from cpumond.scheduler.tokens import Tokens, load_tokens
+from cpumond.scheduler.transaction import Rules
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -91,7 +90,11 @@ def read_monitor(raw: object) -> dict[str, object]:
     return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}
 
 
-def run_scheduler(config_path: str | None, new_store: bool = False, time_scale: float = 1.0) -> int:
+AppMaker = Callable[[Scheduler, Api, Tokens | None, Callable[[], bytes], str], Starlette]
+"""``api.server.make_app``, which knows the scheduler."""
+
+
+def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool = False, time_scale: float = 1.0) -> int:
     """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what a user can mend.
 
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests

@@ -21,7 +21,6 @@ from cpumond.fairshare.resources import CPU, ZERO, Vector, add, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import admission, operations, preemption, starvation
-from cpumond.scheduler.commands import NOTHING, Command, Rules, Transaction, prepare
 from cpumond.scheduler.elements import (
     Job,
     Node,
@@ -61,6 +60,7 @@ from cpumond.scheduler.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.placement import ServiceOrder, place_jobs, wants_jobs
 from cpumond.scheduler.snapshot import SnapshotMaker, operation_limits, pool_limits
 from cpumond.scheduler.spec_room import SpecRoom, weigh_change
+from cpumond.scheduler.transaction import NOTHING, Rules, Transaction
 from cpumond.wire import (
     CPU_COUNTERS,
     CpuUse,
@@ -172,11 +172,7 @@ class State:
         """Nodes of an earlier run, and until when their first heartbeats are waited for."""
         self._install_config(config, 0.0)
 
-    # --- commands ------------------------------------------------------------------------------------------------
-
-    def prepare(self, command: Command, user: str, now: float, new_id: Callable[[], str]) -> Transaction:
-        """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
-        return prepare(self, command, user, now, new_id)
+    # --- records -------------------------------------------------------------------------------------------------
 
     def find_record(self, operation_id: str) -> OperationRecord:
         """The record of an operation, by id or ``*alias``. Raises CommandError."""

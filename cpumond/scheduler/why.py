@@ -20,7 +20,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.admission import find_full
-from cpumond.scheduler.commands import Rules, Transaction
+from cpumond.scheduler.commands import prepare
 from cpumond.scheduler.config_commands import ConfigChange, ConfigCommand, describe_change
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import (
@@ -39,6 +39,7 @@ from cpumond.scheduler.protection import tell_protections
 from cpumond.scheduler.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.starvation import priority_of, starves_in_s
 from cpumond.scheduler.state import State
+from cpumond.scheduler.transaction import Rules, Transaction
 from cpumond.scheduler.validation import find_overcommit
 from cpumond.units import format_span
 from cpumond.words import count
@@ -455,7 +456,7 @@ def _pools_of(operation: Operation) -> dict[str, str]:
 def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
     try:
-        return state.prepare(command, user, now, lambda: "planned")
+        return prepare(state, command, user, now, lambda: "planned")
     except CommandError as error:
         return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
 

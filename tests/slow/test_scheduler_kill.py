@@ -41,6 +41,7 @@ LIVE_STATES = ("pending", "running")
 LAUNCHER = """
 import os, sys
 from cpumond.cli import main
+from cpumond.api.server import make_app
 from cpumond.scheduler.main import run_scheduler
 
 for line in sys.stdin:
@@ -51,7 +52,7 @@ for line in sys.stdin:
         os.dup2(null, 0), os.dup2(null, 1), os.dup2(log, 2)
         code = 99
         try:
-            code = run_scheduler(sys.argv[1])
+            code = run_scheduler(sys.argv[1], make_app)
         finally:
             os._exit(code)
     os.write(1, b"%d\\n" % pid)

@@ -26,6 +26,7 @@ CASES = {
     "an order over a pin": (PINNED, lambda hold: hold.respect(10.0, 60.0), OVERRIDDEN_PIN),
     "an order after an order": (OVERRIDDEN_PIN, lambda hold: hold.respect(20.0, 60.0), Hold(Respected(80.0, pin=1.0))),
     "an order without a time": (Hold(write_at_s=3.0), lambda hold: hold.respect(10.0, 0.0), UNHELD),
+    "an order in a contest": (CONTESTED, lambda hold: hold.respect(10.0, 60.0), CONTESTED),
     "an order that lasts": (OVERRIDDEN_PIN, lambda hold: hold.expire(69.9), OVERRIDDEN_PIN),
     "an order whose time is over": (OVERRIDDEN_PIN, lambda hold: hold.expire(70.0), UNHELD),
     "a pin does not expire": (PINNED, lambda hold: hold.expire(math.inf), PINNED),

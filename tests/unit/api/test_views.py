@@ -14,8 +14,8 @@ from cpumond.api.tree_view import TreeView
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.commands import Rules, Transaction
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord
+from cpumond.scheduler.transaction import Rules, Transaction
 
 NOW = 5000.0
 

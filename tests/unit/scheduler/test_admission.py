@@ -8,10 +8,10 @@ import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
 from cpumond.scheduler.admission import PoolRules
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemovePool, RemoveTree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.transaction import Rules
 
 
 def rules(**given: Any) -> Rules:

@@ -14,7 +14,6 @@ import pytest
 from scheduler_world import ServedNode, StillClock
 
 from cpumond.scheduler import loop
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.loop import Clock, Scheduler, make_id
@@ -22,6 +21,7 @@ from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.operations import AbortOperation, StartOperation
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
+from cpumond.scheduler.transaction import Rules
 
 
 class Watched:

@@ -9,10 +9,10 @@ import pytest
 from scheduler_world import EASY, GIB, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU, Vector
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.placement import satisfaction_of
+from cpumond.scheduler.transaction import Rules
 
 NEVER = math.inf
 

@@ -15,7 +15,6 @@ import pytest
 from scheduler_world import ServedNode, StillClock
 from structlog.testing import capture_logs
 
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.history import OPERATION, Collector, HistoryView, Key, ReportView, Summary, Tick
 from cpumond.scheduler.loop import Clock, Scheduler
@@ -25,6 +24,7 @@ from cpumond.scheduler.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, RE
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.history import HistoryStore
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.transaction import Rules
 
 START = 1_000_000.0
 

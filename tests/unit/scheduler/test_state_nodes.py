@@ -10,11 +10,11 @@ import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
 from cpumond.api import overview
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.state import KEPT_REFUSED, REFUSED_S
+from cpumond.scheduler.transaction import Rules
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""

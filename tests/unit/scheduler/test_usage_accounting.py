@@ -7,8 +7,8 @@ import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.transaction import Rules
 
 
 class Small(World):

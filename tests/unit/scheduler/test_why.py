@@ -12,8 +12,8 @@ from cpumond.fairshare.explain import explain
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations, why
 from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.commands import Rules
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.transaction import Rules
 
 
 class Service(World):
