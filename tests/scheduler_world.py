@@ -30,7 +30,8 @@ from cpumond.scheduler.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.state import SeveralTreesError, State
+from cpumond.scheduler.registration import SeveralTreesError
+from cpumond.scheduler.state import State
 from cpumond.scheduler.transaction import NOTHING, Rules, Transaction
 from cpumond.wire import (
     CPU_COUNTERS,

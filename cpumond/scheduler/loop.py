@@ -41,7 +41,8 @@ from cpumond.scheduler.model import (
     OperationRecord,
 )
 from cpumond.scheduler.recorder import History
-from cpumond.scheduler.state import SeveralTreesError, State
+from cpumond.scheduler.registration import SeveralTreesError
+from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.tokens import hash_token
 from cpumond.scheduler.transaction import Rules, Transaction

@@ -17,7 +17,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "attributes", "validation", "config_commands", "operations", "elements", "state", "admission",
+            "model", "attributes", "validation", "config_commands", "operations", "elements", "state", "tables",
+            "registration", "dispatch", "reports", "admission",
             "commands", "transaction", "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why",
             "history", "resulting", "idle_options", "protection", "spec_room",
         )

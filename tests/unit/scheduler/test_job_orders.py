@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
+from cpumond.scheduler.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.state import MAX_ORDER_BYTES, MAX_ORDERS
 from cpumond.scheduler.transaction import Rules
 
 WAIT_S = 30.0

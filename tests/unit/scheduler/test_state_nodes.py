@@ -13,7 +13,7 @@ from cpumond.api import overview
 from cpumond.scheduler.config_commands import RemoveTree
 from cpumond.scheduler.model import CommandError, JobCounts
 from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.state import KEPT_REFUSED, REFUSED_S
+from cpumond.scheduler.registration import KEPT_REFUSED, REFUSED_S
 from cpumond.scheduler.transaction import Rules
 
 SILENCE_S = 60.0
