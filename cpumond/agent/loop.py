@@ -258,7 +258,7 @@ class Agent:
         relative = os.path.relpath(path, self.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.config.source)
 
-    # ---- foreign writes (operator_pains 3, 4, 5)
+    # ---- foreign writes: systemd's reloads, other agents, people
 
     def _take_foreign_changes(self, now_s: float) -> None:
         jobs = list(self.table) if self._read_all_limits else [
@@ -571,7 +571,7 @@ class Agent:
     # ---- 2. + 3. sample, smooth, vote, decide
 
     def _lost_time(self, late_s: float) -> bool:
-        """Whether the last interval cannot be trusted: a tick far too late, or a suspend (pain 15)."""
+        """Whether the last interval cannot be trusted: a tick far too late, or a suspend."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         suspended_s = offset_s - self._boot_offset_s
         self._boot_offset_s = offset_s
@@ -700,7 +700,7 @@ class Agent:
         for job, decision in decided:
             obstacle = _find_obstacle(job, decision, paused, bool(self._covered), now_s)
             if obstacle == "shadow":
-                # The monitor's own limit moves, nothing is written (semantics 1.5).
+                # The monitor's own limit moves, nothing is written (semantics.md 1.5).
                 old_cores, new_cores = decision.old_cores, decision.new_cores
                 record(job, self.clock.wall_s(), decision.kind, old_cores, new_cores, job.state.hard_cores, "shadow")
                 continue
@@ -713,7 +713,8 @@ class Agent:
         self._write_limits(allowed, now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        # Decreases first and from the leaves up, then increases from the top down (KEP-1287, pain 9).
+        # Decreases first and from the leaves up, then increases from the top down: on v1 the kernel refuses a quota
+        # above the parent's, and one below a child's.
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)
@@ -1079,7 +1080,7 @@ class Agent:
         return LinkView(self.config.scheduler.url, True, answer.tree, answer.warning, stats)
 
     def _mind_the_cost(self) -> None:
-        """Over the budget of ``[cost]``, look at each job less often; back when there is room (pain 24)."""
+        """Over the budget of ``[cost]``, look at each job less often; back when there is room."""
         now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.period_s:

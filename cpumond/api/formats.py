@@ -1,4 +1,4 @@
-"""YSON and JSON of the ``yt`` protocol: readers, writers, and the parameter that names a format.
+"""YSON and JSON of the ``yt`` protocol (yt_protocol.md 5): readers, writers, and the parameter that names a format.
 
 The values are plain Python: ``None``, ``bool``, ``int`` (``Uint`` for YSON's uint64), ``float``, ``str``, ``list``,
 ``dict`` with keys of ``str``, and ``Attributed`` for a value with attributes. Strings of the protocol are bytes; those

@@ -1,4 +1,7 @@
-"""The update gives the numbers of the reference implementation, and those of the slow literal one on random trees."""
+"""The update gives the numbers of the reference implementation, and those of the slow literal one on random trees.
+
+Section numbers are those of fair_share_update.md.
+"""
 
 from __future__ import annotations
 

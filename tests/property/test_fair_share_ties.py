@@ -73,7 +73,7 @@ def tie(rng: random.Random, most_pools: int) -> Case:
 
 @pytest.mark.parametrize("first", range(0, 1000, 200))
 def test_operations_whose_limited_demand_is_the_whole_cluster(first):
-    """9.1 on [0, 1] and [1, 2] says whether l - g is 1 or one unit less."""
+    """Section 9.1 on [0, 1] and [1, 2] says whether l - g is 1 or one unit less."""
     for seed in range(first, first + 200):
         case = tie(random.Random(seed), most_pools=0)
         assert differences(case) == [], seed

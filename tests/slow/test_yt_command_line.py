@@ -397,7 +397,7 @@ OF_POOLS = [
     "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
     "estimated_burst_usage_duration_seconds",
 ]  # fmt: skip
-"""Of a burst pool whose burst is more than its flow: 5.2 and 5.3."""
+"""Of a burst pool whose burst is more than its flow: semantics.md 5.2 and 5.3."""
 
 OF_OPERATIONS = [
     "pool", "slot_index", "start_time", "preemptible_job_count", "aggressively_preemptible_job_count",

@@ -1,4 +1,5 @@
-"""The update as a whole: attributes (section 3), FIFO order (3, 7), checks (15), extremes, updates in a row."""
+"""The update as a whole (fair_share_update.md 2): attributes (3), FIFO order (3, 7), checks (15), extremes, updates in
+a row."""
 
 from __future__ import annotations
 

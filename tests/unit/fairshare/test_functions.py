@@ -1,4 +1,4 @@
-"""Share functions against their definitions (sections 8 and 9): operations, paths of pools, functions of pools.
+"""Share functions against their definitions (fair_share_update.md 8, 9): operations, paths and functions of pools.
 
 The definitions are evaluated naively: ``B(s)`` is the value at the greatest fit factor whose value stays within what
 the suggestion allows, found by halving. At the few suggestions where B jumps, and at 0, results are written out.
@@ -163,7 +163,7 @@ def test_resources_grow_together_up_to_the_usage_then_in_proportion_up_to_the_de
 
 
 def test_who_demands_nothing_gets_nothing():
-    """9.1 with u = d = 0."""
+    """Section 9.1 with u = d = 0."""
     assert op(ZERO).value(1.0) == gang(ZERO).value(1.0) == ZERO
     assert op(vec(cpu=0.5), limits=ZERO).value(1.0) == ZERO
 
@@ -204,7 +204,7 @@ def test_what_begins_at_suggestion_one_never_comes():
 
 
 def test_demand_beyond_the_cluster_is_cut_by_the_limits():
-    """9.4 and the worked example: memory demanded four times, so a quarter of all is taken (21)."""
+    """9.4, 21: memory demanded four times, so a quarter of all is taken."""
     assert op(vec(cpu=2.0, memory=4.0, slots=2.0)).value(1.0) == vec(cpu=0.5, memory=1.0, slots=0.5)
     assert op(vec(cpu=3000.0, memory=600.0)).value(1.0) == near(vec(cpu=1.0, memory=0.2))
 

@@ -1,4 +1,5 @@
-"""Answers to "why", and plans: sentences and numbers of small states made by real commands."""
+"""Answers to "why", and plans: sentences and numbers of small states made by real commands
+(semantics.md 2 to 7)."""
 
 from __future__ import annotations
 
