@@ -373,8 +373,7 @@ def test_a_tree_a_thousand_levels_deep(improved):
     assert result.elements["p999"].promised_guarantee_fair_share.total[1] == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("mode", ["fair_share", "fifo"])
-@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize(("mode", "improved"), [("fair_share", True), ("fifo", False)])
 def test_five_thousand_operations_in_one_pool(mode, improved):
     """9.2, 9.3: half of them are served in full, in FIFO order, or all to one half, by weight."""
     total = (0.0, 25000.0, 0.0, 0.0, 0.0)
