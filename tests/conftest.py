@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +24,9 @@ settings.load_profile("any machine")
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 MACHINES = Path(__file__).parent / "machine"
 SLOW = Path(__file__).parent / "slow"
+UNIT = Path(__file__).parent / "unit"
+MEMORY, MEMORY_BYTES = "/dev/shm", 2**30
+"""Where the files of unit tests are, if so many bytes are free there."""
 LANES = {
     MACHINES: "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it",
     SLOW: "takes long and rarely finds anything: `pytest tests/slow` runs it",
@@ -40,7 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, handler in usual.items():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+    # Images of containers often ask for no compiled files; each of many processes would compile all that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
+        if are_all_in(config, UNIT) and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+            # Thousands of small files, many of them synced: what a disk takes for that is not what is tested.
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
         config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
 
 
@@ -81,6 +92,11 @@ def is_named(config: pytest.Config, lane: Path) -> bool:
     words = getattr(config, "workerinput", {}).get("mainargv", config.invocation_params.args)
     names = [str(word).partition("::")[0] for word in words if not str(word).startswith("-")]
     return any(Path(os.path.abspath(name)).is_relative_to(lane) for name in ["", *names])
+
+
+def are_all_in(config: pytest.Config, lane: Path) -> bool:
+    """Whether this run is of tests in this folder only."""
+    return all(Path(os.path.abspath(name.partition("::")[0])).is_relative_to(lane) for name in config.args)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -166,9 +166,9 @@ def list_set_aside(jobs_dir: str) -> list[str]:
 def remove_tree(directory: str) -> None:
     """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
     try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        return
+        while os.path.lexists(directory):
+            with contextlib.suppress(FileNotFoundError):  # another thread removes a part of it: go on with the rest
+                shutil.rmtree(directory)
     except Exception:
         # Nested by thousands, or made unreadable by the job: tools that need no stack, as the owner of it all.
         for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):

@@ -291,9 +291,9 @@ def test_the_same_tree_gives_the_same_plan_and_planning_changes_nothing(seed):
 
 
 def test_random_worlds_are_worth_trying():
-    found = [(plan.priority, len(plan.victims)) for seed in range(1000) for _, plan in plans(make_world(seed))]
-    assert sum(count > 0 for _, count in found) > 100
-    assert sum(count > 1 for _, count in found) > 10
+    found = [(plan.priority, len(plan.victims)) for seed in range(400) for _, plan in plans(make_world(seed))]
+    assert sum(count > 0 for _, count in found) > 40
+    assert sum(count > 1 for _, count in found) > 4
     assert {priority for priority, count in found if count} == {"normal", "aggressive"}
 
 
