@@ -124,10 +124,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; not those of the slow
-    lane, which is run by hand."""
+    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; one of the slow lane is
+    where that was asked for."""
     report = yield
-    if REQUIRED and report.skipped and not hasattr(report, "wasxfail") and item.path.parent != SLOW:
+    is_wanted = REQUIRED and (item.path.parent != SLOW or is_named(item.config, SLOW))
+    if is_wanted and report.skipped and not hasattr(report, "wasxfail"):
         reason = call.excinfo.value if call.excinfo is not None else "skipped"
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: left out, but CPUMOND_REQUIRE=all: {reason}"

@@ -428,9 +428,7 @@ def kill() -> dict[str, Any]:
     began_s = time.monotonic()
     full_s = wait(is_full, PATIENCE_S)
     property_s = wait(lambda: property_us() == 10 * QUOTA_US, PATIENCE_S)
-    up_s = wait(
-        lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", 2 * PATIENCE_S
-    )
+    up_s = wait(lambda: is_up_again(pid), 2 * PATIENCE_S)
     return {
         "full_s": full_s,
         "property_s": property_s,
@@ -447,9 +445,7 @@ def hangs() -> dict[str, Any]:
     pid = show(AGENT, "MainPID")
     os.kill(int(pid), signal.SIGSTOP)
     full_s = wait(is_full, PATIENCE_S + 30.0)
-    up_s = wait(
-        lambda: show(AGENT, "MainPID") not in (pid, "0") and show(AGENT, "ActiveState") == "active", 2 * PATIENCE_S
-    )
+    up_s = wait(lambda: is_up_again(pid), 2 * PATIENCE_S)
     return {"full_s": full_s, "up_s": up_s, "lowered_s": wait(is_lowered, PATIENCE_S), **look()}
 
 
