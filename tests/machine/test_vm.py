@@ -96,7 +96,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the machines get from this host, made once for all of them."""
     skip_without_means()
     work = tmp_path_factory.mktemp("machine")
-    make_stage(work / "in", work)
+    make_stage(work / "in", work, list_files("v2"))
     return work / "in"
 
 
