@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +22,7 @@ settings.register_profile("any machine", examples(100), suppress_health_check=[H
 settings.load_profile("any machine")
 
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
+PACKAGE = Path(__file__).parent.parent / "cpumond"
 MACHINES = Path(__file__).parent / "machine"
 SLOW = Path(__file__).parent / "slow"
 LANES = {
@@ -41,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
     if not hasattr(config, "workerinput"):
+        if sys.dont_write_bytecode:
+            # Tests start the program hundreds of times, and each would compile all of it: half a second of CPU.
+            compileall.compile_dir(PACKAGE, quiet=2)
         config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
 
 
