@@ -837,20 +837,20 @@ def test_a_job_that_waits_for_room_on_its_node_is_not_started_after_its_operatio
 
 def test_a_node_that_is_overdrawn_for_too_long_aborts_the_job_that_was_started_last(own, tmp_path):
     node, wake = own.nodes[0], tmp_path / "wake"
-    configure(node, '[resources]\ncpu_overdraft_timeout = "1s"\nresource_adjustment_period = "100ms"\n')
+    configure(node, '[resources]\ncpu = 1.0\ncpu_overdraft_timeout = "1s"\nresource_adjustment_period = "100ms"\n')
     restart(node)
-    monitor = {"min_cpu_limit": 0.4, "decrease_coefficient": 0.5, "smoothing_factor": 0.5, "restore_hold": "20s"}
+    monitor = {"min_cpu_limit": 0.2, "decrease_coefficient": 0.5, "smoothing_factor": 0.5, "restore_hold": "20s"}
     a = own.start_operation(
-        "p", [sys.executable, "-S", "-c", WORKER, str(wake)], cpu_limit=2.0, memory=64 * MIB, monitor=monitor
+        "p", [sys.executable, "-S", "-c", WORKER, str(wake)], cpu_limit=1.0, memory=64 * MIB, monitor=monitor
     )
     [owner] = own.await_running(a)
     jobs = []
     for _ in range(2):
-        operation = own.start_operation("p", "sleep 1000", cpu_limit=0.7, monitor=KEPT)
+        operation = own.start_operation("p", "sleep 1000", cpu_limit=0.35, monitor=KEPT)
         jobs.append((operation, own.await_running(operation)[0]))
     pids = [own.main_pid(job) for _, job in jobs]
     wake.touch()
-    # 2.0 + 0.7 + 0.7 of 2 cores: the two that came last must go.
+    # 1.0 + 0.35 + 0.35 of 1 core: the two that came last must go.
     records = []
     for operation, job in jobs:
         own.wait(lambda: own.jobs(operation, "aborted"), "it is aborted", WAIT_S)  # noqa: B023
