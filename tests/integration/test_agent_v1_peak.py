@@ -66,7 +66,7 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
     found = make(cgroups, "a", "idle", "voted")
     load, voted = cgroups.start_load("a", 2), cgroups.start_load("voted", 2)
     load.burn(0.3)
-    # One job by the documents' rule, which has looks where they are asked for; its first decision takes it to its floor.
+    # One job by the documents' rule, which has looks where they are asked for; one decision takes it to its floor.
     section = '{ limit_rule = "document", burst_ratio = 1.0 }'
     sources = describe_source(f"{cgroups.top}/voted", more=f"job_cpu_monitor = {section}")
     sources += describe_source(f"{cgroups.top}/*")
