@@ -116,7 +116,7 @@ def test_sums_of_operations(prometheus: Prometheus):
 
 def test_estimate_reads_the_history_of_the_agent(prometheus: Prometheus, agent: AgentProcess) -> None:
     """``cpumond estimate`` over the metrics of the agent itself: orders, use, and that limits were moved meanwhile."""
-    wait_until(lambda: prometheus.query("count_over_time(cpumond_job_cpu_seconds_total[1m]) >= 10"), "some samples")
+    wait_until(lambda: prometheus.query("count_over_time(cpumond_job_cpu_seconds_total[1m]) >= 5"), "some samples")
     url = f"http://127.0.0.1:{prometheus.port}"
     command = [sys.executable, "-m", "cpumond", "estimate", "--prometheus", url, "--since", "1m", "--step", "1s"]
     result = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
