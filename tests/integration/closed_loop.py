@@ -121,7 +121,7 @@ class Loop(Cluster):
     def set_tree(self, **values: object) -> None:
         """Change options of the default tree."""
         edits = [{"path": [key], "value": value} for key, value in values.items()]
-        with httpx2.Client(trust_env=False, timeout=60.0) as client:
+        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
             answer = client.patch(f"{self.url}/api/v1/trees/default", json={"edits": edits})
         assert answer.status_code == 200, answer.text
 

@@ -29,7 +29,9 @@ def page(port: int) -> str:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Response:
-    return httpx2.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=60.0)
+    return httpx2.request(
+        method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, verify=False, timeout=60.0
+    )
 
 
 def count_listeners(agent: AgentProcess) -> int:

@@ -464,7 +464,7 @@ def test_old_messages_that_come_again_change_nothing(network, gates):
     runs = [proxy.heartbeats()[0]["incarnation"] for proxy in network.proxies]
     loop.wait(lambda: network.proxies[0].heartbeats()[-1]["incarnation"] != runs[0], "the node is back", WAIT_S)
     before = [(job["id"], job["state"], job["finish_time"]) for job in loop.jobs(operation)]
-    with httpx2.Client(base_url=loop.url, trust_env=False, timeout=60.0) as client:
+    with httpx2.Client(base_url=loop.url, trust_env=False, verify=False, timeout=60.0) as client:
         for proxy in network.proxies:
             # The newest may still be on its way.
             for path, body in reversed(list(proxy.requests)[:-2]):
@@ -609,7 +609,7 @@ def test_a_job_that_writes_without_end_fills_no_disk(loop, tmp_path):
     [job] = loop.await_running(operation)
     loop.wait(done.exists, "it has written all", WAIT_S)
     path = f"{loop.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
-    with httpx2.Client(trust_env=False, timeout=60.0) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
         loop.wait(lambda: client.get(path, params={"tail": 8}).text == "THE END\n", "the end can be read")
         text = client.get(path, params={"tail": 1000}).text
         assert (len(text), text.endswith("abcde\n0123456789abcde\nTHE END\n")) == (1000, True)
@@ -696,7 +696,7 @@ def test_a_job_runs_as_the_user_of_the_node_and_is_at_home_there(reconfigured):
         operation = reconfigured.start_operation("p", "id -un; touch here && ls; sleep 1000")
         [job] = reconfigured.await_running(operation)
         path = f"{reconfigured.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
-        with httpx2.Client(trust_env=False, timeout=60.0) as client:
+        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
             wait_until(lambda: client.get(path).text == "nobody\nhere\n", "it has said who it is")
         reconfigured.abort(operation)
         reconfigured.await_no_jobs()

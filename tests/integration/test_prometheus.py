@@ -40,7 +40,10 @@ def answers(agent: AgentProcess) -> bool:
     assert agent.process is not None
     assert agent.process.poll() is None, agent.log()
     try:
-        return httpx2.get(f"http://127.0.0.1:{agent.port}/readyz", trust_env=False, timeout=60.0).status_code == 200
+        return (
+            httpx2.get(f"http://127.0.0.1:{agent.port}/readyz", trust_env=False, verify=False, timeout=60.0).status_code
+            == 200
+        )
     except httpx2.TransportError:
         return False
 

@@ -205,7 +205,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False, **options)
+        return httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False, verify=False, **options)
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("YT_")}

@@ -49,7 +49,7 @@ def test_pools_use_what_they_deserve(tmp_path: Path, hierarchies: Hierarchies) -
     assert len(shapes) == 100
     with (
         run_cluster(tmp_path, hierarchies) as cluster,
-        httpx2.Client(base_url=cluster.url, trust_env=False, timeout=60.0) as client,
+        httpx2.Client(base_url=cluster.url, trust_env=False, verify=False, timeout=60.0) as client,
     ):
         recorder = Recorder(cluster, hierarchies, client)
         run_all(recorder, shapes, RUN_S, LULL_S[0])
