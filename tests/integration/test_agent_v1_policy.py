@@ -142,9 +142,9 @@ def test_what_an_engine_orders_holds_down_and_up_and_is_put_back_in_the_end(cgro
     """What ``docker update --cpus`` does on v1: period and quota, in two writes."""
     make(cgroups, "a")
     load = cgroups.start_load("a", 2)
-    load.burn(2.0 if busy else 0.0)
     agent.start(describe_agent(cgroups))
     if busy:
+        load.burn(2.0)
         wait_until(lambda: (agent.job("a")["usage"] or 0.0) > 0.1, "the load is seen")
         load.burn(0.0)
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
