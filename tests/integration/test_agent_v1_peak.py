@@ -121,8 +121,8 @@ def agents(tmp_path: Path) -> Iterator[dict[str, AgentProcess]]:
     """One agent for each of ENDS: as long as it takes until anything is lowered, they wait for it together."""
     with ExitStack() as stack:
         made = {}
-        for end in ENDS:
-            directory = tmp_path / end
+        for number, end in enumerate(ENDS):
+            directory = tmp_path / str(number)  # short: a socket's path has 108 bytes at most
             directory.mkdir()
             made[end] = stack.enter_context(closing(AgentProcess(directory)))
         yield made
