@@ -50,7 +50,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1.py::test_every_file_is_left",
         "test_agent_v1.py::test_the_weight_actuator",
         "test_agent_v1_life.py::test_a_cgroup_that_goes",
-        "test_agent_v1_peak.py::test_quota_and_burst_are_given_back_after_a_kill[first aid, restore]",
+        "test_agent_v1_peak.py::test_quota_and_burst",
         "test_agent_v1_policy.py::test_a_burst_of_somebody_else",
         "test_agent_v1_policy.py::test_a_foreign_raise_is",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
