@@ -1,8 +1,8 @@
 """The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs nothing beside it.
 
 Pure. Per pool with an integral guarantee the two graphs of the documents over one time axis: usage and demand against
-the guarantee, accumulated volume against the capacity. Rows are thinned as they go by, so a day of seconds takes no
-more memory than the page.
+the guarantee, accumulated volume against the capacity. Rows are thinned as they go by: memory follows from the number
+of pools that are drawn, not from the length of the simulation.
 """
 
 from __future__ import annotations
