@@ -18,7 +18,7 @@
         ├── CgroupReadError
         └── CgroupWriteError
 
-A cgroup that vanished is not an error: readers return None (DESIGN.md 3).
+A cgroup that vanished is not an error, since jobs end at any moment: readers return None.
 """
 
 from __future__ import annotations

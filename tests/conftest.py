@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +24,9 @@ settings.load_profile("any machine")
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 MACHINES = Path(__file__).parent / "machine"
 SLOW = Path(__file__).parent / "slow"
+UNIT = Path(__file__).parent / "unit"
+MEMORY, MEMORY_BYTES = "/dev/shm", 2**30
+"""Where the files of unit tests are, if so many bytes are free there."""
 LANES = {
     MACHINES: "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it",
     SLOW: "takes long and rarely finds anything: `pytest tests/slow` runs it",
@@ -40,7 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, handler in usual.items():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+    # Images of containers often ask for no compiled files; each of many processes would compile all that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
+        if are_all_in(config, UNIT) and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+            # Thousands of small files, many of them synced: what a disk takes for that is not what is tested.
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
         config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
 
 
@@ -83,6 +94,11 @@ def is_named(config: pytest.Config, lane: Path) -> bool:
     return any(Path(os.path.abspath(name)).is_relative_to(lane) for name in ["", *names])
 
 
+def are_all_in(config: pytest.Config, lane: Path) -> bool:
+    """Whether this run is of tests in this folder only."""
+    return all(Path(os.path.abspath(name.partition("::")[0])).is_relative_to(lane) for name in config.args)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Tests run in three processes; one that is marked ``alone`` waits until the others rest, and keeps it so.
@@ -108,10 +124,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; not those of the slow
-    lane, which is run by hand."""
+    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; one of the slow lane is
+    where that was asked for."""
     report = yield
-    if REQUIRED and report.skipped and not hasattr(report, "wasxfail") and item.path.parent != SLOW:
+    is_wanted = REQUIRED and (item.path.parent != SLOW or is_named(item.config, SLOW))
+    if is_wanted and report.skipped and not hasattr(report, "wasxfail"):
         reason = call.excinfo.value if call.excinfo is not None else "skipped"
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: left out, but CPUMOND_REQUIRE=all: {reason}"

@@ -26,25 +26,32 @@ MODULES = {
 """Dotted name -> its file."""
 
 
-@cache
-def list_nodes(name: str) -> list[ast.AST]:
-    """All of a module's syntax."""
-    return list(ast.walk(ast.parse(MODULES[name].read_text())))
-
-
-@cache
 def list_imports(name: str) -> set[str]:
     """The modules that ``name`` imports anywhere, as absolute dotted names; ``from package import module`` in full."""
+    return read_module(name)[0]
+
+
+def list_called(name: str) -> set[str]:
+    """What ``name`` calls by a plain name anywhere."""
+    return read_module(name)[1]
+
+
+@cache
+def read_module(name: str) -> tuple[set[str], set[str]]:
+    """What a module imports and calls; its syntax is not kept, a million objects for the collector to look at."""
     found: set[str] = set()
-    for node in list_nodes(name):
-        if isinstance(node, ast.Import):
+    called: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.add(node.func.id)
+        elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 found.add(full if full in MODULES else str(node.module))
-    return found
+    return found, called
 
 
 def top_part(name: str) -> str:

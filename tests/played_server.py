@@ -46,6 +46,7 @@ class Request(msgspec.Struct):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: PlayedServer
+    disable_nagle_algorithm = True  # head and body are two pieces: the second would wait for the client's delayed ACK
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

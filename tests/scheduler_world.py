@@ -477,7 +477,7 @@ def assert_near(found: Vector, expected: Vector, what: str) -> None:
 
 
 def assert_consistent(state: State) -> None:
-    """All counters are what a count from scratch gives (8); no job is where it cannot be."""
+    """All counters are what a count from scratch gives (semantics.md 8); no job is where it cannot be."""
     for tree in state.trees.values():
         for pool in (tree.root, *tree.pools.values()):
             below = list(_operations_below(pool))

@@ -59,7 +59,7 @@ class Applier:
         for job, decision in decided:
             obstacle = _find_obstacle(job, decision, paused, bool(self.context.covered), now_s)
             if obstacle == "shadow":
-                # The monitor's own limit moves, nothing is written (semantics 1.5).
+                # The monitor's own limit moves, nothing is written (semantics.md 1.5).
                 old_cores, new_cores = decision.old_cores, decision.new_cores
                 record(job, self.clock.wall_s(), decision.kind, old_cores, new_cores, job.state.hard_cores, "shadow")
                 continue
@@ -73,7 +73,8 @@ class Applier:
         self._plan_looks(now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        # Decreases first and from the leaves up, then increases from the top down (KEP-1287, pain 9).
+        # Decreases first and from the leaves up, then increases from the top down: on v1 the kernel refuses a quota
+        # above the parent's, and one below a child's.
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)

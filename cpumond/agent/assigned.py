@@ -670,7 +670,7 @@ class AssignedJobs:
     # ---- overdraft and retention
 
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
-        """Each ``resource_adjustment_period``: overdraft of the node, and logs that are kept long enough (1.9).
+        """Each ``resource_adjustment_period``: overdraft of the node (semantics.md 1.9), logs kept long enough.
 
         True when a heartbeat should say so.
         """

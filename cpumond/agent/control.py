@@ -131,7 +131,7 @@ def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
 
 
 def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answers.ExplainAnswer:
-    """Everything behind one job's limit (pain 22), in figures and sentences; in the thread of the tick.
+    """Everything behind one job's limit, in figures and sentences; in the thread of the tick.
 
     ``unpin`` as in ``add_sentences``. Raises UnavailableError.
     """

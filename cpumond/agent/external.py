@@ -1,4 +1,4 @@
-"""What other programs write: limits in cgroups, and what systemd says of its units (operator_pains 3, 4, 5)."""
+"""What other programs write: limits in cgroups, and what systemd says of its units."""
 
 from __future__ import annotations
 

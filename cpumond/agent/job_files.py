@@ -167,10 +167,11 @@ def remove_tree(directory: str) -> None:
     """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
     try:
         shutil.rmtree(directory)
-    except FileNotFoundError:
-        return
     except Exception:
-        # Nested by thousands, or made unreadable by the job: tools that need no stack, as the owner of it all.
+        if not os.path.lexists(directory):
+            return
+        # Nested by thousands, made unreadable by the job, or another thread removes a part of it: tools that need no
+        # stack, as the owner of it all, and go on with the rest.
         for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if os.path.lexists(directory):

@@ -211,7 +211,7 @@ class TickLoop(AgentContext):
     # ---- 3. sample, smooth, vote, decide
 
     def _lost_time(self, late_s: float) -> bool:
-        """Whether the last interval cannot be trusted: a tick far too late, or a suspend (pain 15)."""
+        """Whether the last interval cannot be trusted: a tick far too late, or a suspend."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         suspended_s = offset_s - self._boot_offset_s
         self._boot_offset_s = offset_s
@@ -273,7 +273,7 @@ class TickLoop(AgentContext):
         self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Over the budget of ``[cost]``, look at each job less often; back when there is room (pain 24)."""
+        """Over the budget of ``[cost]``, look at each job less often; back when there is room."""
         now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.period_s:

@@ -3,7 +3,7 @@ its service ended so far.
 
 A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
 the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are in it before
-its first change (DESIGN.md 5), so that ``cpumond restore`` can put them back whatever became of the agent.
+its first change, so that ``cpumond restore`` can put them back whatever became of the agent.
 """
 
 from __future__ import annotations

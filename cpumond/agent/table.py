@@ -299,7 +299,7 @@ class JobTable:
 
     def _follow_pressure(self, job: Tracked) -> None:
         """Have a job's pressure read where ``pressure_restore_ratio`` asks for it; looked for once, missed in one
-        line of the log (pain 28)."""
+        line of the log: kernels without it are nothing wrong."""
         try:
             job.cgroup.follow_pressure(job.settings.follows_pressure)
         except CgroupReadError as error:

@@ -117,7 +117,8 @@ class Body:
                     data += chunk
                     if len(data) > limit:
                         del data
-                        await _drop_rest(request)
+                        if is_more:
+                            await _drop_rest(request)
                         raise _too_large(limit)
                     self._take(len(chunk))
                     if not is_more:

@@ -1,4 +1,4 @@
-"""The formats of the ``yt`` protocol: the parameter that names one, and JSON as it has it."""
+"""The formats of the ``yt`` protocol (yt_protocol.md 5): the parameter that names one, and JSON as it has it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
 ``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. The
-times that an element starves in follow semantics.md 6.2, places in the queue 3.3.
+times that an element starves in follow semantics.md 6.2, places in the queue section 3.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths of the Cypress tree, ``//sys/pools/a/@weight``: text to steps and back (section 6)."""
+"""Paths of the Cypress tree, ``//sys/pools/a/@weight``: text to steps and back (yt_protocol.md 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YSON of the ``yt`` protocol: its reader and writer.
+"""YSON of the ``yt`` protocol (yt_protocol.md 5): its reader and writer.
 
 Why the YSON is not ``yt.yson`` of ytsaurus-client 0.13.55, measured with 1000 pools of 40 attributes (1 MB):
 

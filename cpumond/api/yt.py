@@ -1,4 +1,4 @@
-"""Transport of the ``yt`` protocol: all that lies between a socket and the commands (sections 3, 4, 5, 7, 8).
+"""Transport of the ``yt`` protocol: all that lies between a socket and the commands (yt_protocol.md 3 to 8).
 
 A request is checked, read and turned into a ``YtRequest``; a ``Backend`` answers with a plain value; the transport
 writes that in the format that was asked for. What the paths and operations mean is the backend's business.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,9 +15,8 @@ from cpumond.cli.estimate_findings import (
     list_totals,
     sort_rows,
 )
-from cpumond.cli.html import Page, format_amount
+from cpumond.cli.html import Page, as_text, format_amount
 from cpumond.monitor.rules import RULES
-from cpumond.words import show_name
 
 COLORS: Final = ("--c2", "--c5")
 """Of the limits of each rule."""
@@ -31,19 +29,17 @@ def render_page(findings: Findings) -> str:
     page = Page("What cpumond would reclaim")
     first, *said = describe(findings)
     page.add(
-        f'<p class="muted">{_text(first)}</p>', "<ul>", *(f"<li>{_text(sentence)}</li>" for sentence in said), "</ul>"
+        f'<p class="muted">{as_text(first)}</p>',
+        "<ul>",
+        *(f"<li>{as_text(sentence)}</li>" for sentence in said),
+        "</ul>",
     )
-    page.add(*(f"<p>Note: {_text(note)}</p>" for note in (*findings.notes, *findings.named_notes)))
+    page.add(*(f"<p>Note: {as_text(note)}</p>" for note in (*findings.notes, *findings.named_notes)))
     _add_graph(page, findings)
     _add_table(page, findings)
     meanings = (line.split("  ", 1) for line in EXPLANATION)
     page.add_meanings((name, meaning.strip()) for name, meaning in meanings)
     return page.render()
-
-
-def _text(text: str) -> str:
-    """Text of the page; what cannot be seen, such as a change of the writing direction, is escaped."""
-    return html.escape(show_name(text))
 
 
 def _add_graph(page: Page, findings: Findings) -> None:
@@ -74,7 +70,7 @@ def _add_graph(page: Page, findings: Findings) -> None:
 
 def _add_table(page: Page, findings: Findings) -> None:
     heads = "".join(
-        f'<th scope="col"{_class(number)}>{_text(heading)}</th>' for number, heading in enumerate(list_headings())
+        f'<th scope="col"{_class(number)}>{as_text(heading)}</th>' for number, heading in enumerate(list_headings())
     )
     rows = sort_rows(findings.rows)
     body = "".join(_render_row(findings, row) for row in rows[:MAX_ROWS])
@@ -89,8 +85,8 @@ def _render_row(findings: Findings, row: Row) -> str:
 
 
 def _render_cells(name: str, cells: Iterator[str]) -> str:
-    texts = "".join(f"<td{_class(number)}>{_text(cell)}</td>" for number, cell in enumerate(cells, 1))
-    return f'<tr><th scope="row" class="name">{_text(name)}</th>{texts}</tr>'
+    texts = "".join(f"<td{_class(number)}>{as_text(cell)}</td>" for number, cell in enumerate(cells, 1))
+    return f'<tr><th scope="row" class="name">{as_text(name)}</th>{texts}</tr>'
 
 
 def _class(number: int) -> str:

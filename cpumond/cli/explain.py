@@ -1,7 +1,7 @@
 """What ``explain`` prints: the agent's sentences about a job's limit, and its figures.
 
 Every function is pure but for the time zone: from the agent's answer ``e`` to text. With ``width`` None (a pipe) no
-line is wrapped.
+line is wrapped. Whatever a node's agent says is shown without anything that moves the cursor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     for name, text in e.facts.items():
-        facts.add_row(Text(name, "bold"), Text(show_name(text)))
+        facts.add_row(Text(show_name(name), "bold"), Text(show_name(text)))
     parts: list[RenderableType] = [Text(show_name(e.why), "bold"), "", facts, ""]
     if e.peak is None:
         parts += [Text(line) for line in list_votes(e)]
@@ -54,7 +54,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
 def list_votes(e: ExplainAnswer) -> list[str]:
     """The window: what a vote means, each value and its vote."""
     w = e.window
-    lines = [w.meaning]
+    lines = [show_name(w.meaning)]
     for value, vote in zip(w.values, w.votes, strict=False):
         if e.job_cpu_monitor["vote_mode"] == "ytsaurus":
             lines.append(f"  {'vote of its check':>18}  {show_votes(vote):>2}")
@@ -68,7 +68,7 @@ def draw_options(e: ExplainAnswer) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    texts = [f"{key} = {show_option(key, value)}" for key, value in e.job_cpu_monitor.items()]
+    texts = [show_name(f"{key} = {show_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
     half = (len(texts) + 1) // 2
     grid = Table.grid(padding=(0, 3, 0, 0))
     for left, right in zip(texts[:half], [*texts[half:], ""], strict=False):
@@ -91,7 +91,7 @@ def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
             result = f"applied as {show_measured(decision.applied_cores)}"
         when = show_time(decision.at, "%b %d %H:%M:%S")
         cells = (when, decision.kind, change, result, decision.reason)
-        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in cells))
+        table.add_row(*(Text(show_name(cell), STYLES.get(cell, "")) for cell in cells))
     return table
 
 

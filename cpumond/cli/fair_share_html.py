@@ -1,19 +1,18 @@
 """The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs nothing beside it.
 
 Pure. Per pool with an integral guarantee the two graphs of the documents over one time axis: usage and demand against
-the guarantee, accumulated volume against the capacity. Rows are thinned as they go by, so a day of seconds takes no
-more memory than the page.
+the guarantee, accumulated volume against the capacity. Rows are thinned as they go by: memory follows from the number
+of pools that are drawn, not from the length of the simulation.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cpumond.cli.html import Page, format_amount, format_span
+from cpumond.cli.html import Page, as_text, format_amount, format_span
 from cpumond.fairshare.simulate import SimulationRow
 from cpumond.units import format_duration
 
@@ -140,8 +139,8 @@ def _add_summary(page: Page, pools: list[_Pool]) -> None:
         "Volume at the end", "Mean usage", "Demand not met",
     )  # fmt: skip
     rows = "".join(
-        f'<tr><th scope="row">{html.escape(pool.first.pool)}</th>'
-        + "".join(f'<td class="right">{html.escape(text)}</td>' for text in _summarise(pool))
+        f'<tr><th scope="row">{as_text(pool.first.pool)}</th>'
+        + "".join(f'<td class="right">{as_text(text)}</td>' for text in _summarise(pool))
         + "</tr>"
         for pool in pools
     )
@@ -167,7 +166,7 @@ def _summarise(pool: _Pool) -> Iterator[str]:
 
 def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
     row, last = pool.first, pool.last
-    page.add(f"<h2>{html.escape(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
+    page.add(f"<h2>{as_text(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
     # One moment is drawn as a second that is like it.
     end_s = until_s or 1.0
     rows = pool.finish(end_s)

@@ -309,7 +309,7 @@ def _make_operation(form: OperationForm) -> Operation:
 
 
 def _microseconds(seconds: float) -> float:
-    """Times are whole microseconds (17)."""
+    """Times are whole microseconds (fair_share_update.md 17)."""
     return round_half_away(seconds * 1e6) / 1e6
 
 

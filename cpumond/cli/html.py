@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from cpumond.words import show_name
+
 
 def format_span(seconds: float) -> str:
     """A duration in its two greatest units, hours up to two days: "3d 4h", "24h", "6h 12m", "41m 5s", "12.5s"."""
@@ -42,11 +44,16 @@ def format_amount(value: float) -> str:
     return f"{0 if digits == '-0' else digits}{letter}"
 
 
+def as_text(text: str) -> str:
+    """A name or sentence as markup; what cannot be seen, such as a change of the writing direction, is escaped."""
+    return html.escape(show_name(text))
+
+
 class Page:
     """A page of a command: parts of its text, which are markup already, and its graphs."""
 
     def __init__(self, title: str) -> None:
-        self._title = html.escape(title)
+        self._title = as_text(title)
         self._parts = [f"<h1>{self._title}</h1>"]
         self._charts: list[dict[str, Any]] = []
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
-from cpumond.cli.html import Page, format_amount
+from cpumond.cli.html import Page, as_text, format_amount
 from cpumond.cli.report_rows import (
     MEASURES,
     RATIOS,
@@ -25,7 +25,7 @@ from cpumond.cli.report_rows import (
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.history import HistoryView, ReportRow, ReportTree, ReportView
 from cpumond.scheduler.why import show_span
-from cpumond.words import show_name, show_time
+from cpumond.words import show_time
 
 LINES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("ordered_cores", "ordered", {"color": "--c7", "dash": True}),
@@ -53,7 +53,7 @@ def render_report(report: ReportView, histories: Mapping[str, HistoryView], sinc
 
 
 def _add_tree(page: Page, tree: ReportTree, history: HistoryView | None, report: ReportView) -> None:
-    page.add(f"<h2>Tree {_name(tree.tree)}</h2>", _render_sentence(tree.total))
+    page.add(f"<h2>Tree {as_text(tree.tree)}</h2>", _render_sentence(tree.total))
     if history is not None and history.times:
         _add_times(page, history, report)
     pools = list(list_pools(tree))
@@ -81,11 +81,6 @@ def _render_sentence(total: ReportRow) -> str:
     return f"<p>{text}</p>"
 
 
-def _name(text: str) -> str:
-    """A name as text of the page; what cannot be seen, such as a change of the writing direction, is escaped."""
-    return html.escape(show_name(text))
-
-
 # Tables
 
 HEADS: Final = {"pool": ("pool",), "operation": ("operation", "title", "user", "pool", "state")}
@@ -104,7 +99,7 @@ def _render_row(line: Line, text_count: int) -> str:
     row = line.row
     is_total = line.kind in ("total", "sum")
     texts = ["total" if is_total else row.name, row.title, row.user, row.pool, row.state]
-    first, *rest = map(_name, texts[:text_count])
+    first, *rest = map(as_text, texts[:text_count])
     indent = f' style="padding-left:calc(10px + {min(line.depth, MAX_INDENT) * 1.2:g}em)"' if line.depth else ""
     # A title of any length: a few lines of it, the whole where the pointer rests.
     cells = "".join(f'<td class="name" title="{text}"><div class="short">{text}</div></td>' for text in rest)
@@ -172,7 +167,7 @@ def _render_bar(row: ReportRow, part: float) -> str:
         for (kind, _), value in zip(PARTS, values, strict=True)
     )
     return (
-        f'<tr title="{said}"><th scope="row"><span class="long">{_name(row.name)}</span></th><td><div class="stack" '
+        f'<tr title="{said}"><th scope="row"><span class="long">{as_text(row.name)}</span></th><td><div class="stack" '
         f'style="width:{part:.2%}">{stack}</div><span class="hidden-text">{said}</span></td>'
         f"<td>{format_amount(row.ordered)}</td></tr>"
     )

@@ -1,4 +1,7 @@
-"""Hierarchical dominant-resource fair share with guarantees: pure functions of a frozen tree. Read ARCHITECTURE.md."""
+"""Hierarchical dominant-resource fair share with guarantees: pure functions of a frozen tree. Read ARCHITECTURE.md.
+
+Section numbers in docstrings are those of fair_share_update.md (docs/specification).
+"""
 
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateError, UpdateResult

@@ -29,7 +29,7 @@ def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
 
 
 def assign(node: PoolNode, suggestion: float, options: Options, promised: bool = False) -> None:
-    """Hand out what ``node`` takes at ``suggestion``, down to its operations (12.1, 12.2; 13 with suggestion 0)."""
+    """Hand out what ``node`` takes at ``suggestion``, down to its operations (12.1, 12.2, 13: with suggestion 0)."""
     assert node.function is not None
     segment = node.function.segment_at(suggestion)
     stack = [(node, segment, suggestion)]

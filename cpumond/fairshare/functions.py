@@ -242,7 +242,7 @@ def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFu
 
 
 def _value_within(usage: Vector, limits: Vector) -> Vector:
-    """The value that 9.1 gives for the fit factor, in [0, 1], at which growth to ``usage`` meets the first limit."""
+    """The value of section 9.1 for the fit factor, in [0, 1], at which growth to ``usage`` meets the first limit."""
     top = max(usage)
     edges = [0.0, *sorted({x for x in usage if 0.0 < x < top}), top]
     factors = [edge / top for edge in edges]
@@ -265,7 +265,7 @@ def _grow_to_demand(
     factors = [between(x, u, d, 1.0, 2.0) if d > x else 2.0 for x, u, d in zip(limits, usage, demand, strict=True)]
     factor = min(factors)
     if factor < 2.0:
-        # Whether the sum with others is exactly 1 decides what those get (9.4): the value is that of 9.1 at this f.
+        # Whether the sum with others is exactly 1 decides what those get (9.4): the value of section 9.1 at this f.
         room = factor - 1.0
         a, b, c, d, e = (between(factor, 1.0, 2.0, u, d) for u, d in zip(usage, demand, strict=True))
         end = (a, b, c, d, e)

@@ -246,8 +246,8 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     ``smoothed_cores`` None before the second good sample; ``window`` the last smoothed values (document form) or
     votes (ytsaurus form), oldest first; ``usages`` the usage values of the same checks, kept for ``headroom_ratio``;
     ``base`` the sample that the next one is compared with; ``hold_until_s`` no shrink before this moment.
-    ``smoothed_cpu_s``, ``preemptible_cpu_s`` and ``max_cpu_s`` are the aggregates of 1.7 in core-seconds; the last one
-    counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
+    ``smoothed_cpu_s``, ``preemptible_cpu_s`` and ``max_cpu_s`` are the sums of section 1.7 in core-seconds; the last
+    one counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
     summed over CPUs; the kernel counts each time when it is over. ``late_cpu_s``: the part of it in intervals that
     began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight holds
     nobody back. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two;

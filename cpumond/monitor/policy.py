@@ -30,11 +30,11 @@ def check(
     s: MonitorSettings,
     step_by_rule: Callable[..., Stepped] | None = None,
 ) -> Stepped:
-    """One check in the order of 1.3, decided by ``step_by_rule`` (None: the documents' ``step``). ``reading`` None is a
-    sample that failed: nothing changes, the base stays.
+    """One check in the order of section 1.3, decided by ``step_by_rule`` (None: the documents' ``step``). ``reading``
+    None is a sample that failed: nothing changes, the base stays.
 
     A counter that went backwards or another ``identity`` is a new baseline: the smoothed value starts anew at the
-    job's CPU and nothing is voted (DESIGN.md 3).
+    job's CPU and nothing is voted, since the difference is nobody's use.
     """
     if reading is None or now_s < state.started_at_s + s.start_delay_s:
         return state, Decision("delay", state.limit_cores, state.limit_cores)

@@ -1,4 +1,4 @@
-"""Throttle and pressure restore: signs of hunger that usage alone cannot show (DESIGN.md 5)."""
+"""Throttle and pressure restore: signs of hunger that usage alone cannot show: a quota cuts it off."""
 
 from __future__ import annotations
 

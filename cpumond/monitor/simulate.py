@@ -194,7 +194,7 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
 
 
 class _Schedule:
-    """What happens each ``every_s`` (0: never), at the end of the enforcement period it falls into."""
+    """What happens each ``every_s`` (never for 0), at the end of the enforcement period it falls into."""
 
     def __init__(self, every_s: float, period_s: float) -> None:
         self.every, self.count = every_s / period_s, 0

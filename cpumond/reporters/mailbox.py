@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ class Mailbox:
     def __init__(
         self, event: str, shown_url: str, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
     ) -> None:
-        self._client = make_client(timeout_s)
+        self._client = make_client(timeout_s, shown_url)
         self._event = event
         self._shown_url = shown_url
         self._timeout_s = timeout_s
@@ -253,8 +254,8 @@ def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
         yield body[start : start + 65_536]
 
 
-def make_client(timeout_s: float) -> httpx2.Client:
-    """A client that sends JSON over one connection, which it keeps, straight to where the address says."""
+def make_client(timeout_s: float, base_url: str) -> httpx2.Client:
+    """A client that sends JSON over one connection, which it keeps, straight to where ``base_url`` says."""
     # The library logs each request at INFO, which would bury the agent's own lines.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     return httpx2.Client(
@@ -264,6 +265,8 @@ def make_client(timeout_s: float) -> httpx2.Client:
             "Accept-Encoding": "identity",
         },
         timeout=timeout_s,
+        # To read all authorities takes long, and http has no use for them: then nobody is trusted.
+        verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
         limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),
         trust_env=False,

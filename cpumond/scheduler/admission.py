@@ -159,7 +159,7 @@ def check_start(tree: Tree, choice: PoolChoice) -> None:
 
 
 def too_many(pool: str, limit: int, tree: str) -> CommandError:
-    """The refusal of 3.1."""
+    """The refusal of section 3.1."""
     return CommandError(
         f'Limit for the number of concurrent operations {limit} for pool "{pool}" in tree "{tree}" has been reached',
         TOO_MANY_OPERATIONS,

@@ -29,7 +29,7 @@ REMOVE: Final = None
 """As the value of an edit, and anywhere inside of a value: what has this name is removed."""
 
 MIN_WEIGHT: Final = 2.0**-26
-"""The least weight; a smaller one, 0 included, is taken as this (0.3, 4)."""
+"""The least weight; a smaller one, 0 included, is taken as this (0.3 no. 4)."""
 
 MAX_AMOUNT: Final = 2.0**63
 """The greatest amount of a resource, as in the fair-share update."""

@@ -132,7 +132,7 @@ def with_parent(
 
 
 def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
-    """2.7: no FIFO mode while ephemeral sub-pools exist; 2.2 is checked with the nodes' tags."""
+    """2.7: no FIFO mode while ephemeral sub-pools exist; section 2.2 is checked with the nodes' tags."""
     for name, config in pools.items():
         pool = tree.pools.get(name)
         if pool is None or config.settings.mode != "fifo" or pool.settings.mode == "fifo":

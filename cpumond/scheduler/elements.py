@@ -33,7 +33,7 @@ NON_PREEMPTIBLE: Final = 0
 AGGRESSIVELY_PREEMPTIBLE: Final = 1
 PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
-"""The three lists of 6.4."""
+"""The three lists of section 6.4."""
 
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 

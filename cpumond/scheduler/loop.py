@@ -1,4 +1,4 @@
-"""The running scheduler: one fair-share update per period, commands and heartbeats between them (DESIGN.md 4).
+"""The running scheduler: one fair-share update per period, commands and heartbeats between them.
 
 The event loop's thread owns the state and nobody else touches it. Two things leave the thread: the computation of an
 update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, changes follow

@@ -1,4 +1,5 @@
-"""What the scheduler knows: the configuration of trees and pools, operations, finished jobs; all frozen values.
+"""What the scheduler knows: the configuration of trees and pools, operations, finished jobs; all frozen values
+(semantics.md 2).
 
 ``Config`` is replaced as a whole by every accepted change of trees or pools. Resources are dictionaries of a resource's
 name (``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes; a missing name is "not said",
@@ -267,7 +268,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an operation asks for in one tree (``scheduling_options_per_pool_tree``, 2.5); None is "not set".
+    """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
 
     ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
     """

@@ -40,7 +40,7 @@ def satisfaction(element: Element) -> float:
 
 
 def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
-    """7.2 for shares: of usage, the fair share and the demand."""
+    """Section 7.2 for shares: of usage, the fair share and the demand."""
     if max(fair) <= SHARE_EPS:
         return NEVER
     # Each job that starts asks once for every pool above it: one plain loop.

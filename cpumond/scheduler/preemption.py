@@ -61,7 +61,7 @@ class PreemptionPlan:
 
 
 def sort_jobs(element: OperationElement) -> None:
-    """Put the active jobs of an operation in the three lists of 6.4, if they may have changed (``lists_are_old``).
+    """Put the active jobs of an operation in the three lists (6.4), if they may have changed (``lists_are_old``).
 
     In the order of start; U is the usage of all jobs before. A job is non-preemptible while U is below the fair share
     times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
@@ -592,7 +592,7 @@ def _make_plan(
     return PreemptionPlan(target, task, priority, told, freed)
 
 
-# --- 6.6 step 5, 6.7, 1.9: jobs that go for no other job's sake --------------------------------------------------
+# --- 6.6, 6.7, 1.9: jobs that go for no other job's sake ---------------------------------------------------------
 
 
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
@@ -754,7 +754,7 @@ def _protection_order(job: Job) -> tuple[int, int, float, int]:
     return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
 
 
-# --- 6.6 step 6: records and sentences ---------------------------------------------------------------------------
+# --- 6.6, step 6: records and sentences --------------------------------------------------------------------------
 
 
 def make_record(

@@ -192,7 +192,7 @@ def _root_entry(of_tree: TreeSettings) -> fairshare.Pool:
 
 
 def has_guarantee(element: OperationElement) -> bool:
-    """Whether an operation takes part in an update with its ``min_share_resources``; in FIFO pools none does (9.3)."""
+    """Whether an operation takes part in an update with its ``min_share_resources``; in FIFO pools none does (2.6)."""
     parent = element.parent
     return (
         bool(element.options.min_share_resources)

@@ -179,9 +179,9 @@ def _threshold(amounts: Mapping[str, float]) -> Vector | None:
 def update_starvation(tree: Tree, now: float) -> None:
     """Bring the states of all elements up to date, after each fair-share update; ``now`` is scheduler time in seconds.
 
-    Doc-era machine of 6.2 over dominant shares: one timer from the first update that finds an element below; the
+    The machine of section 6.2 over dominant shares: one timer from the first update that finds an element below; the
     time-out is that of the state it is in now; starving strictly after it; normal at once when it has its share.
-    The job lists of 6.4 follow the fair share, so they are old from now on.
+    The job lists of section 6.4 follow the fair share, so they are old from now on.
     """
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     pools_starve = tree.config.settings.enable_pool_starvation
@@ -233,7 +233,7 @@ def _timeout_s(element: Element) -> float:
 
 
 def _size_factor(element: Element) -> float:
-    """Operations that need few jobs wait less (6.2, newest 3)."""
+    """Operations that need few jobs wait less (6.2)."""
     if not isinstance(element, OperationElement):
         return 1.0
     coefficient = element.tree.config.settings.job_count_preemption_timeout_coefficient

@@ -161,7 +161,7 @@ class Tables:
             table.pop(tree.name, None)
 
     def _sync_pools(self, tree: Tree) -> None:
-        """Give the living pools their new configuration; see 2.9 for what becomes of removed and new ones."""
+        """Give the living pools their new configuration; see section 2.9 for what becomes of removed and new ones."""
         before = tree.pools
         were_ephemeral = {pool for pool in before.values() if pool.config is None}
         by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}

@@ -42,7 +42,9 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        self._client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=60.0)
+        self._client = httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, verify=False, timeout=60.0
+        )
 
     def get(self, path: str, **params: str) -> Any:
         """The ``data`` of an answer of ``/api/v1``; None while the server starts."""

@@ -74,7 +74,7 @@ def url(agent: AgentProcess, path: str) -> str:
 
 
 def get(agent: AgentProcess, path: str) -> httpx2.Response:
-    return httpx2.get(url(agent, path), trust_env=False, timeout=60.0)
+    return httpx2.get(url(agent, path), trust_env=False, verify=False, timeout=60.0)
 
 
 def read_answer(sock: socket.socket) -> bytes:
@@ -104,7 +104,7 @@ def test_tcp_offers_metrics_and_health_only(shared: AgentProcess):
         assert get(shared, path).status_code == 200
     before = shared.get("/v1/status")["jobs"]
     body = {"cgroup": "jobs/job0", "cpu_limit": 1.0}
-    with httpx2.Client(trust_env=False, timeout=60.0) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
         for method, path in [
             ("GET", "/v1/status"),
             ("GET", "/v1/jobs/job0/explain"),
@@ -156,7 +156,7 @@ def test_the_group_of_the_configuration_owns_the_unix_socket(agent: AgentProcess
 
 def test_wrong_requests_are_one_sentence(shared: AgentProcess):
     with httpx2.Client(
-        transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent", timeout=60.0
+        transport=httpx2.HTTPTransport(uds=str(shared.socket_path), verify=False), base_url="http://agent", timeout=60.0
     ) as client:
         garbage = client.post("/v1/registered", content=os.urandom(2000))
         assert garbage.status_code == 400
@@ -230,7 +230,9 @@ def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
 
     def ask(number: int) -> set[int]:
         with httpx2.Client(
-            transport=httpx2.HTTPTransport(uds=str(shared.socket_path)), base_url="http://agent", timeout=30.0
+            transport=httpx2.HTTPTransport(uds=str(shared.socket_path), verify=False),
+            base_url="http://agent",
+            timeout=30.0,
         ) as client:
             return {client.get(paths[(number + step) % 3]).status_code for step in range(50)}
 
@@ -285,7 +287,7 @@ def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
 @pytest.mark.parametrize("path", ["/metrics", "/healthz"])
 def test_the_metrics_port_answers_for_this_hosts_names(name: str, status: int, path: str, shared: AgentProcess):
     """A page of another site that is made to lead here says its own name; checks of load balancers may say none."""
-    answer = httpx2.get(f"http://127.0.0.1:{shared.port}{path}", headers={"Host": name}, trust_env=False)
+    answer = httpx2.get(f"http://127.0.0.1:{shared.port}{path}", headers={"Host": name}, trust_env=False, verify=False)
     assert answer.status_code == status, answer.text
     assert status == 200 or "[metrics] names" in answer.json()["error"]
 
@@ -341,7 +343,7 @@ def test_the_socket_is_gone_after_the_end(number: signal.Signals, running: Agent
 
 def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
     with contextlib.ExitStack() as stack:
-        idle = stack.enter_context(httpx2.Client(trust_env=False, timeout=60.0))
+        idle = stack.enter_context(httpx2.Client(trust_env=False, verify=False, timeout=60.0))
         assert idle.get(url(running, "/metrics")).status_code == 200
         half = stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
         half.sendall(b"GET /metr")
@@ -356,7 +358,7 @@ def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
 def test_other_ways_to_write_an_address(listen: str, base: str, agent: AgentProcess, host: Host):
     port = free_port()
     agent.start(host.config + f'[metrics]\nlisten = "{listen.format(port=port)}"\n')
-    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False, timeout=60.0)
+    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False, verify=False, timeout=60.0)
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 

@@ -29,7 +29,9 @@ def page(port: int) -> str:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> httpx2.Response:
-    return httpx2.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, timeout=60.0)
+    return httpx2.request(
+        method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False, verify=False, timeout=60.0
+    )
 
 
 def count_listeners(agent: AgentProcess) -> int:
@@ -162,9 +164,10 @@ def test_graphs_follow_a_real_load(agent: AgentProcess, cgroups: CgroupTree, hie
     sums = explain()["aggregated"]
     assert 0.0 <= sums["late_cpu_s"] <= sums["throttled_cpu_s"]
     load.burn(0.0)
+    # On a busy machine the load may have had so little that its limit is low already.
+    wait_until(lambda: samples()["usage"][-1] < 0.1, "the job is idle")
     wait_until(lambda: samples()["limit"][-1] < 0.2, "the idle job's limit goes down")
     told = samples()
-    assert told["usage"][-1] < 0.1
     assert all(low < high for low, high in zip(told["lower_bound"], told["upper_bound"], strict=True))
     steps = [later - before for before, later in pairwise(told["at"])]
     assert all(step > 0.0 for step in steps), steps

@@ -7,10 +7,13 @@ Checks are seconds apart, looks 100 ms: what a look gave back is counted apart.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
-from configs import FLOOR, describe_agent
+from configs import FLOOR, describe_agent, describe_source
 from waiting import wait_until
 
 from cpumond.agent.first_aid import raise_quotas
@@ -60,10 +63,15 @@ def wait_for_a_check(agent: AgentProcess) -> None:
 
 
 def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, agent):
-    found = make(cgroups, "a", "idle")
-    load = cgroups.start_load("a", 2)
+    found = make(cgroups, "a", "idle", "voted")
+    load, voted = cgroups.start_load("a", 2), cgroups.start_load("voted", 2)
     load.burn(0.3)
-    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
+    # One job by the documents' rule, which has looks where they are asked for; one decision takes it to its floor.
+    section = '{ limit_rule = "document", burst_ratio = 1.0 }'
+    sources = describe_source(f"{cgroups.top}/voted", more=f"job_cpu_monitor = {section}")
+    sources += describe_source(f"{cgroups.top}/*")
+    monitor = {**PEAK, "decrease_coefficient": "0.05"}
+    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=monitor, sources=sources))
 
     def follows() -> bool:
         job = agent.job("a")
@@ -93,49 +101,67 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
     restore = [record for record in explained["decisions"] if record["kind"] == "restore"][-1]
     assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
     assert {change["reason"] for change in agent.events("limit_changed") if change["job_id"] == "idle"} == {"shrink"}
-    assert agent.stop() == 0
-    assert {name: cgroups.read_all(name) for name in found} == found
 
-
-def test_the_documents_rule_has_looks_where_they_are_asked_for(cgroups, agent):
-    found = make(cgroups, "a")
-    monitor = {"throttle_poll": '"100ms"', "burst_ratio": "1.0"}
-    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=monitor))
-    load = cgroups.start_load("a", 2)
-    wait_until(lambda: cgroups.quota_cores("a") <= 0.5, "it is lowered")
+    load.burn(0.0)
+    wait_until(lambda: cgroups.quota_cores("voted") == FLOOR, "the other rule's job is at the floor")
     wait_for_a_check(agent)
-    load.burn(2.0)
-    wait_until(lambda: cgroups.quota_cores("a") == 2.0, "all of it is back")
-    wait_until(lambda: agent.get("/v1/status")["counters"]["looks_restored"] >= 1, "by a look")
+    before = count_looks()
+    voted.burn(2.0)
+    wait_until(lambda: cgroups.quota_cores("voted") == 2.0, "all of it is back")
+    wait_until(lambda: count_looks() > before, "by a look")
     assert agent.stop() == 0
     assert {name: cgroups.read_all(name) for name in found} == found
 
 
-@pytest.mark.parametrize("end", ["restore", "first aid, restore", "restart"])
-def test_quota_and_burst_are_given_back_after_a_kill(cgroups, agent, end):
-    found = make(cgroups, "a", "b")
-    agent.start(describe_agent(cgroups, check_period="500ms", monitor=PEAK))
-    wait_until(lambda: is_idle_low(cgroups, *found), "both are at the floor")
-    agent.stop(signal.SIGKILL)
-    if end == "first aid, restore":
-        place = agent.directory
-        environment = {
-            "SERVICE_RESULT": "signal",
-            "RUNTIME_DIRECTORY": f"{place}/run",
-            "STATE_DIRECTORY": f"{place}/state",
-        }
-        assert raise_quotas(environment) == 2
-        # At once what the jobs lack; the burst, which is theirs to have less of, is for `restore`.
-        assert [cgroups.quota_cores(name) for name in found] == [2.0, 2.0]
-    if end == "restart":
-        agent.start()
-        assert is_idle_low(cgroups, *found)
-        assert {record["job_id"] for record in agent.events("limit_adopted")} == set(found)
-        assert agent.stop() == 0
-    else:
-        done = agent.run("restore")
-        assert (done.returncode, done.stderr) == (0, "")
-    assert {name: cgroups.read_all(name) for name in found} == found
+ENDS = ("restore", "first aid, restore", "restart")
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[dict[str, AgentProcess]]:
+    """One agent for each of ENDS: as long as it takes until anything is lowered, they wait for it together."""
+    with ExitStack() as stack:
+        made = {}
+        for number, end in enumerate(ENDS):
+            directory = tmp_path / str(number)  # short: a socket's path has 108 bytes at most
+            directory.mkdir()
+            made[end] = stack.enter_context(closing(AgentProcess(directory)))
+        yield made
+
+
+def test_quota_and_burst_are_given_back_after_a_kill(cgroups, agents):
+    groups = {end: (f"{number}/a", f"{number}/b") for number, end in enumerate(ENDS)}
+    found: dict[str, dict[str, str]] = {}
+    for number, end in enumerate(ENDS):
+        cgroups.make(str(number))
+        top = f"{cgroups.top}/{number}"
+        sources = describe_source(f"{top}/*")
+        found |= make(cgroups, *groups[end])
+        agents[end].start(describe_agent(cgroups, check_period="500ms", monitor=PEAK, sources=sources, roots=top))
+    names = [name for pair in groups.values() for name in pair]
+    wait_until(lambda: is_idle_low(cgroups, *names), "all are at the floor")
+    for agent in agents.values():
+        agent.stop(signal.SIGKILL)
+    for end, agent in agents.items():
+        pair = groups[end]
+        if end == "first aid, restore":
+            place = agent.directory
+            environment = {
+                "SERVICE_RESULT": "signal",
+                "RUNTIME_DIRECTORY": f"{place}/run",
+                "STATE_DIRECTORY": f"{place}/state",
+            }
+            assert raise_quotas(environment) == 2
+            # At once what the jobs lack; the burst, which is theirs to have less of, is for `restore`.
+            assert [cgroups.quota_cores(name) for name in pair] == [2.0, 2.0]
+        if end == "restart":
+            agent.start()
+            assert is_idle_low(cgroups, *pair)
+            assert len(agent.events("limit_adopted")) == len(pair)
+            assert agent.stop() == 0
+        else:
+            done = agent.run("restore")
+            assert (done.returncode, done.stderr) == (0, "")
+        assert [cgroups.read_all(name) for name in pair] == [found[name] for name in pair]
 
 
 def test_a_pause_and_an_order_of_somebody_else_hold_looks_too(cgroups, agent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from datetime import datetime
 
 import pytest
 from agent_process import AgentProcess
@@ -102,12 +103,14 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
     job = agent.job("a")
     assert 0 < job["override_left_s"] <= 2.0
     assert job["current_cpu_limit"] == 1.0
-    wait_checks(agent)
-    assert cgroups.read("a", "quota_us") == "100000"
     wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
     assert agent.job("a")["status"] == "reclaim"
     assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 1, "lower": 0}
     [noticed] = agent.events("foreign_write")
+    # Nothing was written meanwhile, though each check would have lowered it.
+    written = [event["timestamp"] for event in agent.events("limit_changed")]
+    later = min(text for text in written if text > noticed["timestamp"])
+    assert (datetime.fromisoformat(later) - datetime.fromisoformat(noticed["timestamp"])).total_seconds() > 1.0
     assert (noticed["job_id"], noticed["kind"], noticed["new_cores"]) == ("a", "raise", 1.0)
     assert agent.stop() == 0
     # Less than what was found was ordered: that is what is put back.
@@ -115,20 +118,23 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
     assert cgroups.quota_cores("a") == 1.0
 
 
-@pytest.mark.parametrize(("quota_us", "kept"), [(400_000, "400000"), (-1, "-1")])
-def test_a_foreign_raise_above_what_was_found_outlives_the_agent(cgroups, agent, quota_us, kept):
-    make(cgroups, "a")
-    cgroups.write("a", "burst_us", 100_000)
-    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "3s"\n'))
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    cgroups.write("a", "quota_us", quota_us)
-    wait_status(agent, "a", "overridden")
-    # Also after it was taken over and lowered again.
-    wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
+def test_foreign_raises_above_what_was_found_outlive_the_agent(cgroups, agent):
+    kept = {"a": 400_000, "b": -1}
+    make(cgroups, *kept)
+    for name in kept:
+        cgroups.write(name, "burst_us", 100_000)
+    agent.start(describe_agent(cgroups, more='[writes]\noverride_ttl = "1s"\n'))
+    wait_until(lambda: at_floor(cgroups, *kept), "the quotas are down at the floor")
+    for name, quota_us in kept.items():
+        cgroups.write(name, "quota_us", quota_us)
+    wait_until(lambda: len(agent.events("foreign_write")) == len(kept), "they are noticed")
+    # Also after they were taken over and lowered again.
+    wait_until(lambda: at_floor(cgroups, *kept), "they are the agent's again")
     agent.stop(signal.SIGKILL)
     agent.start()
     assert agent.stop() == 0
-    assert (cgroups.read("a", "quota_us"), cgroups.read("a", "burst_us")) == (kept, "100000")
+    assert {name: cgroups.read(name, "quota_us") for name in kept} == {"a": "400000", "b": "-1"}
+    assert {cgroups.read(name, "burst_us") for name in kept} == {"100000"}
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -136,9 +142,9 @@ def test_what_an_engine_orders_holds_down_and_up_and_is_put_back_in_the_end(cgro
     """What ``docker update --cpus`` does on v1: period and quota, in two writes."""
     make(cgroups, "a")
     load = cgroups.start_load("a", 2)
-    load.burn(2.0 if busy else 0.0)
     agent.start(describe_agent(cgroups))
     if busy:
+        load.burn(2.0)
         wait_until(lambda: (agent.job("a")["usage"] or 0.0) > 0.1, "the load is seen")
         load.burn(0.0)
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
@@ -176,17 +182,20 @@ def test_an_order_of_less_in_weight_is_what_is_put_back(cgroups, agent):
     assert cgroups.read("a", "shares") == "512"
 
 
-@pytest.mark.parametrize("quota_us", [3_000, 60_000, 149_000])
 @pytest.mark.parametrize("then", ["restore", "agent", "first aid"])
-def test_an_order_that_no_agent_saw_before_it_was_killed_is_kept(cgroups, agent, quota_us, then):
-    make(cgroups, "a", "b")
+def test_orders_that_no_agent_saw_before_it_was_killed_are_kept(cgroups, agent, then):
+    orders = {"a": 3_000, "b": 60_000, "c": 149_000}
+    make(cgroups, *orders, "unordered")
     agent.start(describe_agent(cgroups))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "the quotas are down at the floor")
+    wait_until(lambda: at_floor(cgroups, *orders, "unordered"), "the quotas are down at the floor")
     agent.stop(signal.SIGKILL)
-    cgroups.write("a", "quota_us", quota_us)
+    for name, quota_us in orders.items():
+        cgroups.write(name, "quota_us", quota_us)
     if then == "agent":
         agent.start()
-        assert agent.job("a")["cpu_limit"] == quota_us / 1e5
+        assert {name: agent.job(name)["cpu_limit"] for name in orders} == {
+            name: quota_us / 1e5 for name, quota_us in orders.items()
+        }
         assert agent.stop() == 0
     elif then == "restore":
         assert agent.run("restore").returncode == 0
@@ -196,7 +205,10 @@ def test_an_order_that_no_agent_saw_before_it_was_killed_is_kept(cgroups, agent,
             assert agent.run("restore", "--quick").returncode == 0
         finally:
             del os.environ["SERVICE_RESULT"], os.environ["RUNTIME_DIRECTORY"]
-    assert (cgroups.read("a", "quota_us"), cgroups.quota_cores("b")) == (str(quota_us), 1.5)
+    assert {name: cgroups.read(name, "quota_us") for name in orders} == {
+        name: str(quota_us) for name, quota_us in orders.items()
+    }
+    assert cgroups.quota_cores("unordered") == 1.5
 
 
 def test_an_order_is_on_disk_before_the_agent_goes_on(cgroups, agent):

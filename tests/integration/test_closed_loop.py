@@ -21,24 +21,24 @@ from cpumond.cgroup.mounts import Hierarchies
 pytestmark = pytest.mark.cgroup
 
 CHECK_S = 0.25 * SLOWNESS
-FLOOR = 0.4
+FLOOR = 0.2
 DECREASE = 0.8
 MONITOR = f"{{enable_cpu_reclaim=%true;min_cpu_limit={FLOOR};decrease_coefficient={DECREASE};smoothing_factor=0.3}}"
-BURST = "import time\nwhile time.process_time() < 1.0: pass\ntime.sleep(1000)"
+BURST = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(1000)"
 KEPT = "{enable_cpu_reclaim=%false}"
 OVERCOMMIT_S = 2.0
 
 
 @pytest.fixture
-def loop(tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
-    """A node of 2 cores; the scheduler keeps the shipped bound for nodes that are offered no work."""
+def loop(request: pytest.FixtureRequest, tmp_path: Path, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """A node of 1 core, or of as many as the test says; less than half a core that is free is offered no work."""
     config = (
         f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n'
-        "[min_spare_job_resources_on_node]\ncpu = 1.0\nmemory = 268435456\n"
+        "[min_spare_job_resources_on_node]\ncpu = 0.5\nmemory = 268435456\n"
     )
-    period = f"{CHECK_S:g}s"
+    period, cores = f"{CHECK_S:g}s", getattr(request, "param", 1.0)
     with Loop(
-        tmp_path, hierarchies, cpu=2.0, memory=4 * 2**30, check_period=period, scheduler_config=config
+        tmp_path, hierarchies, cpu=cores, memory=4 * 2**30, check_period=period, scheduler_config=config
     ) as cluster:
         yield cluster
     assert cluster.leftovers() == []
@@ -61,7 +61,7 @@ def count_checks_down_to(goal_cores: float, usage_cores: float, hard_cores: floa
 
 def read_pool_counters(loop: Loop) -> dict[str, float]:
     """The Prometheus counter of CPU time, by pool."""
-    with httpx2.Client(trust_env=False, timeout=60.0) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
         text = client.get(f"{loop.url}/metrics").text
     name = "cpumond_pool_cpu_usage_seconds_total{"
     found = {}
@@ -83,18 +83,18 @@ def explain(loop: Loop, job: dict[str, Any]) -> dict[str, Any]:
 
 def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_path):
     wake = tmp_path / "wake"
-    loop.create_pool("owners", strong_guarantee_resources={"cpu": 2.0})
+    loop.create_pool("owners", strong_guarantee_resources={"cpu": 1.0})
     loop.create_pool("guests")
     with CpuMeter(loop) as meter:
-        a = loop.start("owners", sys.executable, "-S", "-c", WORKER, str(wake), cpu=2.0, monitor=MONITOR)
+        a = loop.start("owners", sys.executable, "-S", "-c", WORKER, str(wake), cpu=1.0, monitor=MONITOR)
         [a_job] = loop.await_running(a)
-        assert loop.quota_cores(a_job["cgroup"]) == 2.0
-        b = loop.start("guests", sys.executable, "-S", "-c", BURST, cpu=1.0, monitor=KEPT)
+        assert loop.quota_cores(a_job["cgroup"]) == 1.0
+        b = loop.start("guests", sys.executable, "-S", "-c", BURST, cpu=0.5, monitor=KEPT)
         ordered_at = time.time()
         [b_job] = loop.await_running(b)
-        # As soon as the rule of the monitor has given up a core, and not before.
+        # As soon as the rule of the monitor has given up half a core, and not before.
         freed_at, started_at = find_times(loop, a_job, b_job)
-        lowered_s, expected_s = freed_at - a_job["start_time"], count_checks_down_to(1.0, 0.2, 2.0) * CHECK_S
+        lowered_s, expected_s = freed_at - a_job["start_time"], count_checks_down_to(0.5, 0.1, 1.0) * CHECK_S
         assert expected_s - 2 * CHECK_S < lowered_s < 3 * expected_s + 10.0, (
             f"{lowered_s:.1f}, expected {expected_s:.1f} s"
         )
@@ -104,19 +104,19 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         loop.wait(lambda: loop.quota_cores(a_job["cgroup"]) == FLOOR, "A is down at its floor", WAIT_S)
         [started] = [each for each in loop.nodes[0].log_events("job_started") if each["job_id"] == b_job["id"]]
         [a_view] = loop.jobs(a, "running")
-        assert (a_view["cpu_limit"], a_view["current_cpu_limit"]) == (2.0, pytest.approx(FLOOR, abs=0.5))
+        assert (a_view["cpu_limit"], a_view["current_cpu_limit"]) == (1.0, pytest.approx(FLOOR, abs=0.25))
 
         checks, restore = count_checks_until_restored(loop, a_job, wake)
         assert checks <= 2, f"the limit was back after {checks} checks"
-        assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
+        assert (restore["result"], restore["applied_cores"]) == ("applied", 1.0)
         changes = [e for e in loop.nodes[0].log_events("limit_changed") if e["reason"] == "restore"]
-        assert {(change["job_id"], change["new_cores"]) for change in changes} == {(a_job["id"], 2.0)}
+        assert {(change["job_id"], change["new_cores"]) for change in changes} == {(a_job["id"], 1.0)}
 
-        # 3 cores are more than there are: the guest goes after the time that is allowed, and waits until A sleeps.
+        # 1.5 cores are more than there are: the guest goes after the time that is allowed, and waits until A sleeps.
         ended = loop.wait(lambda: loop.jobs(b, "aborted"), "B's job is repaired away", WAIT_S)[0]
         [shown] = [job for job in loop.ask("operation", "jobs", b)["jobs"] if job["state"] == "aborted"]
         assert (shown["id"], shown["preemption"]["kind"]) == (b_job["id"], "overcommit")
-        assert "of 2 cpu; allowed_node_resources_overcommit_duration is 2 s" in shown["preemption"]["why"]
+        assert "of 1 cpu; allowed_node_resources_overcommit_duration is 2 s" in shown["preemption"]["why"]
         assert shown["preemption"]["at"] - restore["at"] > OVERCOMMIT_S - CHECK_S
         assert ended["finish_time"] is not None
         loop.wait(lambda: not loop.pids(b_job["cgroup"]), "its processes are gone")
@@ -125,7 +125,7 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         wake.unlink()
         [b_again] = loop.await_running(b)
         assert b_again["id"] != b_job["id"]
-        assert loop.jobs(a, "running")[0]["current_cpu_limit"] <= 1.0
+        assert loop.jobs(a, "running")[0]["current_cpu_limit"] <= 0.5
 
         for operation in (a, b):
             assert loop.run("operation", "abort", operation).returncode == 0
@@ -135,20 +135,20 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         for operation, pool in ((a, "owners"), (b, "guests")):
             jobs = loop.jobs(operation)
             used = meter.of(jobs)
-            assert used > 0.9
+            assert used > 0.45
             assert counters[pool] == pytest.approx(used, rel=0.05)
             assert loop.get(f"/api/v1/trees/default/pools/{pool}")["cpu_seconds"] == pytest.approx(used, rel=0.05)
             assert loop.operation(operation)["cpu_seconds"] == pytest.approx(used, rel=0.05)
             deviations[pool] = f"{counters[pool] / used - 1:.3%}"
     print(f"checks until the limit was back: {checks}; CPU totals off by {deviations}")
-    print(f"A was down to 1 core after {lowered_s:.2f} s, {expected_s:.2f} s were expected")
+    print(f"A was down to half a core after {lowered_s:.2f} s, {expected_s:.2f} s were expected")
     print(f"B ran {waited_s:.3f} s after that, {started['since_heartbeat_s']:.3f} s after the heartbeat that told it")
 
 
 def find_times(loop: Loop, a_job: dict[str, Any], b_job: dict[str, Any]) -> tuple[float, float]:
-    """When A's limit fell to a core, and when B's job was started, by the agent's log; seconds since 1970."""
+    """When A's limit fell to half a core, and when B's job was started, by the agent's log; seconds since 1970."""
     node = loop.nodes[0]
-    lowered = [e for e in node.log_events("limit_changed") if e["job_id"] == a_job["id"] and e["new_cores"] <= 1.0]
+    lowered = [e for e in node.log_events("limit_changed") if e["job_id"] == a_job["id"] and e["new_cores"] <= 0.5]
     started = [e for e in node.log_events("job_started") if e["job_id"] == b_job["id"]]
     freed_at, started_at = (datetime.fromisoformat(found[0]["timestamp"]).timestamp() for found in (lowered, started))
     return freed_at, started_at
@@ -161,16 +161,17 @@ def count_checks_until_restored(loop: Loop, job: dict[str, Any], wake: Path) -> 
     asked_at, status = time.time(), loop.nodes[0].get("/v1/status")
     check_at = asked_at - status["last_tick_age_s"]
     wake.touch()
-    loop.wait(lambda: loop.quota_cores(job["cgroup"]) == 2.0, "A has its full limit back", WAIT_S)
+    loop.wait(lambda: loop.quota_cores(job["cgroup"]) == 1.0, "A has its full limit back", WAIT_S)
     loop.set_weight(8)
     seen_at = wake.with_name("wake.seen").stat().st_mtime
-    # There may be more of them: where two cores are not enough for all, A's use falls below its limit again.
+    # There may be more of them: where the cores are not enough for all, A's use falls below its limit again.
     records = explain(loop, job)["decisions"]
     restore = next(each for each in records if each["kind"] == "restore" and each["at"] > seen_at)
     # Checks have a fixed rate.
     return round((restore["at"] - check_at) / CHECK_S) - math.floor((seen_at - check_at) / CHECK_S), restore
 
 
+@pytest.mark.parametrize("loop", [2.0], indirect=True)
 def test_the_unmodified_client_starts_jobs_that_share_what_they_do_not_use(loop, tmp_path):
     loop.create_pool("p")
     # Each orders the usual core.
@@ -185,7 +186,7 @@ def test_the_unmodified_client_starts_jobs_that_share_what_they_do_not_use(loop,
     assert all(loop.quota_cores(job["cgroup"]) < 0.55 for job in jobs)
     assert {job["id"] for job in loop.jobs(operation, "running")} == {job["id"] for job in jobs}
     for job in jobs:
-        with httpx2.Client(trust_env=False, timeout=60.0) as client:
+        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
             answer = client.get(f"{loop.url}/api/v1/operations/{operation}/jobs/{job['id']}/log")
         assert (answer.status_code, answer.text) == (200, f"{job['id']}\n")
     loop.yt("abort-op", operation)

@@ -114,10 +114,12 @@ def test_each_node_has_its_page_with_graphs_of_its_jobs(cluster: Cluster) -> Non
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     assert f"page of {node.node_id}  " in cluster.describe_pages()
     assert node.web_url in cluster.describe_pages()
-    assert "<html" in httpx2.get(node.web_url, trust_env=False, timeout=60.0).text
+    assert "<html" in httpx2.get(node.web_url, trust_env=False, verify=False, timeout=60.0).text
 
     def explain() -> Any:
-        return httpx2.get(f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False, timeout=60.0).json()
+        return httpx2.get(
+            f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False, verify=False, timeout=60.0
+        ).json()
 
     cluster.wait(lambda: max(explain()["samples"]["usage"], default=0.0) > 0.02, "the graph shows what it uses")
     assert explain()["samples"]["period_s"] == 0.1
@@ -266,7 +268,10 @@ def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
         assert ["web", "page", f"{url}/"] in words
         assert ["its", "token", token] in words
         pages = [line[-1] for line in words if line[:2] == ["page", "of"]]
-        assert [httpx2.get(page, trust_env=False, timeout=60.0).status_code for page in pages] == [200, 200]
+        assert [httpx2.get(page, trust_env=False, verify=False, timeout=60.0).status_code for page in pages] == [
+            200,
+            200,
+        ]
         operation = operate(url, token, "start", "--pool", "p", "--cpu-limit", "0.2", "--", "sleep", "1000")
         wait_until(lambda: "running" in operate(url, token, "jobs", operation), "the job runs")
         assert list_cgroups(command.process.pid)
@@ -285,7 +290,9 @@ def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
         assert psutil.pid_exists(told["scheduler_pid"])
         assert os.path.exists(told["nodes"]["node-2"]["control_socket"])
         assert told["web"] == f"{told['scheduler']}/"
-        assert httpx2.get(told["nodes"]["node-2"]["web"], trust_env=False, timeout=60.0).status_code == 200
+        assert (
+            httpx2.get(told["nodes"]["node-2"]["web"], trust_env=False, verify=False, timeout=60.0).status_code == 200
+        )
         assert command.end(signal.SIGTERM) == ""
     assert list_cgroups(command.process.pid) == []
     assert "node_registered" in (Path(told["directory"]) / "node-1" / "log.jsonl").read_text()

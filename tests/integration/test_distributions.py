@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,10 +20,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LEFT_BY_TOOLS = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
 
 
-def build(source: Path, out: Path, *what: str) -> Path:
-    """The one file that was made."""
+def build(source: Path, out: Path, *what: str, tools: Path | None = None) -> Path:
+    """The one file that was made: with what ``pyproject.toml`` asks for, and nothing else, or with ``tools``."""
     command = [sys.executable, "-m", "build", "--outdir", str(out), *what, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = dict(os.environ)
+    if tools is not None:
+        command.append("--no-isolation")
+        environment["PYTHONPATH"] = str(tools)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = out.iterdir()
     return made
@@ -39,13 +45,24 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``pyproject.toml`` asks for, installed once for both wheels."""
+    target = tmp_path_factory.mktemp("tools")
+    wanted = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target), *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
 def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tree, tmp_path_factory.mktemp("sdist"), "--sdist")
 
 
 @pytest.fixture(scope="module")
-def wheel(tree: Path, sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tree, tmp_path_factory.mktemp("wheel"), "--wheel")
+def wheel(tree: Path, sdist: Path, tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tree, tmp_path_factory.mktemp("wheel"), "--wheel", tools=tools)
 
 
 def list_source(folder: str) -> set[str]:
@@ -81,11 +98,11 @@ def test_the_source_distribution_has_what_belongs_to_the_program(sdist: Path) ->
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-def test_the_source_distribution_gives_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_gives_the_same_wheel(sdist: Path, wheel: Path, tools: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    again = build(source, tmp_path / "wheel", "--wheel")
+    again = build(source, tmp_path / "wheel", "--wheel", tools=tools)
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
         assert {name: one.read(name) for name in one.namelist()} == {
             name: other.read(name) for name in other.namelist()

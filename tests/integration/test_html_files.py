@@ -23,11 +23,11 @@ def write_page(path: Path) -> str:
     """A page with a graph since a start, whose parts stand one on the other, and one of clock times with a gap."""
     page = HtmlPage(MARKUP)
     page.add_chart(
-        "Parts", "three in all", [0.0, 3600.0, 7200.0],
+        MARKUP, MARKUP, [0.0, 3600.0, 7200.0],
         [
             {"label": "low", "values": [1.0, 1.0, 1.0], "color": "--c1", "stack": True, "fill": True, "step": "after"},
             {"label": "high", "values": [2.0, 12500.0, 0.0], "color": "--c2", "stack": True, "fill": True},
-            {"label": "level", "level": 5.0, "color": "--c3", "dash": True},
+            {"label": MARKUP, "level": 5.0, "color": "--c3", "dash": True},
         ],
         elapsed=True, cut=10.0, sync="a",
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_graphs_are_drawn_with_what_is_in_the_file_alone(page: Page, tmp_path: P
     assert parts == [[0, 3600, 7200], [1, 1, 1], [3, 12501, 1], [5, 5, 5]]
     assert history[1] == [1, 1, None, 3, 4]
     assert page.locator("tbody").first.inner_text().split() == [
-        "low", "1", "1", "1", "high", "0", "0", "12.5", "k", "level", "5", "5", "5",
+        "low", "1", "1", "1", "high", "0", "0", "12.5", "k", *MARKUP.split(), "5", "5", "5",
     ]  # fmt: skip
 
 
@@ -73,5 +73,5 @@ def test_the_pointer_shows_the_values_under_it(page: Page, tmp_path: Path) -> No
 def test_without_a_script_there_are_sentences_and_tables(new_page: Callable[..., Page], tmp_path: Path) -> None:
     page = new_page(java_script_enabled=False, color_scheme="dark")
     page.goto(write_page(tmp_path / "page.html"))
-    assert page.locator("figure p").all_inner_texts() == ["three in all", "a gap"]
+    assert page.locator("figure p").all_inner_texts() == [MARKUP, "a gap"]
     assert page.get_by_role("cell", name="research").is_visible()

@@ -82,7 +82,7 @@ def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
 
 
 def get_limits(url: str) -> dict[str, Any]:
-    return httpx2.get(f"{url}/v1/limits", trust_env=False, timeout=60.0).json()
+    return httpx2.get(f"{url}/v1/limits", trust_env=False, verify=False, timeout=60.0).json()
 
 
 def has_sent(reporter: HttpReporter, count: int) -> None:
@@ -293,3 +293,32 @@ def test_a_huge_answer_is_not_read():
             reporter.submit(make_heartbeat(sequence))
             has_sent(reporter, sequence)
         assert len({request.connection for request in server.requests}) == 2
+
+
+def test_a_receiver_that_takes_a_report_slowly_is_given_up_after_the_timeout(bound: socket.socket):
+    size, taken, given_up, drained = 2**25, 0, threading.Event(), threading.Event()
+
+    def take_slowly() -> None:
+        nonlocal taken
+        connection, _ = bound.accept()
+        with connection:
+            while piece := connection.recv(2**16):
+                taken += len(piece)
+                given_up.wait(0.01)  # always some room, but never much
+        drained.set()
+
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+    bound.listen()
+    thread = threading.Thread(target=take_slowly)
+    thread.start()
+    try:
+        with reporting(url_of(bound), not_before_close(), timeout_s=1.0) as reporter:
+            reporter.submit(make_heartbeat(1, job_id="x" * size))
+            has_failed(reporter, 1)
+            given_up.set()
+            assert drained.wait(30.0)
+            assert "no answer within 1 s" in reporter.stats().last_error
+    finally:
+        given_up.set()
+        thread.join()
+    assert taken < size, "not all of it was sent"

@@ -46,7 +46,7 @@ class LiveScheduler:
         self._capture = capture_logs()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False)
+        self.client = httpx2.Client(base_url=self.url, headers=headers, timeout=60.0, trust_env=False, verify=False)
 
     def __enter__(self) -> LiveScheduler:
         # What it logs is not what the commands under test print.
@@ -424,7 +424,7 @@ def test_pages_of_other_sites_may_not_change_anything(shared):
 
 def test_a_token_is_asked_for_everywhere_but_for_health_and_the_document(tmp_path):
     with LiveScheduler(tmp_path, token="secret") as server:  # noqa: S106
-        with httpx2.Client(base_url=server.url, trust_env=False, timeout=60.0) as stranger:
+        with httpx2.Client(base_url=server.url, trust_env=False, verify=False, timeout=60.0) as stranger:
             refused = stranger.get("/api/v1/trees")
             assert (refused.status_code, refused.json()["code"]) == (401, AUTHENTICATION)
             assert refused.headers["www-authenticate"] == "Bearer"

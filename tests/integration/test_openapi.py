@@ -26,6 +26,8 @@ CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
     unsupported_method, negative_data_rejection,
 ]  # fmt: skip
+pytest_plugins = ["schemathesis.pytest.plugin"]
+"""Left out for all other tests: it is imported by each process, and looks at each test."""
 DOCUMENT = make_document(__version__)
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 

@@ -109,29 +109,25 @@ def test_one_scheduler_at_a_time_has_a_store(scheduler, tmp_path):
     scheduler.create_pool("goes-on")
 
 
-def scribble(path: Path) -> None:
-    """Overwrite all pages after the first."""
-    content = path.read_bytes()
+def scribble(content: bytes) -> bytes:
+    """A database with all pages after the first overwritten."""
     assert len(content) >= 8192
-    path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+    return content[:4096] + b"\xa5" * (len(content) - 4096)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda path: path.write_bytes(b"no database\n" * 100), lambda path: path.write_bytes(b""), scribble],
-    ids=["text", "empty", "pages"],
-)  # fmt: skip
-def test_a_damaged_database_is_refused_and_kept(scheduler, damage):
+def test_a_damaged_database_is_refused_and_kept(scheduler):
     scheduler.start()
     scheduler.create_pool("lost")
     assert scheduler.stop() == 0
     path = scheduler.state_dir / "scheduler.db"
-    damage(path)
-    broken = path.read_bytes()
-    code, said = scheduler.refuse()
-    assert code == 69
-    assert f"{path}: the database is damaged" in said
-    assert "--new-store" in said
-    assert path.read_bytes() == broken, "it was left as it is"
+    sound = path.read_bytes()
+    for broken in (b"no database\n" * 100, b"", scribble(sound)):
+        path.write_bytes(broken)
+        code, said = scheduler.refuse()
+        assert code == 69
+        assert f"{path}: the database is damaged" in said
+        assert "--new-store" in said
+        assert path.read_bytes() == broken, "it was left as it is"
 
     scheduler.start("--new-store")
     assert scheduler.get("trees/default/pools")["pools"][0]["name"] == "<Root>"
@@ -143,18 +139,17 @@ def test_a_damaged_database_is_refused_and_kept(scheduler, damage):
     assert scheduler.stop() == 0
     scheduler.start()
     assert scheduler.get("trees/default/pools/kept")["name"] == "kept"
-
-
-def test_a_sound_store_can_be_set_aside_too(scheduler):
-    scheduler.start()
-    scheduler.create_pool("old")
     assert scheduler.stop() == 0
+
+    # A sound one can be set aside, too, and put back.
+    path.write_bytes(sound)
+    offset = len(scheduler.log())
     scheduler.start("--new-store")
-    assert scheduler.request("GET", "trees/default/pools/old").status_code == 404
+    assert scheduler.request("GET", "trees/default/pools/lost").status_code == 404
     assert scheduler.stop() == 0
-    os.replace(scheduler.events("store_set_aside")[0]["path"], scheduler.state_dir / "scheduler.db")
+    os.replace(scheduler.events("store_set_aside", offset)[0]["path"], path)
     scheduler.start()
-    assert scheduler.get("trees/default/pools/old")["name"] == "old"
+    assert scheduler.get("trees/default/pools/lost")["name"] == "lost"
 
 
 def test_the_end_waits_for_requests_and_loses_nothing(scheduler):

@@ -39,7 +39,7 @@ def running_stub(*options: str, listen: str = "127.0.0.1:0") -> Iterator[Stub]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on http://"), line
-            with httpx2.Client(base_url=line.split()[-1], trust_env=False, timeout=60.0) as client:
+            with httpx2.Client(base_url=line.split()[-1], trust_env=False, verify=False, timeout=60.0) as client:
                 yield Stub(process, client)
         finally:
             if process.poll() is None:
@@ -297,7 +297,9 @@ def test_beyond_loopback_with_a_token(start, tmp_path):
     file.chmod(0o600)
     stub = start("--token-file", str(file), listen="0.0.0.0:0")
     port = stub.client.base_url.port
-    assert httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=60.0).status_code == 200
+    assert (
+        httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, verify=False, timeout=60.0).status_code == 200
+    )
 
 
 @pytest.mark.parametrize(

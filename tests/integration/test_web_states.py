@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import await_page, open_page
+from web_site import await_page, open_page, turn_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -87,10 +87,10 @@ def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
 
 
 def await_redraws(page: Page, count: int = 2) -> None:
-    """Wait until the page has asked again, and has drawn what it was told."""
+    """Have the page ask again, and wait until it has drawn what it was told."""
     for _ in range(count):
         with page.expect_response("**/healthz"):  # asked for after each drawing
-            pass
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
 # ---- keyboard
@@ -195,6 +195,8 @@ def test_what_changes_by_itself_is_said_once(page, scheduler, node):
     assert page.evaluate("said") == []
     page.allow("ERR_FAILED", "ERR_CONNECTION")
     page.route(re.compile("/api/|/healthz"), lambda route: route.abort())
+    # As if some seconds had passed by then, after which an answer is old.
+    page.evaluate("(() => { const now = Date.now; Date.now = () => now() + 10_000; })()")
     banner = page.get_by_role("status").filter(has_text="what you see is old")
     expect(banner).to_be_visible(timeout=20_000)
     for _ in range(2):
@@ -274,9 +276,9 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     show(page, scheduler, f"#/operations/{two}")
     expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("has no share here")
     expect(page.get_by_role("region", name="Pool p of tree default")).to_contain_text("starves in")
-    show(page, scheduler, "#/pools/empty")
+    turn_page(page, f"{scheduler.url}/", "#/pools/empty")
     expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
-    show(page, scheduler, f"#/operations/{huge}?tab=jobs")
+    turn_page(page, f"{scheduler.url}/", f"#/operations/{huge}?tab=jobs")
     expect(page.get_by_text("No job yet; the tab “Why” has the reason")).to_be_visible()
     for operation in (two, huge):
         scheduler.post(f"operations/{operation}/abort", {})
@@ -288,7 +290,7 @@ def test_what_is_not_there_has_a_heading_and_the_scheduler_says_so(page, schedul
         ("#/operations/1-2-3-4", "Operation 1-2-3-4"), ("#/nodes/none", "Node none"), ("#/pools/default/none", "none"),
         ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/pools/none", "Pools"),
     ):  # fmt: skip
-        show(page, scheduler, where)
+        turn_page(page, f"{scheduler.url}/", where)
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
         expect(page.get_by_role("alert").first).not_to_be_empty()
 
@@ -298,10 +300,10 @@ def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, 
     long = "W" * 100
     scheduler.create_pool(long)
     for where in (f"#/pools/default/{long}", "#/", "#/operations", "#/pools"):
-        show(page, scheduler, where)
+        turn_page(page, f"{scheduler.url}/", where)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
         assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
-    show(page, scheduler, f"#/pools/default/{long}")
+    turn_page(page, f"{scheduler.url}/", f"#/pools/default/{long}")
     columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
     assert len(set(page.evaluate(columns))) == 2

@@ -26,6 +26,18 @@ READY = """where => {
 }"""
 
 
+TURN = """async (where) => {
+  const go = (hash) => new Promise((done) => {
+    addEventListener('hashchange', done, { once: true });
+    location.hash = hash;
+  });
+  // Where only what stands after the ? differs, what was loaded would stay: the page is left first.
+  if (location.hash.split('?')[0] === where.split('?')[0]) await go('#/elsewhere');
+  await go(where);
+}"""
+"""After it the page of before is gone, and what is asked for that of ``where`` is on its way."""
+
+
 class Site:
     """What is there to be looked at; ids of operations and jobs by what they do."""
 
@@ -72,7 +84,7 @@ class Site:
         if self.cluster.token:
             headers["Authorization"] = f"Bearer {self.cluster.token}"
         url = f"{self.cluster.url}{path}"
-        answer = httpx2.request(method, url, json=body, headers=headers, trust_env=False, timeout=60.0)
+        answer = httpx2.request(method, url, json=body, headers=headers, trust_env=False, verify=False, timeout=60.0)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -121,6 +133,10 @@ class Site:
         """A page of the scheduler, loaded anew, with its data."""
         open_page(page, f"{self.cluster.url}/", where)
 
+    def turn(self, page: Page, where: str) -> None:
+        """As ``open``, where a page of the scheduler is open already: as a person does it, who chooses a link."""
+        turn_page(page, f"{self.cluster.url}/", where)
+
     def open_agent(self, page: Page, where: str) -> None:
         """The same of the agent."""
         open_page(page, self.node.web_url, where)
@@ -135,6 +151,16 @@ def open_page(page: Page, url: str, where: str) -> None:
     """Load a page anew and wait for its data."""
     page.goto("about:blank")
     page.goto(f"{url}{where}")
+    await_page(page, where)
+
+
+def turn_page(page: Page, url: str, where: str) -> None:
+    """Go to another page of those that are open already, which takes a fraction of loading all of it, and wait for its
+    data."""
+    if not page.url.startswith(url):
+        open_page(page, url, where)
+        return
+    page.evaluate(TURN, where)
     await_page(page, where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -65,11 +66,21 @@ def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
 
 
 def install_package(target: Path, work: Path) -> None:
-    """The package, built from a copy of the sources so that nothing is left in them."""
-    source = work / "source"
-    skipped = shutil.ignore_patterns(".*", "tests", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(REPOSITORY, source, ignore=skipped)
-    pip("install", "--no-deps", f"--target={target}", str(source))
+    """The package, built once for all modules of a test run, from a copy of the sources: nothing is left in them.
+
+    ``work`` is a directory that pytest made for a module.
+    """
+    room = work.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else work.parent
+    package = room / "package-for-guests"
+    with (room / "package-for-guests.lock").open("a+") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        if not package.is_dir():
+            source, part = work / "source", work / "package"
+            skipped = shutil.ignore_patterns(".*", "tests", "build", "dist", "*.egg-info", "__pycache__")
+            shutil.copytree(REPOSITORY, source, ignore=skipped)
+            pip("install", "--no-deps", f"--target={part}", str(source))
+            part.rename(package)
+    shutil.copytree(package, target, dirs_exist_ok=True)
 
 
 def boot(script: str, work: Path, limit_s: int, extras: Sequence[str] = (), tools: Sequence[str] = ()) -> Facts:

@@ -24,7 +24,7 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 suite=${MACHINE_SUITE:-bookworm}
-packages="systemd systemd-sysv dbus polkitd udev kmod procps python3 linux-image-cloud-amd64 initramfs-tools zstd"
+packages="systemd systemd-sysv dbus polkitd udev kmod procps python3 linux-image-cloud-amd64 klibc-utils cpio"
 packages="$packages ${MACHINE_PACKAGES:-}"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cpumond-machine
 prefix=cpumond-vm
@@ -47,12 +47,8 @@ deps() {
 
 # ---- the disk image ------------------------------------------------------------------------------------------------
 
-# Before the kernel's package makes its initrd: only what this one machine needs to find its root. And no daemon starts
-# while packages are installed.
+# No daemon starts while packages are installed.
 prepare_root() { # prepare_root DIR
-    mkdir -p "$1/etc/initramfs-tools/conf.d"
-    printf 'MODULES=list\nCOMPRESS=zstd\n' >"$1/etc/initramfs-tools/conf.d/machine"
-    printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
     printf '#!/bin/sh\nexit 101\n' >"$1/usr/sbin/policy-rc.d"
     chmod 755 "$1/usr/sbin/policy-rc.d"
 }
@@ -111,18 +107,34 @@ fill_root() { # fill_root DIR HOOK
     done
     # shellcheck disable=SC2016  # "$1" is for the shell that runs it
     { declare -f prepare_root; echo 'prepare_root "$1"'; } >"$2"
+    # INITRD=No is for the kernel's package; see make_initrd.
     # shellcheck disable=SC2086  # the list of packages is split on purpose
-    mmdebstrap --quiet --variant=minbase --include="$(printf '%s,' $packages)" \
+    INITRD=No mmdebstrap --quiet --variant=minbase --include="$(printf '%s,' $packages)" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         --essential-hook="bash $2 \"\$1\"" "$suite" "$1" "${sources[@]}"
     guest_runner >"$1/usr/local/sbin/machine-runner"
     chmod 755 "$1/usr/local/sbin/machine-runner"
     guest_unit >"$1/etc/systemd/system/machine-runner.service"
     chroot "$1" systemctl --quiet enable machine-runner.service
-    # Timers for months of running, and what only people and log books need; a guest lives for minutes.
+    # Timers for months of running, what only people and log books need, and what looks for devices that this machine
+    # does not have: a guest lives for minutes, and its processor is slow.
     chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
         e2scrub_all.timer e2scrub_reap.service fstrim.timer systemd-tmpfiles-clean.timer \
-        getty@tty1.service serial-getty@ttyS0.service systemd-update-utmp.service systemd-random-seed.service
+        getty@tty1.service serial-getty@ttyS0.service systemd-update-utmp.service systemd-random-seed.service \
+        systemd-update-utmp-runlevel.service systemd-user-sessions.service systemd-logind.service \
+        systemd-ask-password-console.path systemd-ask-password-wall.path systemd-initctl.socket \
+        systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udev-trigger.service \
+        modprobe@.service kmod-static-nodes.service systemd-modules-load.service systemd-tmpfiles-setup-dev.service \
+        systemd-binfmt.service proc-sys-fs-binfmt_misc.automount systemd-pstore.service systemd-remount-fs.service \
+        dev-hugepages.mount dev-mqueue.mount sys-fs-fuse-connections.mount sys-kernel-config.mount \
+        sys-kernel-debug.mount sys-kernel-tracing.mount
+    # They run at the boot and at each `systemctl daemon-reload`, and have nothing to do here.
+    mkdir -p "$1/etc/systemd/system-generators"
+    for file in "$1"/usr/lib/systemd/system-generators/*; do
+        ln -s /dev/null "$1/etc/systemd/system-generators/${file##*/}"
+    done
+    chroot "$1" systemctl --quiet set-default multi-user.target
+    touch "$1/etc/.updated" "$1/var/.updated"  # what follows an update of /usr was done by the packages
     # A machine that knows its id does not stop for what belongs to a first boot.
     tr -d - </proc/sys/kernel/random/uuid >"$1/etc/machine-id"
     echo machine >"$1/etc/hostname"
@@ -131,11 +143,34 @@ fill_root() { # fill_root DIR HOOK
     mkdir "$1/in" "$1/out" "$1/machine"
 }
 
+# What loads the drivers of the disks and begins: Debian's own looks for much more, for seconds of this processor.
+make_initrd() { # make_initrd ROOT
+    local folder=$1/tmp/initrd name
+    mkdir -p "$folder/bin" "$folder/lib" "$folder/dev" "$folder/root"
+    for name in sh mount insmod run-init; do cp "$1/usr/lib/klibc/bin/$name" "$folder/bin/"; done
+    cp "$1"/usr/lib/klibc-*.so "$folder/lib/"
+    echo '#!/bin/sh' >"$folder/init"
+    for name in virtio/virtio_ring virtio/virtio virtio/virtio_pci_legacy_dev virtio/virtio_pci_modern_dev \
+        virtio/virtio_pci block/virtio_blk; do
+        cp "$1"/usr/lib/modules/*/kernel/drivers/$name.ko "$folder/"
+        echo "insmod /${name#*/}.ko" >>"$folder/init"
+    done
+    cat >>"$folder/init" <<'INIT'
+mount -t devtmpfs dev /dev
+mount -t ext4 /dev/vda /root
+mount -t devtmpfs dev /root/dev
+exec run-init /root /sbin/init "$@"
+INIT
+    chmod 755 "$folder/init"
+    chroot "$1" sh -c 'cd /tmp/initrd && find . | cpio --quiet -o -H newc'
+    rm -rf "$folder"
+}
+
 make_image() { # make_image DIR
     mkdir -p "$1"
     fill_root "$1/root" "$1/hook"
     cp "$1"/root/boot/vmlinuz-* "$1/vmlinuz"
-    cp "$1"/root/boot/initrd.img-* "$1/initrd"
+    make_initrd "$1/root" >"$1/initrd"
     rm -rf "$1"/root/boot/* "$1"/root/var/cache/apt/*
     mke2fs -q -F -t ext4 -O ^has_journal -d "$1/root" "$1/disk" "$(($(du -sm "$1/root" | cut -f1) + 2048))M"
     rm -rf "$1/root" "$1/hook"
@@ -144,7 +179,7 @@ make_image() { # make_image DIR
 image_path() {
     local recipe
     if [ -n "${MACHINE_IMAGE:-}" ]; then echo "$MACHINE_IMAGE"; return; fi
-    recipe=$(declare -f prepare_root guest_runner guest_unit fill_root make_image; echo "$suite $packages")
+    recipe=$(declare -f prepare_root guest_runner guest_unit fill_root make_initrd make_image; echo "$suite $packages")
     echo "$cache/vm-$(sha256sum <<<"$recipe" | cut -c1-16)"
 }
 
@@ -218,12 +253,12 @@ boot() { # boot KERNEL_ARGUMENT...
     # The guest ends with this script, even when that is killed. Nehalem is the least processor that wheels for
     # x86-64-v2 run on. no_timer_check: the kernel panics where its timer's first ticks come late. What waits for this
     # machine's other work counts as CPU time in the guest, so it comes before that, where this is allowed.
-    nice -n -10 setpriv --pdeathsig KILL qemu-system-x86_64 -machine q35 -accel "$accelerator" -cpu Nehalem \
+    nice -n -10 setpriv --pdeathsig KILL qemu-system-x86_64 -machine q35 -accel "$accelerator" -cpu Nehalem,+rdrand \
         -smp "$cpus" -m "$memory" -display none -nodefaults -no-reboot -nic none \
         -serial "file:$work/console" -chardev stdio,id=output,signal=off -serial chardev:output \
         -kernel "$image/vmlinuz" -initrd "$image/initrd" "${disks[@]}" \
-        -append "console=ttyS0 panic=-1 root=/dev/vda rw mitigations=off audit=0 apparmor=0 nokaslr
- no_timer_check tsc=reliable psi=1 $*" </dev/null 2>"$work/qemu" &
+        -append "console=ttyS0 panic=-1 mitigations=off audit=0 apparmor=0 nokaslr
+ cryptomgr.notests no_timer_check tsc=reliable psi=1 $*" </dev/null 2>"$work/qemu" &
     guest_pid=$!
     watch_life &
     life_pid=$!

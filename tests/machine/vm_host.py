@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from turns import stopped_clock
 
 VM = HERE / "vm.sh"
 EXTRAS = ("scheduler",)
-TOOLS = ("hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pyyaml>=6.0")
+TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pyyaml>=6.0")
 SLOWNESS = 6.0
 """What is waited for is waited for so many times as long, where the processor is emulated."""
 
@@ -94,8 +95,9 @@ def skip_without_means() -> None:
             pytest.skip(f"{tool} is missing; tests/machine/vm.sh deps installs it")
 
 
-def make_stage(stage: Path, work: Path) -> None:
-    """What the guest gets as /in: scripts, the package with all it needs, and the repository's tests."""
+def make_stage(stage: Path, work: Path, tests: Iterable[str]) -> None:
+    """What the guest gets as /in: scripts, the package with all it needs, and the repository's tests; of those of the
+    integration it may open these."""
     shutil.copytree(HERE / "guest", stage)
     shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
     shutil.copytree(install_dependencies(EXTRAS, TOOLS), stage / "site")
@@ -106,10 +108,33 @@ def make_stage(stage: Path, work: Path) -> None:
     for name in ("config", "docs/deploy", "pyproject.toml", "README.md"):
         source = REPOSITORY / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, repository / name)
+    # It is for many tests at once, and loads Hypothesis, which takes long there.
+    (repository / "tests" / "conftest.py").unlink()
     for module in ("executor_contract.py", "waiting.py"):
         shutil.copy(REPOSITORY / "tests" / "integration" / module, stage)
+    compile_ahead(stage, tests)
     for path in (stage, *stage.rglob("*")):  # jobs of other users read it, too
         path.chmod(path.stat().st_mode | 0o444 | (0o111 if path.is_dir() else 0))
+
+
+def compile_ahead(stage: Path, tests: Iterable[str]) -> None:
+    """What the guest would compile at each import, as it cannot write into /in; pytest's own files among them.
+
+    Where this is another Python than the guest's, the guest does it itself.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment.update(PYTHONPATH=str(stage / "site"), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    settings = ["-p", "pytest_timeout", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers"]
+    repository = stage / "repository"
+    files = [str(repository / "tests" / "integration" / name) for name in sorted(tests)]
+    for command in (
+        ["compileall", "-q", str(stage)],
+        ["pytest", "--collect-only", "-q", *settings, "-c", str(repository / "pyproject.toml"), *files],
+        ["pytest", "--collect-only", "-q", *settings, "--rootdir", str(stage), str(stage / "systemd_contract.py")],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", *command], cwd=stage, env=environment, capture_output=True, timeout=300, check=False
+        )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Random inputs of the fair-share update, in the JSON form of the data set, and which of them can be compared closely.
 
-All inputs are valid (section 16 of the specification): weights are positive, demand covers usage, FIFO pools hold only
+All inputs are valid (fair_share_update.md 16): weights are positive, demand covers usage, FIFO pools hold only
 operations, and no pool with integral guarantees lies below another.
 """
 

@@ -1,7 +1,7 @@
 """A slow and literal fair-share update, for tests of the fast one.
 
 ``compute`` takes one input object of the fair-share data set (see its README) and returns every field of the documented
-output.  Section numbers are those of the specification of the update.  Functions are lists of vertices, sums are taken
+output.  Section numbers are those of fair_share_update.md.  Functions are lists of vertices, sums are taken
 over the union of all breakpoints, and searches bisect over doubles: good for trees of some tens of elements.
 
 Vectors are tuples of shares in the order of ``RESOURCES``.  Absolute resources and volumes are lists in the same order,

@@ -25,7 +25,7 @@ CPU_LIMITS = st.sampled_from([10.0, 10.0, 64.0, 1.0]) | thousandths(0.001, 200)
 
 @st.composite
 def document_settings(draw: st.DrawFn) -> MonitorSettings:
-    """Settings that semantics.md 1.3, 1.4 and DESIGN.md 5 speak of; those left at their defaults are common."""
+    """Settings that semantics.md 1.3 and 1.4 speak of; those left at their defaults are common."""
     lower, upper = sorted(draw(st.just((0.6, 0.9)) | st.tuples(RATIOS, RATIOS)))
     window = draw(st.just(5) | st.integers(2, 9))
     return MonitorSettings(

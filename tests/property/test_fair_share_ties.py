@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import pytest
+from examples import ALL
 from fair_share_oracle import compute
 from test_fair_share_cases import find_differences, update
 
@@ -20,6 +21,7 @@ from cpumond.fairshare.nodes import PoolNode
 from cpumond.fairshare.resources import CPU
 from cpumond.fairshare.tree import IntegralGuarantees, Options, Pool
 
+TIES = 1000 if ALL else 200
 WANTED = ("cpu", "memory", "user_slots")
 
 Case = dict[str, Any]
@@ -71,9 +73,9 @@ def tie(rng: random.Random, most_pools: int) -> Case:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 200))
+@pytest.mark.parametrize("first", range(0, TIES, 200))
 def test_operations_whose_limited_demand_is_the_whole_cluster(first):
-    """9.1 on [0, 1] and [1, 2] says whether l - g is 1 or one unit less."""
+    """Section 9.1 on [0, 1] and [1, 2] says whether l - g is 1 or one unit less."""
     for seed in range(first, first + 200):
         case = tie(random.Random(seed), most_pools=0)
         assert differences(case) == [], seed
@@ -81,8 +83,8 @@ def test_operations_whose_limited_demand_is_the_whole_cluster(first):
 
 def test_pools_at_such_points_agree_but_for_what_their_own_rounding_decides():
     """In pools the sums are rounded once more, along functions that no two programs round alike (19): seldom."""
-    wrong = [seed for seed in range(1000) if differences(tie(random.Random(seed), most_pools=2))]
-    assert len(wrong) <= 4, wrong
+    wrong = [seed for seed in range(TIES) if differences(tie(random.Random(seed), most_pools=2))]
+    assert len(wrong) <= 0.004 * TIES + 1, wrong
 
 
 LITERAL = {

@@ -7,6 +7,7 @@ import json
 import random
 
 import pytest
+from examples import ALL
 from fair_share_cases import FAMILIES, random_case
 
 from cpumond.cli.fair_share_input import InputReader
@@ -48,7 +49,7 @@ def edit(rng: random.Random, case: dict) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if ALL else 2))
 def test_an_updater_gives_what_a_fresh_update_gives(family, seed):
     """Edits of a random tree of each family, one after the other."""
     rng = random.Random(f"{family} {seed}")
@@ -87,7 +88,7 @@ def make_operation(rng: random.Random, n: int) -> Operation:
     return Operation(f"o{n}", f"c{n % 18}", weight, (a, b, c, d, e), usage, gang, start_time=float(n))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(6 if ALL else 2))
 def test_a_large_tree_of_which_a_little_changes(seed):
     """One operation in a hundred changes, moves, comes or goes; now and then a pool's weight."""
     rng = random.Random(seed)

@@ -38,7 +38,7 @@ def walk(trace: Trace, s: MonitorSettings) -> Iterator[tuple[JobState, Decision,
 
 
 def replay_by_the_text(rows: tuple[TraceRow, ...], cpu_limit: float, s: MonitorSettings) -> list[ReplayRow]:
-    """Semantics 1.3 and 1.4 written down as one straight loop, with the throttle restore of DESIGN.md 5."""
+    """semantics.md 1.3 and 1.4 written down as one straight loop, with the throttle restore."""
     hard = soft = cpu_limit
     floor = min(hard, s.min_cpu_limit)
     size, threshold = s.vote_window_size, s.vote_decision_threshold

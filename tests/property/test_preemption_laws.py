@@ -291,9 +291,9 @@ def test_the_same_tree_gives_the_same_plan_and_planning_changes_nothing(seed):
 
 
 def test_random_worlds_are_worth_trying():
-    found = [(plan.priority, len(plan.victims)) for seed in range(1000) for _, plan in plans(make_world(seed))]
-    assert sum(count > 0 for _, count in found) > 100
-    assert sum(count > 1 for _, count in found) > 10
+    found = [(plan.priority, len(plan.victims)) for seed in range(400) for _, plan in plans(make_world(seed))]
+    assert sum(count > 0 for _, count in found) > 40
+    assert sum(count > 1 for _, count in found) > 4
     assert {priority for priority, count in found if count} == {"normal", "aggressive"}
 
 
@@ -420,7 +420,7 @@ STEPS = 200
 
 @long
 @given(seeds)
-def test_pains_30_rivals_come_to_rest(seed):
+def test_rivals_come_to_rest(seed):
     world = make_rivals(seed)
     told = run(world, STEPS)
     taken = sum(len(losers) for _, _, losers in told)
@@ -428,7 +428,7 @@ def test_pains_30_rivals_come_to_rest(seed):
     assert all(step < STEPS // 2 for step, _, _ in told), told
 
 
-def test_pains_30_a_fair_share_that_follows_usage_starts_no_loop():
+def test_a_fair_share_that_follows_usage_starts_no_loop():
     """Who loses a job has another fair share afterwards: by the old one either of two swaps would be a small gain."""
     world = World(enable_aggressive_starvation=True)
     node = world.node(cpu=10.0, memory=16.0)
@@ -447,7 +447,7 @@ def test_pains_30_a_fair_share_that_follows_usage_starts_no_loop():
 @pytest.mark.parametrize("timeout_ms", [0.0, 30_000.0])
 @pytest.mark.parametrize("aggressive", [False, True])
 @pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.0, 4.0), (4.0, 1.0), (3.0, 4.0), (5.0, 5.0)])
-def test_pains_30_two_operations_share_and_then_leave_each_other_alone(nodes, timeout_ms, aggressive, sizes):
+def test_two_operations_share_and_then_leave_each_other_alone(nodes, timeout_ms, aggressive, sizes):
     world = World(fair_share_starvation_timeout=timeout_ms, enable_aggressive_starvation=aggressive)
     for i in range(nodes):
         world.node(f"n{i}", 10.0, 1.0)

@@ -185,7 +185,7 @@ def is_above(config: Config, tree: str, one: str, other: str) -> bool:
     return False
 
 
-@many
+@examples(80)
 @given(st.lists(COMMANDS, min_size=10, max_size=25), st.randoms(use_true_random=False))
 def test_sequences_of_commands(commands: list[ConfigCommand], random: Any) -> None:
     ids = (f"{number:x}-0-0-1" for number in itertools.count(1))

@@ -159,6 +159,9 @@ def test_where_all_is_required_machines_are_booted_and_what_is_left_out_but_slow
     output = run(lanes, "-ra", CPUMOND_REQUIRE="all")
     assert "1 failed, 2 passed, 1 skipped" in output, output
     assert "left out, but CPUMOND_REQUIRE=all: no browser" in output
+    (lanes / "test_out.py").rename(lanes / "slow" / "test_out.py")
+    output = run(lanes, "-ra", "slow", CPUMOND_REQUIRE="all")
+    assert "1 failed, 1 passed" in output, "the slow lane is asked for"
 
 
 @pytest.mark.parametrize("processes", ["-n0", "-n1"])

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -397,7 +397,7 @@ OF_POOLS = [
     "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
     "estimated_burst_usage_duration_seconds",
 ]  # fmt: skip
-"""Of a burst pool whose burst is more than its flow: 5.2 and 5.3."""
+"""Of a burst pool whose burst is more than its flow: semantics.md 5.2 and 5.3."""
 
 OF_OPERATIONS = [
     "pool", "slot_index", "start_time", "preemptible_job_count", "aggressively_preemptible_job_count",
@@ -556,51 +556,44 @@ def test_the_life_of_operations(world, bindings, kind):
     node.beat_until(lambda: not node.jobs_of(b), "no jobs are left")
 
 
-def test_an_operation_is_tracked_until_its_end(world, bindings, kind):
+@contextmanager
+def tracked(world: World, bindings: bool, pool: str, more: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A client that starts an operation and tracks it, and the only job, which runs."""
     scheduler, node = world.scheduler, world.node
-    scheduler.create_pool(f"{kind}-tracked")
+    scheduler.create_pool(pool)
     tasks = '{t={job_count=1;command="true";cpu_limit=1.;memory_limit=1000000}}'
     client = subprocess.Popen(
-        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={kind}-tracked}}"),
+        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={pool}{more}}}"),
         env=scheduler.yt_environment(bindings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        path = f"operations?pool={kind}-tracked"
+        path = f"operations?pool={pool}"
         operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
-        node.beat_until(lambda: node.jobs_of(operation), "its job")
-        node.end(node.jobs_of(operation)[0])
-        node.beat()
-        _, said = client.communicate(timeout=30)
+        (job,) = node.beat_until(lambda: node.jobs_of(operation), "its job")
+        yield client, job
     finally:
         client.kill()
         client.wait()
+
+
+def test_an_operation_is_tracked_until_its_end(world, bindings, kind):
+    with tracked(world, bindings, f"{kind}-tracked") as (client, job):
+        world.node.end(job)
+        world.node.beat()
+        _, said = client.communicate(timeout=30)
     assert client.returncode == 0, said
     assert "completed" in said
     assert "Traceback" not in said
 
 
 def test_who_tracks_an_operation_is_told_the_last_words_of_its_failed_job(world, bindings, kind):
-    scheduler, node = world.scheduler, world.node
-    scheduler.create_pool(f"{kind}-failing")
-    tasks = '{t={job_count=1;command="false";cpu_limit=1.;memory_limit=1000000}}'
-    client = subprocess.Popen(
-        scheduler.yt_command("vanilla", "--tasks", tasks, "--spec", f"{{pool={kind}-failing;max_failed_job_count=1}}"),
-        env=scheduler.yt_environment(bindings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        path = f"operations?pool={kind}-failing"
-        operation = wait_until(lambda: scheduler.get(path)["operations"], "the operation starts")[0]["id"]
-        node.beat_until(lambda: node.jobs_of(operation), "its job")
-        (job,) = node.jobs_of(operation)
+    node = world.node
+    with tracked(world, bindings, f"{kind}-failing", ";max_failed_job_count=1") as (client, job):
         node.logs[job, "stderr"] = b"no such file: weights.bin\n"
         node.end(job, "failed", reason="exit code 1")
         node.beat_until(lambda: client.poll() is not None, "the end of the client")
         _, said = client.communicate(timeout=30)
-    finally:
-        client.kill()
-        client.wait()
     assert client.returncode != 0
     assert "no such file: weights.bin" in said
 
@@ -618,14 +611,10 @@ def test_the_last_words_of_a_job_are_read(world, bindings, kind):
     node.logs[job, "stderr"] = written
 
     def read(*words: str) -> subprocess.CompletedProcess[bytes]:
-        with ThreadPoolExecutor(1) as thread:
-            command = scheduler.yt_command("get-job-stderr", *words)
-            environment = scheduler.yt_environment(bindings)
-            running = thread.submit(
-                subprocess.run, command, env=environment, capture_output=True, timeout=60, check=False
-            )
-            node.beat_until(running.done, "the end of the client")
-            return running.result()
+        command, environment = scheduler.yt_command("get-job-stderr", *words), scheduler.yt_environment(bindings)
+        return node.beat_until_done(
+            lambda: subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+        )
 
     done = read("--job-id", job, "--operation", operation)
     assert (done.returncode, done.stdout) == (0, written), done.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-
 import picture
 import pytest
-from picture import MODULES, ROOT, list_imports, list_nodes
+from picture import MODULES, ROOT, list_called, list_imports
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
@@ -128,11 +126,8 @@ def test_the_fair_share_library_needs_the_standard_library_only(name):
 
 @pytest.mark.parametrize("name", PURE_MODULES)
 def test_a_pure_module_neither_opens_nor_prints(name):
-    called = {
-        node.func.id for node in list_nodes(name) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
     compiles = {"eval"} if name == "cpumond.api.figures" else set()  # constructors of answers, as dataclasses has them
-    assert not called & {"open", "print", "input", "exec", "eval", "__import__"} - compiles
+    assert not list_called(name) & {"open", "print", "input", "exec", "eval", "__import__"} - compiles
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if part_of(name).split(".")[0] in BELOW])

@@ -62,15 +62,21 @@ def install_files(files: dict[str, str]) -> None:
         write_file(target, Path("/in", source).read_text())
 
 
+def read_journal(*options: str) -> str:
+    """What ``journalctl`` shows. What a service has said before is in it: journald may be behind, so it catches up."""
+    run("journalctl", "--sync")
+    return str(run("journalctl", "--no-pager", *options)["output"])
+
+
 def journal_cursor() -> str:
     """Where the journal ends now, for ``journal_after``."""
-    return str(run("journalctl", "--show-cursor", "-n1", "-q")["output"]).rpartition("cursor: ")[2].strip()
+    return read_journal("--show-cursor", "-n1", "-q").rpartition("cursor: ")[2].strip()
 
 
 def journal_after(cursor: str, unit: str) -> str:
     """What the journal has of a unit since then ("": since the boot), its messages alone."""
     since = ("--after-cursor", cursor) if cursor else ()
-    return str(run("journalctl", "-u", unit, "-o", "cat", "--no-pager", *since)["output"])
+    return read_journal("-u", unit, "-o", "cat", *since)
 
 
 def read_rights(pid: str) -> dict[str, list[str]]:
@@ -118,4 +124,4 @@ def live_through(steps: Sequence[Step], stop_after: Callable[[Step], bool] = lam
         Path("/out/facts.json").write_text(json.dumps(facts, indent=1))
         if stop_after(step):
             break  # nothing further can happen; the journal says why
-    Path("/out/journal.txt").write_text(run("journalctl", "--no-pager", "-o", "short-precise")["output"])
+    Path("/out/journal.txt").write_text(read_journal("-o", "short-precise"))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guest_tools import live_through, run, show, systemctl, wait, write_file
+from guest_tools import journal_after, live_through, run, show, systemctl, wait, write_file
 
 UNIT = "cpumond"
 SCHEDULER = "cpumond-scheduler"
@@ -258,7 +258,7 @@ def enable() -> dict[str, Any]:
         "scheduler": scheduler,
         "states": states(),
         "status_text": show(UNIT, "StatusText"),
-        "journal": run("journalctl", "-u", UNIT, "-o", "cat", "--no-pager")["output"],
+        "journal": journal_after("", UNIT),
         "settings": read_settings(),
     }
     return {**facts, "disable": systemctl("disable", "--now", UNIT)["code"]}

@@ -30,6 +30,7 @@ from guest_tools import (
     journal_cursor,
     live_through,
     measure_exposure,
+    read_journal,
     read_mounts,
     read_rights,
     run,
@@ -515,7 +516,7 @@ def hang() -> dict[str, Any]:
     ready = [systemctl("daemon-reload"), systemctl("restart", UNIT)]
     times = {name: show(name) for name in ("WatchdogUSec", "TimeoutAbortUSec")}
     result = {"ready": ready, **times, **lose(lambda pid: os.kill(int(pid), signal.SIGSTOP))}
-    journal = run("journalctl", "-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")["output"]
+    journal = read_journal("-u", UNIT, "-o", "cat", "--grep", "Watchdog timeout")
     ends = [line for line in read_metrics().splitlines() if line.startswith("cpumond_service_ends_total")]
     return {**result, "journal": journal, "ends": ends}
 
@@ -634,7 +635,7 @@ def stop() -> dict[str, Any]:
 
 def journal() -> dict[str, Any]:
     """All entries of the service, as journald has them."""
-    lines = run("journalctl", "-u", UNIT, "-o", "json", "--all")["output"].splitlines()
+    lines = read_journal("-u", UNIT, "-o", "json", "--all").splitlines()
     return {"entries": [json.loads(line) for line in lines]}
 
 

@@ -110,8 +110,10 @@ def agent_pid() -> str:
     return show(UNIT, "MainPID")["MainPID"]
 
 
-def agent_log() -> str:
-    return str(run("journalctl", "-u", UNIT, "-o", "cat")["output"])
+def agent_log(*options: str) -> str:
+    """What the agent has said; journald may be behind, so it catches up first."""
+    run("journalctl", "--sync")
+    return str(run("journalctl", "-u", UNIT, "-o", "cat", *options)["output"])
 
 
 def processes(cgroup: str) -> list[int]:
@@ -320,7 +322,7 @@ def kill() -> dict[str, Any]:
         "took_s": took_s,
         "node_s": wait_node(1),
         "restarts": show(UNIT, "NRestarts")["NRestarts"],
-        "journal": run("journalctl", "-u", UNIT, "-o", "cat", "--grep", "jobs_adopted")["output"],
+        "journal": agent_log("--grep", "jobs_adopted"),
         **look(),
     }
 

@@ -949,6 +949,26 @@ def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
     job_files.remove_tree(str(top))
 
 
+def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "top").mkdir()
+    for number in range(3):
+        (tmp_path / "top" / f"file{number}").touch()
+    unlink, calls = os.unlink, []
+
+    def be_late(name: str, **more: Any) -> None:
+        calls.append(name)
+        if len(calls) == 1:
+            unlink(name, **more)
+        unlink(name, **more)
+
+    monkeypatch.setattr(os, "unlink", be_late)
+    job_files.remove_tree(str(tmp_path / "top"))
+    assert calls
+    assert os.listdir(tmp_path) == []
+
+
 def test_an_executor_that_cannot_work_offers_nothing_and_is_tried_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.executor.broken = "no bus; start it"

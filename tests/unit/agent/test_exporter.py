@@ -391,7 +391,7 @@ def test_a_value_reads_back_exactly(number):
 
 
 def test_a_job_that_went_leaves_nothing_behind():
-    """Neither its gauges nor its counters nor its operation (pain 25)."""
+    """Neither its gauges nor its counters nor its operation: dead series would pile up."""
     jobs = [make_job("stays", "op1"), make_job("goes", "op2")]
     snapshots = [make_snapshot(*jobs, tick=1), make_snapshot(jobs[0], tick=2)]
     metrics = MetricsText(lambda: snapshots[0], Metrics, ReporterStats)
@@ -480,7 +480,7 @@ def test_jobs_by_status_add_up():
     assert {sample.labels["status"]: sample.value for sample in family.samples} == dict.fromkeys(statuses, 1.0)
 
 
-# ---- throttling caused by the agent (pain 17)
+# ---- throttling caused by the agent, the only kind that alerts are about
 
 
 @pytest.mark.parametrize(

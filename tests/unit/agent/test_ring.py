@@ -7,7 +7,8 @@ import sys
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent.ring import KINDS, RESULTS, DecisionRing, SampleRecord, SampleRing
@@ -34,7 +35,7 @@ RECORDS = st.builds(
 ONE = DecisionAnswer(1.0, "grow", 1.0, None, 2.0, 0.5, 0.6, 0.25, 4, "applied")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 7), st.lists(RECORDS, max_size=20))
 def test_a_ring_is_the_end_of_a_list(size, records):
     ring = DecisionRing(size)
@@ -88,7 +89,7 @@ def add(ring: SampleRing, sample: SampleRecord) -> None:
     ring.append(*(getattr(sample, name) for name in SampleRecord.__struct_fields__))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 7), st.lists(SAMPLES, max_size=20))
 def test_samples_are_the_end_of_a_list(size, samples):
     ring = SampleRing(size)
@@ -97,7 +98,7 @@ def test_samples_are_the_end_of_a_list(size, samples):
         assert ring.records() == samples[max(number - size, 0) : number]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 7), st.lists(SAMPLES, max_size=20), st.integers(1, 9), st.lists(SAMPLES, max_size=20))
 def test_a_ring_of_another_size_keeps_the_newest(size, first, later_size, later):
     ring = SampleRing(size)

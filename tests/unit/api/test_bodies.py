@@ -21,7 +21,14 @@ class Peer:
     def __init__(self, headers: dict[str, str] | None = None) -> None:
         self.pieces: asyncio.Queue[dict[str, object]] = asyncio.Queue()
         named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self.request = Request({"type": "http", "headers": named}, self.pieces.get)
+        self.request = Request({"type": "http", "headers": named}, self.receive)
+        self.is_whole = False
+
+    async def receive(self) -> dict[str, object]:
+        assert not self.is_whole, "after the last piece nothing comes until the client goes"
+        piece = await self.pieces.get()
+        self.is_whole = not piece.get("more_body", False)
+        return piece
 
     def send(self, piece: bytes, more: bool = False) -> Peer:
         self.pieces.put_nowait({"type": "http.request", "body": piece, "more_body": more})

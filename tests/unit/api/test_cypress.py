@@ -1,3 +1,5 @@
+"""Commands of the ``yt`` protocol against a living scheduler (semantics.md 2, 5; yt_protocol.md 6, 10)."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,7 +7,8 @@ import contextlib
 import copy
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import ServedNode, StillClock
 
@@ -941,7 +944,7 @@ class Memory:
         pass
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(REQUESTS, min_size=1, max_size=12))
 def test_whatever_is_asked_is_answered_or_refused(requests):
     async def body():

@@ -455,7 +455,7 @@ def test_a_value_set_after_the_update_is_shown_at_once():
     assert cluster.of_pool("p", "effective_fair_share_starvation_timeout") == 45_000
 
 
-# --- integral guarantees (5.3) -----------------------------------------------------------------------------------
+# --- integral guarantees (semantics.md 5.3) ----------------------------------------------------------------------
 
 
 def burst(flow, most):

@@ -1,4 +1,5 @@
-"""Views: what the JSON API shows of small living trees; every value can be written as JSON."""
+"""Views: what the JSON API shows of small living trees; every value can be written as JSON
+(semantics.md 3 to 6)."""
 
 from __future__ import annotations
 

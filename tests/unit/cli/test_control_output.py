@@ -312,6 +312,23 @@ def test_explain_moves_no_cursor():
     assert text.startswith("The limit of a\\x1b[2Jb is 3.2")
 
 
+def test_what_a_node_says_moves_no_cursor():
+    e, odd = make_explain(), "a\x1b[2J\u202eb"
+    said = explain.draw_explain(
+        msgspec.structs.replace(
+            e,
+            facts={odd: odd},
+            next=odd,
+            window=msgspec.structs.replace(e.window, meaning=odd),
+            job_cpu_monitor={**e.job_cpu_monitor, odd: odd},
+            decisions=[msgspec.structs.replace(e.decisions[0], kind=odd, result=odd, reason=odd)],
+        ),
+        10, None, False,
+    )  # fmt: skip
+    assert said.count("a\\x1b[2J\\u202eb") == 9
+    assert all(line.isprintable() for line in said.split("\n"))
+
+
 def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
     of_0_1 = msgspec.structs.replace(make_explain(), why="", next="", facts={})
     with pytest.raises(

@@ -53,9 +53,12 @@ def summary_of(page: HtmlPage, pool: str) -> dict[str, str]:
 
 def test_names_are_escaped():
     name = "<script>alert(\"1\")</script> & 'x' \udcff"
-    page = HtmlPage(render([make_row(pool=name), make_row(1.0, pool=name)], title=name))
-    assert page.texts("title") == page.texts("h1") == page.texts("h2") == [name]
-    assert summary_of(page, name)["Integral guarantee"] == "burst"
+    text = render([make_row(pool=name), make_row(1.0, pool=name)], title=name)
+    text.encode()
+    page = HtmlPage(text)
+    shown = ascii(name)[1:-1]
+    assert page.texts("title") == page.texts("h1") == page.texts("h2") == [shown]
+    assert summary_of(page, shown)["Integral guarantee"] == "burst"
 
 
 def test_there_are_two_graphs_per_pool_with_an_integral_guarantee_and_a_line_of_the_table_for_each_pool():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -21,14 +23,22 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def generate(argument: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, str(PACKAGING / "man_pages.py"), argument)
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    """``packaging/man_pages.py`` as a module."""
+    specification = importlib.util.spec_from_file_location("man_pages", PACKAGING / "man_pages.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)  # where its dataclasses look for their names
+        specification.loader.exec_module(module)
+    return module
 
 
-def make_pages(folder: Path) -> dict[str, str]:
+def make_pages(program: ModuleType, folder: Path) -> dict[str, str]:
     """The pages in ``folder``, made again."""
-    done = generate(str(folder))
-    assert done.returncode == 0, done.stderr
+    assert program.main([str(folder)]) is None
     return read(folder)
 
 
@@ -43,26 +53,26 @@ def read_page(name: str) -> str:
     return re.sub(r"\\f[BIR]", "", text)
 
 
-def test_the_pages_are_fresh(tmp_path: Path) -> None:
+def test_the_pages_are_fresh(program: ModuleType, tmp_path: Path) -> None:
     shutil.copytree(PACKAGING / "man", tmp_path / "man")
-    assert make_pages(tmp_path / "man") == read(PACKAGING / "man"), "run: python packaging/man_pages.py"
+    assert make_pages(program, tmp_path / "man") == read(PACKAGING / "man"), "run: python packaging/man_pages.py"
 
 
-def test_a_page_that_changes_gets_a_new_date_and_the_others_keep_theirs(tmp_path: Path) -> None:
+def test_a_page_that_changes_gets_a_new_date_and_the_others_keep_theirs(program: ModuleType, tmp_path: Path) -> None:
     shutil.copytree(PACKAGING / "man", tmp_path / "man")
     for path in (tmp_path / "man").iterdir():
         path.write_text(re.sub(r'^(\.TH .*)"\d{4}-\d\d-\d\d"', r'\1"2001-02-03"', path.read_text(), flags=re.MULTILINE))
     changed = tmp_path / "man" / "cpumond-pool.1"
     changed.write_text(changed.read_text().replace("Remove a pool", "Keep a pool"))
     (tmp_path / "man" / "cpumond-gone.1").write_text("of a command that is no more")
-    pages = make_pages(tmp_path / "man")
+    pages = make_pages(program, tmp_path / "man")
     assert {name for name, text in pages.items() if '"2001-02-03"' not in text} == {"cpumond-pool.1"}
     assert "Remove a pool" in pages["cpumond-pool.1"]
     assert "cpumond-gone.1" not in pages
 
 
 def test_a_wrong_call_says_how_to_call_it() -> None:
-    done = generate("--help")
+    done = run(sys.executable, str(PACKAGING / "man_pages.py"), "--help")
     assert done.returncode != 0
     assert done.stderr.startswith("usage: ")
 

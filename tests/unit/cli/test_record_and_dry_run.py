@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.cli.watch import _write_trace, describe_steady
@@ -18,7 +19,7 @@ QUARTERS = st.integers(0, 32).map(lambda number: number / 4)
 """Exact as floats, and so are their sums."""
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.sampled_from(sorted(RULES)),
     st.lists(st.tuples(QUARTERS, st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=60),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cpumond.executor import ExecutorError
@@ -64,7 +65,7 @@ def test_the_newest_half_is_kept_at_least(tmp_path, open_log):
 @given(
     pieces=st.lists(st.binary(min_size=1, max_size=300), max_size=20), cap=st.integers(1, 257), tail=st.integers(0, 400)
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_pieces(tmp_path_factory, pieces, cap, tail):
     directory = tmp_path_factory.mktemp("log")
     log = Log(str(directory), "stdout", cap)

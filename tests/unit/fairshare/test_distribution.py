@@ -1,4 +1,4 @@
-"""From the root's share down to every operation's: sections 12, 13, 14, and the worked examples of 21."""
+"""From the root's share down to every operation's: fair_share_update.md 12, 13, 14, 21 (worked examples)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share functions against their definitions (sections 8 and 9): operations, paths of pools, functions of pools.
+"""Share functions against their definitions (fair_share_update.md 8, 9): operations, paths and functions of pools.
 
 The definitions are evaluated naively: ``B(s)`` is the value at the greatest fit factor whose value stays within what
 the suggestion allows, found by halving. At the few suggestions where B jumps, and at 0, results are written out.
@@ -128,7 +128,7 @@ def random_operation(rng: random.Random, top: float = 1.0) -> tuple[Vector, Vect
     return (f, g, h, i, j), (a, b, c, d, e), (k, m, n, o, p)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("top", [1.0, 0.3, 3.0])
 def test_an_operation_takes_what_the_greatest_fit_factor_gives(seed, top):
     """9.1, 9.4: closed form against the definition, demand within and beyond the cluster."""
@@ -163,7 +163,7 @@ def test_resources_grow_together_up_to_the_usage_then_in_proportion_up_to_the_de
 
 
 def test_who_demands_nothing_gets_nothing():
-    """9.1 with u = d = 0."""
+    """Section 9.1 with u = d = 0."""
     assert op(ZERO).value(1.0) == gang(ZERO).value(1.0) == ZERO
     assert op(vec(cpu=0.5), limits=ZERO).value(1.0) == ZERO
 
@@ -204,7 +204,7 @@ def test_what_begins_at_suggestion_one_never_comes():
 
 
 def test_demand_beyond_the_cluster_is_cut_by_the_limits():
-    """9.4 and the worked example: memory demanded four times, so a quarter of all is taken (21)."""
+    """9.4, 21: memory demanded four times, so a quarter of all is taken."""
     assert op(vec(cpu=2.0, memory=4.0, slots=2.0)).value(1.0) == vec(cpu=0.5, memory=1.0, slots=0.5)
     assert op(vec(cpu=3000.0, memory=600.0)).value(1.0) == near(vec(cpu=1.0, memory=0.2))
 
@@ -293,7 +293,7 @@ def test_resources_that_need_the_same_suggestion_at_one_point():
     """9.4: three lines through one point, which rounding spreads; whichever of them binds there."""
     rng = random.Random(940)
     cases = [(0.46, 0.1, (1.55, 0.35, 1.6))]
-    cases += [(rng.randrange(10, 60) / 100, rng.randrange(1, 9) / 10, sloped(rng)) for _ in range(1500)]
+    cases += [(rng.randrange(10, 60) / 100, rng.randrange(1, 9) / 10, sloped(rng)) for _ in range(400)]
     for s, x, slope in cases:
         a, b, c = (max(s - m * x, 0.0) for m in slope)
         usage = (a, b, 0.0, c, s)
@@ -370,7 +370,7 @@ def random_path(rng: random.Random, depth: int, improved: bool) -> Path:
 
 
 @pytest.mark.parametrize("improved", [False, True])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_pool_takes_what_the_farthest_point_of_its_path_gives(seed, improved):
     """9.2 to 9.5: random children, guarantees and limits, against the definition."""
     rng = random.Random(seed)

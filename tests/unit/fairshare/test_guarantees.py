@@ -1,4 +1,4 @@
-"""Strong guarantees: inferred (section 4), checked and adjusted (6, 6.1, 6.2), estimated (6.3)."""
+"""Strong guarantees: inferred (fair_share_update.md 4), checked and adjusted (6, 6.1, 6.2), estimated (6.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integral guarantees: volumes (section 5), burst pools (10), relaxed pools (11), nested ones (11.1)."""
+"""Integral guarantees: volumes (fair_share_update.md 5), burst pools (10), relaxed pools (11), nested ones (11.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The resource vector: comparisons, shares, quantisation and the exact search (sections 0, 3 and 17)."""
+"""The resource vector: comparisons, shares, quantisation and the exact search (fair_share_update.md 0, 3, 17)."""
 
 from __future__ import annotations
 

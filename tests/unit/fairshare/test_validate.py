@@ -1,4 +1,5 @@
-"""What a snapshot may hold: each refusal is one sentence that names the element, and everything else passes."""
+"""What a snapshot may hold: each refusal is one sentence that names the element, and everything else passes
+(fair_share_update.md 1, 16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worked examples of the specification (21), and a few trees whose shares can be reckoned by hand."""
+"""The worked examples of fair_share_update.md 21, and a few trees whose shares can be reckoned by hand."""
 
 from __future__ import annotations
 

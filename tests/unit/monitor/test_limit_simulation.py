@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 
@@ -216,6 +217,11 @@ def test_progress_adds_up_to_no_more_than_the_periods():
 # figures of another simulation, written by others
 
 
+@cache
+def make_two_hours(shape: str) -> Sequence[float]:
+    return make_work(shape, 16.0, 1, 7200.0)
+
+
 @pytest.mark.parametrize(
     ("shape", "is_program", "rule", "reclaimed_ratio", "held_back_ratio"),
     [
@@ -231,6 +237,6 @@ def test_progress_adds_up_to_no_more_than_the_periods():
 )
 def test_agrees_with_the_reference(shape, is_program, rule, reclaimed_ratio, held_back_ratio):
     settings = MonitorSettings(limit_rule=rule, throttle_restore_ratio=0.25)
-    result = simulate(make_work(shape, 16.0, 1, 7200.0), 16.0, settings, is_program=is_program)
+    result = simulate(make_two_hours(shape), 16.0, settings, is_program=is_program)
     assert result.reclaimed_ratio == pytest.approx(reclaimed_ratio, abs=0.001)
     assert result.held_back_ratio == pytest.approx(held_back_ratio, abs=0.0001)

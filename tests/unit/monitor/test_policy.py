@@ -57,7 +57,7 @@ def job(limit: float, hard: float = 10.0, smoothed: float | None = None, window:
     return msgspec.structs.replace(start_state(hard, 0.0, limit), smoothed_cores=smoothed, window=window)
 
 
-# 1.2 state
+# --- 1.2, state
 
 
 def test_soft_starts_at_hard_and_smoothed_is_none_at_start():
@@ -71,7 +71,7 @@ def test_floor_is_min_of_hard_and_min_cpu_limit(hard, minimum, floor):
     assert compute_floor(hard, (), MonitorSettings(min_cpu_limit=minimum)) == floor
 
 
-# 1.3 one check, in order
+# --- 1.3, one check, in order
 
 
 def test_before_start_time_plus_start_delay_no_sample_is_taken():
@@ -266,7 +266,7 @@ def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
     assert settle(after, decision, after.limit_cores) is after
 
 
-# 1.1 and 1.4, the facts
+# --- 1.1 and 1.4, the facts
 
 
 @BOTH_MODES
@@ -339,7 +339,7 @@ def test_ytsaurus_window_follows_a_smaller_vote_window_size():
     assert (window, votes_sum) == ((1, 1, 1), 3)
 
 
-# throttle restore (DESIGN.md 5)
+# --- throttle restore
 
 
 @BOTH_MODES

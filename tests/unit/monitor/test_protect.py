@@ -1,4 +1,4 @@
-"""Throttle and pressure restore: when usage cannot show hunger (DESIGN.md 5)."""
+"""Throttle and pressure restore: when usage cannot show hunger."""
 
 from __future__ import annotations
 

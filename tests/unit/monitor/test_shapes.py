@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
 from cpumond.monitor.shapes import SHAPES, make_work
@@ -19,8 +21,10 @@ def test_each_shape_is_looked_at_here():
     assert set(MEAN) == set(SHAPES)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("order_cores", "seed"), [(16.0, 1), (0.5, 2), (64.0, 3)])
+@pytest.mark.parametrize(
+    ("name", "order_cores", "seed"),
+    [(name, *size) for name, size in zip(SHAPES, cycle([(16.0, 1), (0.5, 2), (64.0, 3)]))],
+)
 def test_a_shape_has_its_size_for_any_order(name, order_cores, seed):
     work = make_work(name, order_cores, seed, 7200.0)
     low, high = MEAN[name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.monitor.model import CpuReading, MonitorSettings, start_state
@@ -84,7 +85,7 @@ def test_nothing_seen_is_nothing_said():
     assert find_steady_state([], 4.0, DOCUMENT) is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from(sorted(RULES)),
     st.lists(st.builds(Use, st.floats(0.5, 5.0), st.floats(0.0, 10.0)), min_size=1, max_size=20),

@@ -6,7 +6,8 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.monitor import rules
@@ -225,7 +226,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(SETTINGS, st.floats(0.01, 64.0), st.lists(st.tuples(CORES, st.integers(0, 10)), max_size=40))
 def test_every_state_has_its_words_and_the_next_step_is_the_one_that_comes(s, hard_cores, uses):
     """The words about the next check against that check, with a use that is no higher than the peak."""

@@ -1,4 +1,5 @@
-"""CPU time of jobs: counted once, for their operation and all pools above, whatever becomes of them (1.7)."""
+"""CPU time of jobs: counted once, for their operation and all pools above, whatever becomes of them
+(semantics.md 1.7)."""
 
 from __future__ import annotations
 

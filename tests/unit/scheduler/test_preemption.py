@@ -596,7 +596,7 @@ def two_pools(left: int, right: int, fair: float, order: float) -> tuple[World, 
     return world, node, poor
 
 
-def test_pains_30_a_swap_that_only_turns_the_tables_is_refused():
+def test_a_swap_that_only_turns_the_tables_is_refused():
     # 6 to 4 would become 4 to 6: the left pool would deserve the room as much as the right one does now
     world, node, poor = two_pools(4, 4, 0.5, 2.0)
     world.job(world.tree.operations["left2"], node, 2.0)
@@ -606,7 +606,7 @@ def test_pains_30_a_swap_that_only_turns_the_tables_is_refused():
     assert plan_for(node, poor) is None
 
 
-def test_pains_30_a_swap_that_raises_the_lesser_of_the_two_is_made():
+def test_a_swap_that_raises_the_lesser_of_the_two_is_made():
     world, node, poor = two_pools(4, 3, 0.5, 1.0)
     world.job(world.tree.operations["left2"], node, 3.0)
     starve(world.tree.operations["right2"])

@@ -1,4 +1,4 @@
-"""The resulting specification: everything that holds, from the documents' defaults to later changes (1.1, 2.5)."""
+"""What holds of a specification, from the documents' defaults to later changes (semantics.md 1.1, 2.5)."""
 
 from __future__ import annotations
 

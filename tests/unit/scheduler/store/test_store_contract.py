@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cpumond.errors import EXIT_UNAVAILABLE, CpumondError
@@ -161,7 +162,7 @@ STEPS = st.lists(st.one_of(st.just("reopen"), st.lists(CHANGES, max_size=8)), ma
 
 
 # One backend is one example's; each example takes an empty directory of its own.
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_it_is_a_mapping_that_lasts(
     backend: Callable[[Path], Opener], tmp_path_factory: pytest.TempPathFactory, steps: list[str | list[Change]]

@@ -13,7 +13,7 @@ import pytest
 from cpumond.monitor.shapes import SHAPES
 from cpumond.monitor.simulate import SimulationResult
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "simulate.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "simulate.md").read_text()
 EXAMPLES = re.findall(r"```console\n\$ (.+)\n((?:.*\n)*?)```", PAGE)
 
 

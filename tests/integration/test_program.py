@@ -1,0 +1,150 @@
+"""The program as a process: what it imports, output that nobody reads any more, a disk that is full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("rich", "httpx2", "uvicorn", "starlette", "prometheus_client", "psutil", "jsonschema", "cgroupspy")
+"""What takes long to import; no help text needs it."""
+
+LIST_HELP = """
+import contextlib, io, json, sys
+from cpumond.cli import run
+loaded = {}
+for name in sys.argv[1:]:
+    for module in [name for name in sys.modules if name.partition(".")[0] in HEAVY]:
+        del sys.modules[module]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run([*name.split(), "--help"]) == 0
+    loaded[name] = sorted({module.partition(".")[0] for module in sys.modules} & set(HEAVY))
+print(json.dumps(loaded))
+"""
+
+LIGHT = ["status", "top", "explain", "job", "pin", "unpin", "doctor", "job add", "agent", "demo"]
+
+
+def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """Of every light command: which heavy libraries its help has imported."""
+    done = run_python(f"HEAVY = {HEAVY!r}\n{LIST_HELP}", *LIGHT)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_help_is_quick_because_it_imports_nothing_heavy(loaded, command):
+    assert loaded[command] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_the_program_itself_imports_no_command(arguments):
+    program = f"""
+import sys
+from cpumond.cli import run
+code = run({arguments!r})
+loaded = [name for name in sys.modules if name.startswith(("cpumond.cli.", "cpumond.config")) or name in {HEAVY!r}]
+sys.exit(f"imported {{loaded}}" if loaded else code)
+"""
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
+    assert "cpumond" in done.stdout
+
+
+def test_an_error_that_nobody_can_read_keeps_its_exit_code():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "cpumond", "nonsense"], stderr=full, timeout=60, check=False)
+    assert done.returncode == 64
+
+
+def run_into_closed_pipe(program: str, *arguments: str) -> tuple[int, str]:
+    """A program whose output goes into a pipe that nobody reads: (exit code, its stderr)."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program, *arguments],
+            stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(write_end)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["status", "--help"], ["schema", "heartbeat"], ["check-config", "CONFIG"], ["doctor", "--json"]],
+)
+def test_output_that_nobody_reads_is_no_error(arguments, tmp_path):
+    (tmp_path / "cpumond.toml").write_text("")
+    arguments = [str(tmp_path / "cpumond.toml") if word == "CONFIG" else word for word in arguments]
+    assert run_into_closed_pipe("from cpumond.cli import main; main()", *arguments) == (0, "")
+
+
+def test_output_that_is_only_flushed_at_the_end_is_no_error_either(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,usage_cores\n0,0\n1,1\n")
+    program = "from cpumond.cli import main; main()"
+    assert run_into_closed_pipe(program, "replay", str(trace), "--cpu-limit", "2") == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["schema", "heartbeat"]])
+def test_a_closed_standard_output_is_no_error(arguments):
+    program = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'cpumond', *sys.argv[1:]])"
+    done = run_python(program, *arguments)
+    assert done.stderr == ""
+    assert done.returncode in (0, 69)
+
+
+def test_a_full_disk_is_said_in_a_sentence():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpumond", "schema", "heartbeat"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 69
+    assert done.stderr.startswith("cpumond: the system: No space left on device")
+
+
+def test_the_module_is_the_program(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "cpumond", "--version"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0
+    with contextlib.suppress(FileNotFoundError):
+        assert not os.listdir(tmp_path)
+
+
+def test_the_agent_holds_no_library_that_it_never_uses_and_nobody_else_is_kept_from_it(tmp_path):
+    (tmp_path / "wrong.toml").write_text("no = 'such key'\n")
+    program = f"""
+import sys
+from cpumond.cli import run
+code = run(["agent", "--config", {str(tmp_path / "wrong.toml")!r}])
+assert "cpumond.agent.loop" in sys.modules
+assert not [name for name in sys.modules if name.partition(".")[0] in ("rich", "pygments", "greenlet")]
+import rich.table
+sys.exit(code)
+"""
+    done = run_python(program)
+    assert (done.returncode, "no" in done.stderr) == (78, True), done.stderr
