@@ -104,7 +104,7 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(cgroups, agen
     assert 0 < job["override_left_s"] <= 2.0
     assert job["current_cpu_limit"] == 1.0
     wait_until(lambda: at_floor(cgroups, "a"), "it is the agent's again")
-    assert agent.job("a")["status"] == "reclaim"
+    wait_status(agent, "a", "reclaim")
     assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 1, "lower": 0}
     [noticed] = agent.events("foreign_write")
     # Nothing was written meanwhile, though each check would have lowered it.
@@ -348,7 +348,7 @@ def test_a_reload_takes_a_good_file_at_once_and_a_bad_one_never(cgroups, agent):
 
     reload(good, "reloaded")
     wait_until(lambda: cgroups.read_all("a") == found, "the shadow job has its limit back")
-    assert agent.job("a")["status"] == "shadow"
+    wait_status(agent, "a", "shadow")
     assert at_floor(cgroups, "b")
     reload(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/a")), "reloaded")
     wait_until(lambda: cgroups.quota_cores("b") == 1.5, "a job that no source names has its limit back")

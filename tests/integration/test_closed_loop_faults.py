@@ -686,20 +686,26 @@ def test_jobs_whose_user_is_refused_fail_with_the_reason(reconfigured, config, r
     assert reason in failed["error"]
 
 
-def test_a_job_runs_as_the_user_of_the_node_and_is_at_home_there(reconfigured):
+@pytest.fixture
+def home() -> Iterator[str]:
+    """A directory that others may pass through; removed when the node that ``reconfigured`` it has left it."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o711)  # noqa: S103
+        yield place
+
+
+def test_a_job_runs_as_the_user_of_the_node_and_is_at_home_there(home, reconfigured):
     if os.geteuid() != 0:
         pytest.skip("only root can run jobs as somebody else")
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o711)  # noqa: S103 - the user of the jobs passes through it
-        configure(reconfigured.nodes[0], f'[executor]\nuser = "nobody"\njobs_dir = "{place}"\n')
-        restart(reconfigured.nodes[0])
-        operation = reconfigured.start_operation("p", "id -un; touch here && ls; sleep 1000")
-        [job] = reconfigured.await_running(operation)
-        path = f"{reconfigured.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
-        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
-            wait_until(lambda: client.get(path).text == "nobody\nhere\n", "it has said who it is")
-        reconfigured.abort(operation)
-        reconfigured.await_no_jobs()
+    configure(reconfigured.nodes[0], f'[executor]\nuser = "nobody"\njobs_dir = "{home}"\n')
+    restart(reconfigured.nodes[0])
+    operation = reconfigured.start_operation("p", "id -un; touch here && ls; sleep 1000")
+    [job] = reconfigured.await_running(operation)
+    path = f"{reconfigured.url}/api/v1/operations/{operation}/jobs/{job['id']}/log"
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+        wait_until(lambda: client.get(path).text == "nobody\nhere\n", "it has said who it is")
+    reconfigured.abort(operation)
+    reconfigured.await_no_jobs()
 
 
 # ---- operations

@@ -72,8 +72,10 @@ def test_a_job_beyond_its_time_limit_is_ended_on_its_node_and_has_failed(cluster
     assert all(node["job_count"] == 0 for node in cluster.get("/api/v1/nodes")["nodes"])
 
 
-def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster) -> None:
-    operation = cluster.start_operation("p", "sleep 1", job_count=2, cpu_limit=0.4, title="two")
+def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    command = f"until [ -e {gate} ]; do sleep 0.1; done"
+    operation = cluster.start_operation("p", command, job_count=2, cpu_limit=0.4, title="two")
     jobs = cluster.wait(lambda: two(cluster.jobs(operation, "running")), "both run")
     assert {job["node_id"] for job in jobs} == {"node-1", "node-2"}
     for node in cluster.nodes:
@@ -81,6 +83,7 @@ def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster) -> None:
             lambda node=node: [e for e in node.log_events("job_started") if e["operation_id"] == operation], "it starts"
         )
         assert [event["cgroup"].rpartition("/")[0] for event in started] == [node.cgroup_root]
+    gate.touch()
     cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "completed", "it ends")
     assert {job["state"] for job in cluster.jobs(operation)} == {"completed"}
 
@@ -116,13 +119,14 @@ def test_each_node_has_its_page_with_graphs_of_its_jobs(cluster: Cluster) -> Non
     assert node.web_url in cluster.describe_pages()
     assert "<html" in httpx2.get(node.web_url, trust_env=False, verify=False, timeout=60.0).text
 
-    def explain() -> Any:
-        return httpx2.get(
-            f"{node.web_url}api/v1/jobs/{job['id']}/explain", trust_env=False, verify=False, timeout=60.0
-        ).json()
+    def samples() -> Any:
+        """None: the node runs the job, but has not looked at it yet."""
+        path = f"{node.web_url}api/v1/jobs/{job['id']}/explain"
+        return httpx2.get(path, trust_env=False, verify=False, timeout=60.0).json().get("samples")
 
-    cluster.wait(lambda: max(explain()["samples"]["usage"], default=0.0) > 0.02, "the graph shows what it uses")
-    assert explain()["samples"]["period_s"] == 0.1
+    found = cluster.wait(samples, "the node follows it")
+    assert found["period_s"] == 0.1
+    cluster.wait(lambda: max(samples()["usage"], default=0.0) > 0.02, "the graph shows what it uses")
     told = cluster.wait(
         lambda: [each for each in cluster.jobs(operation) if each["ordered_cpu_seconds"] and each["cpu_usage"]],
         "the scheduler is told",

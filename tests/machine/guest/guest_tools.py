@@ -68,9 +68,12 @@ def read_journal(*options: str) -> str:
     return str(run("journalctl", "--no-pager", *options)["output"])
 
 
-def journal_cursor() -> str:
-    """Where the journal ends now, for ``journal_after``."""
-    return read_journal("--show-cursor", "-n1", "-q").rpartition("cursor: ")[2].strip()
+def journal_cursor(unit: str) -> str:
+    """Where the journal of a unit ends now, for ``journal_after`` of the same unit; "" where it has none.
+
+    Of the unit, since systemd before 255 leaves out the first entry after a cursor that the filter does not match.
+    """
+    return read_journal("-u", unit, "--show-cursor", "-n1", "-q").rpartition("cursor: ")[2].strip()
 
 
 def journal_after(cursor: str, unit: str) -> str:
