@@ -25,7 +25,7 @@ from cpumond.api.cypress import (
     show_in_pieces,
 )
 from cpumond.api.lazy import MISSING, Lazy, materialise
-from cpumond.api.tree_view import look_once
+from cpumond.api.updated_tree import look_once
 from cpumond.api.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.views import list_jobs, order_of_start
 from cpumond.api.ypath import YPath

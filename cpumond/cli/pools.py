@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cpumond.api.views import PoolList, PoolView, TreeList, TreeView
+from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, is_terminal, print_json, quote_name
 from cpumond.cli.scheduler_client import (
     Cell,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 import msgspec
 
-from cpumond.api.views import TreeList
+from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.report_html import render_report
