@@ -24,12 +24,12 @@ from cpumond.cli.fair_share_input import InputReader, UpdateForm
 from cpumond.cli.html import format_span
 from cpumond.cli.options import DurationType
 from cpumond.cli.replacement import Replacement
-from cpumond.config import normalise_table
 from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe, from_os_error
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
 from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.schema import normalise_table
 from cpumond.units import parse_duration_s
 
 MAX_BYTES: Final = 64 * 1024 * 1024

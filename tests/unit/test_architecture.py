@@ -54,7 +54,8 @@ BELOW: dict[str, set[str]] = {
     "monitor": {"errors", "units", "monitor"},
     "fairshare": {"errors", "units", "fairshare"},
     "cgroup": {"errors", "units", "monitor.model", "cgroup"},
-    "config": {"decode", "errors", "units", "monitor.model"},
+    "config": {"decode", "errors", "schema", "monitor.model"},
+    "schema": {"errors", "units", "monitor.model"},
     "discovery": {"errors", "units", "config", "discovery"},
     "reporters": {"", "answers", "base_url", "decode", "errors", "units", "config", "wire", "reporters"},
     "executor": {"", "decode", "errors", "units", "config", "wire", "executor"},
@@ -68,8 +69,8 @@ BELOW: dict[str, set[str]] = {
     "web": {"web"},
     "testing": {"errors", "units", "cgroup", "process"},
     "scheduler": {
-        "", "decode", "errors", "units", "config", "log", "process", "wire", "monitor.model", "fairshare", "scheduler",
-        "connections", "words",
+        "", "decode", "errors", "units", "config", "schema", "log", "process", "wire", "monitor.model", "fairshare",
+        "scheduler", "connections", "words",
     },
     "api": {"", "config", "errors", "units", "words", "wire", "fairshare", "scheduler", "web", "api"},
 }  # fmt: skip
