@@ -67,7 +67,7 @@ BELOW: dict[str, set[str]] = {
         "reporters", "executor", "web", "connections", "answers", "words", "agent",
     },
     "web": {"web"},
-    "testing": {"errors", "units", "cgroup", "process"},
+    "testing": {"errors", "cgroup", "testing"},
     "scheduler": {
         "", "decode", "errors", "units", "config", "schema", "log", "process", "wire", "monitor.model", "fairshare",
         "scheduler", "connections", "words",
