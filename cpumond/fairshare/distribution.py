@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from cpumond.fairshare.functions import Group, Path, stop_within
+from cpumond.fairshare.functions import Group
 from cpumond.fairshare.nodes import PoolNode, make_path
+from cpumond.fairshare.paths import Path
+from cpumond.fairshare.pool_functions import stop_within
 from cpumond.fairshare.resources import (
     EPS,
     ZERO,
