@@ -173,7 +173,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("inotify", lambda: check_inotify(read_inotify(), len(jobs) * (2 if version == 1 else 1)))
     look("agent", lambda: check_agent(seen, config))
     if seen.running:
-        look("agent", lambda: check_answer(AgentClient(config.control_socket, CONNECT_S)))
+        look("agent", lambda: check_answer(AgentClient(config.control_socket, timeout_s=CONNECT_S)))
     look("other writers", lambda: check_writers(list_process_names()))
     look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
     look("clock", lambda: check_clock("/sys/devices/system/clocksource/clocksource0"))

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import click
@@ -109,6 +109,12 @@ def print_json(content: bytes) -> None:
     except (ValueError, RecursionError) as error:
         raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
     click.echo(text)
+
+
+def print_json_and_end(content: bytes) -> NoReturn:
+    """The same; then the command ends, with exit code 0."""
+    print_json(content)
+    click.get_current_context().exit()
 
 
 def is_terminal() -> bool:

@@ -31,7 +31,7 @@ from cpumond.cli.report_rows import (
     list_operations,
     list_pools,
 )
-from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, scheduler_options
+from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, connection_options
 from cpumond.cli.tables import draw, measure, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
@@ -80,7 +80,7 @@ GRAPH_POINTS: Final = 720
 @click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
 @click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@scheduler_options
+@connection_options
 def report_command(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int, format_: Format | None,
     output: str | None, html_path: str | None, as_json: bool,
