@@ -17,8 +17,8 @@ from cpumond.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, 
 from cpumond.cli.client import AgentClient, agent_options
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
+    CoresType,
     DurationType,
-    check_cores,
     given,
     is_terminal,
     json_option,
@@ -57,7 +57,6 @@ def status_command(client: AgentClient) -> None:
     "--interval",
     "interval_s",
     type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
-    metavar="DURATION",
     help='Time between two frames, such as "2s"; default: the agent\'s check period.',
 )
 @click.option(
@@ -113,9 +112,7 @@ def job_command() -> None:
 )
 @click.option(
     "--cpu-limit",
-    type=float,
-    metavar="CORES",
-    callback=check_cores,
+    type=CoresType(),
     help="What the job ordered; default: the quota found on the cgroup, else the CPUs it may use.",
 )
 @click.option("--id", "job_id", metavar="ID", help="Default: the last part of the path.")
@@ -181,10 +178,8 @@ def job_list_command(client: AgentClient) -> None:
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
 @click.argument("job")
 @agent_options
-@click.option("--cpu-limit", type=float, metavar="CORES", callback=check_cores, help="Default: all the job may have.")
-@click.option(
-    "--for", "ttl_s", type=DurationType(1.0), metavar="DURATION", help='Such as "1h"; default: until `cpumond unpin`.'
-)
+@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
+@click.option("--for", "ttl_s", type=DurationType(1.0), help='Such as "1h"; default: until `cpumond unpin`.')
 @json_option
 def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None) -> None:
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""

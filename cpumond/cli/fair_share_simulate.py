@@ -75,19 +75,10 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
 
 @click.command("simulate")
 @click.argument("file")
-@click.option(
-    "--until",
-    "until_s",
-    metavar="DURATION",
-    type=DurationType(0.0, MAX_S),
-    default="24h",
-    show_default=True,
-    help="How long.",
-)
+@click.option("--until", "until_s", type=DurationType(0.0, MAX_S), default="24h", show_default=True, help="How long.")
 @click.option(
     "--step",
     "step_s",
-    metavar="DURATION",
     type=DurationType(0.001, MAX_S),
     default="1s",
     show_default=True,
@@ -96,7 +87,6 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
 @click.option(
     "--every",
     "every_s",
-    metavar="DURATION",
     type=DurationType(0.0, MAX_S),
     default=0.0,
     help="Print only the first step of each such stretch of time.  [default: every step]",

@@ -16,7 +16,7 @@ from cpumond.api.values import YtError
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
 from cpumond.api.yson import read_yson
 from cpumond.cli.explain import draw_explain
-from cpumond.cli.options import DurationType, check_cores, given, quote_name, terminal_width, use_colour
+from cpumond.cli.options import CoresType, DurationType, given, quote_name, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
@@ -73,8 +73,8 @@ def operation_path(operation: str, action: str = "") -> str:
 @click.option("--pool", metavar="POOL", help="Default: a pool of your user's name.")
 @click.option("--tree", "trees", metavar="TREE", multiple=True, help="Default: the default tree; may be repeated.")
 @click.option("--job-count", type=click.IntRange(1, 100_000), default=1, show_default=True)
-@click.option("--cpu-limit", type=float, metavar="CORES", default=1.0, show_default=True, callback=check_cores)
-@click.option("--memory", type=BytesType(), metavar="BYTES", help="Such as 2G; default: none is ordered.")
+@click.option("--cpu-limit", type=CoresType(), default=1.0, show_default=True)
+@click.option("--memory", type=BytesType(), help="Such as 2G; default: none is ordered.")
 @click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1.")
 @click.option("--title", metavar="TEXT")
 @click.option("--gang", "is_gang", is_flag=True, help="Its fair share is its whole demand or nothing.")
@@ -89,13 +89,8 @@ def operation_path(operation: str, action: str = "") -> str:
     "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
 )
 @click.option("--interruptible", is_flag=True, help="A job that ends well when it is interrupted has done its work.")
-@click.option("--time-limit", type=DurationType(0.001, 1e12), metavar="DURATION", help="The operation fails after it.")
-@click.option(
-    "--job-time-limit",
-    type=DurationType(0.001, 1e12),
-    metavar="DURATION",
-    help="A job that runs for longer has failed.",
-)
+@click.option("--time-limit", type=DurationType(0.001, 1e12), help="The operation fails after it.")
+@click.option("--job-time-limit", type=DurationType(0.001, 1e12), help="A job that runs for longer has failed.")
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification.")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
 @scheduler_options
@@ -342,7 +337,7 @@ def _job_row(job: JobView, now: float) -> list[Cell]:
 @click.argument("job", required=False)
 @click.option("--stderr", is_flag=True, help="What it wrote to standard error; default: to standard output.")
 @click.option(
-    "--tail", "tail_bytes", type=BytesType(), metavar="BYTES", default=DEFAULT_TAIL_BYTES, show_default=True,
+    "--tail", "tail_bytes", type=BytesType(), default=DEFAULT_TAIL_BYTES, show_default=True,
     help=f"How much of the end, such as 1K; at most {MAX_LOG_BYTES}.",
 )  # fmt: skip
 @connection_options
@@ -404,9 +399,9 @@ def operation_explain_command(client: SchedulerClient, operation: str, job: str,
 )
 @click.argument("operation")
 @click.argument("job")
-@click.option("--cpu-limit", type=float, metavar="CORES", callback=check_cores, help="Default: all the job may have.")
+@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
 @click.option(
-    "--for", "ttl_s", type=DurationType(1.0), metavar="DURATION",
+    "--for", "ttl_s", type=DurationType(1.0),
     help='Such as "1h"; default: until `cpumond operation unpin`, or the job\'s end.',
 )  # fmt: skip
 @scheduler_options

@@ -50,11 +50,16 @@ def _read_seconds(text: str) -> float:
     return seconds
 
 
-def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
-    """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
-    if value is not None and not 0.0 < value < math.inf:
-        raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
-    return value
+class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A finite number of cores above 0."""
+
+    name = "cores"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        cores: float = click.FLOAT.convert(value, param, ctx)
+        if not 0.0 < cores < math.inf:
+            self.fail(f"expected a finite number of cores > 0, got {cores!r}.", param, ctx)
+        return cores
 
 
 def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,9 +70,7 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
     return value
 
 
-order_option = click.option(
-    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
-)
+order_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")
 
 set_option = click.option(
     "--set",

@@ -59,7 +59,6 @@ GRAPH_POINTS: Final = 720
 @click.option(
     "--since",
     "since_s",
-    metavar="DURATION",
     type=DurationType(1.0, YEAR_S),
     default="24h",
     show_default=True,
