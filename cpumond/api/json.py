@@ -25,7 +25,7 @@ from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import has_too_many_values
 from cpumond.api.json_handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
-from cpumond.api.values import MAX_VALUES, YtError
+from cpumond.api.values import MAX_VALUES
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.loop import Scheduler
@@ -371,7 +371,7 @@ def describe(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers or {}
         text = f"{request.method} {request.url.path}: {error.detail}"
-    elif isinstance(error, CommandError | YtError):
+    elif isinstance(error, CommandError):
         status, code = STATUS_OF_CODE.get(error.code, 422), error.code
         attributes = dict(error.attributes)
     elif isinstance(error, StoreError):

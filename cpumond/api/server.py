@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.api.bodies import Bodies
 from cpumond.api.json import describe_error, make_json_routes
 from cpumond.api.turns import Turns
-from cpumond.api.values import YtError
 from cpumond.api.yt import make_yt_routes
 from cpumond.api.yt_commands import YtBackend
 from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
@@ -57,14 +56,6 @@ def make_app(
         requests_per_s=settings.rate_limit or 1e9,
         burst_requests=2 * (settings.rate_limit or 1e9),
     )
-    rates = Rates(limits)
-
-    def count(user: str) -> None:
-        try:
-            rates.take(user)
-        except YtError as error:
-            raise CommandError(str(error), error.code) from None
-
     bodies = Bodies()
     replies = ReplyCache(scheduler.clock.now)
     replies.restore(scheduler.remembered)
@@ -76,7 +67,7 @@ def make_app(
                 authenticate,
                 settings.max_body,
                 settings.max_depth,
-                count,
+                Rates(limits).take,
                 authenticate_node=authenticate_node,
                 cluster_name=cluster_name,
                 needs_token=tokens is not None,

@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from cpumond.api.formats import from_json_tree, to_json_tree
-from cpumond.api.values import MAX_DEPTH, YtError, quote_text
+from cpumond.api.values import MAX_DEPTH, YtError, error_of, error_value, quote_text
+from cpumond.errors import CpumondError
 
 log = structlog.get_logger("cpumond.api")
 
@@ -92,16 +93,16 @@ class ReplyCache:
         if reply.running is not None:
             return await asyncio.shield(reply.running)
         if reply.error is not None:
-            raise YtError.from_value(reply.error)
+            raise error_of(reply.error)
         return reply.value
 
     async def _work(self, key: tuple[str, str], reply: _Reply, work: Callable[[], Awaitable[Any]]) -> Any:
         try:
             reply.value = await work()
-        except YtError as error:
+        except CpumondError as error:
             if _asks_for_another_try(error):
                 self._replies.pop(key, None)
-            reply.error = error.to_value()
+            reply.error = error_value(error)
             raise
         except BaseException:
             self._replies.pop(key, None)
@@ -162,8 +163,9 @@ def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: 
     }
 
 
-def _asks_for_another_try(error: YtError) -> bool:
-    return error.code in TRY_AGAIN_CODES or any(_asks_for_another_try(inner) for inner in error.inner)
+def _asks_for_another_try(error: CpumondError) -> bool:
+    told = getattr(error, "code", None) in TRY_AGAIN_CODES
+    return told or any(_asks_for_another_try(inner) for inner in getattr(error, "inner", ()))
 
 
 class Rates:
