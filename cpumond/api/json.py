@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -134,29 +135,23 @@ def make_json_routes(
 # --- from a request to a function and back ---------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class _Served:
     """One endpoint with its function; its decoders are made once."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        handler: Handler,
-        authenticate: Authenticate,
-        authenticate_node: AuthenticateNode,
-        max_body: int,
-        max_depth: int,
-        count: Callable[[str], None],
-        bodies: Bodies,
-    ) -> None:
-        self.endpoint = endpoint
-        self.bodies = bodies
-        self.handler = handler
-        self.authenticate = authenticate
-        self.authenticate_node = authenticate_node
-        self.max_depth = max_depth
-        self.count_request = count
-        self.max_body = max(max_body, MIN_BODY.get(endpoint.body, 0))
-        self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+    endpoint: Endpoint
+    handler: Handler
+    authenticate: Authenticate
+    authenticate_node: AuthenticateNode
+    max_body: int
+    max_depth: int
+    count_request: Callable[[str], None]
+    bodies: Bodies
+
+    def __post_init__(self) -> None:
+        body = self.endpoint.body
+        self.max_body = max(self.max_body, MIN_BODY.get(body, 0))
+        self.decoder = None if body is None else msgspec.json.Decoder(body)
         self.requests = Requests()
 
     async def answer(self, request: Request) -> Response:

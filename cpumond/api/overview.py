@@ -15,6 +15,7 @@ from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.placement import find_stuck_tasks
 from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit, find_warnings
+from cpumond.words import count
 
 # --- alerts ------------------------------------------------------------------------------------------------------
 
@@ -62,8 +63,8 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
         yield Alert("fair_share_update", "warning", tree.name, sentence)
     online = [node for node in tree.nodes.values() if node.is_online]
     if tree.operations and not online:
-        count = len(tree.operations)
-        message = f'pool tree "{tree.name}": has {_count(count, "operation")} and no node that is online'
+        operations = count(len(tree.operations), "operation")
+        message = f'pool tree "{tree.name}": has {operations} and no node that is online'
         yield Alert("no_nodes", "error", tree.name, message)
 
 
@@ -97,10 +98,6 @@ def _operation_alerts(state: State) -> Iterator[Alert]:
     for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
         message = f"operation {operation_id}: {'; '.join(sentences)}"
         yield Alert("job_fits_no_node", "warning", operation_id, message)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 # --- the scheduler, and its trees in numbers -------------------------------------------------------------------------

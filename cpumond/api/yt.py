@@ -161,22 +161,17 @@ class _Ids:
 Handler = Callable[[Request, _Ids], Awaitable[Response]]
 
 
+@dataclass(eq=False)
 class _Transport:
-    def __init__(
-        self,
-        backend: Backend,
-        authenticate: Callable[[Request], str],
-        limits: YtLimits,
-        replies: ReplyCache,
-        bodies: Bodies,
-    ) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    _backend: Backend
+    _authenticate: Callable[[Request], str]
+    _limits: YtLimits
+    _replies: ReplyCache
+    _bodies: Bodies
+
+    def __post_init__(self) -> None:
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
-        self._authenticate = authenticate
-        self._limits = limits
-        self._replies = replies
-        self._rates = Rates(limits)
+        self._rates = Rates(self._limits)
 
     def handle(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """The handler with its errors in the form of the protocol, and with the headers of every answer."""

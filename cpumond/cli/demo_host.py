@@ -16,7 +16,7 @@ import tempfile
 import msgspec
 
 from cpumond.cgroup import mounts
-from cpumond.cli.ending import Ending, ended_by
+from cpumond.cli.ending import Ending, ended_by, list_ending_signals
 from cpumond.errors import ConfigError, UnavailableError
 from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
@@ -40,10 +40,7 @@ def need_scheduler() -> None:
 
 def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
     """What SIGINT, SIGTERM and SIGHUP set."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
-        numbers.append(signal.SIGHUP)
-    return ended_by(numbers)
+    return ended_by([signal.SIGINT, *list_ending_signals()])
 
 
 def choose_place(name: str) -> Place:

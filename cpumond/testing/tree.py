@@ -141,9 +141,7 @@ class CgroupTree:
 
     def path(self, name: str, file: str = "") -> str:
         """Absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
-        return os.path.join(self.hierarchies.cpu_root, self.top, name, file) if name else os.path.join(
-            self.hierarchies.cpu_root, self.top, file
-        )  # fmt: skip
+        return os.path.join(self.hierarchies.cpu_root, self.top, name, file)
 
     def write(self, name: str, file: str, value: object) -> None:
         """Write a file of a cgroup, as somebody other than the agent would."""
