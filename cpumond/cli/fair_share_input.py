@@ -18,16 +18,7 @@ import msgspec
 from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe
 from cpumond.fairshare.folding import limits_of_total
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least, round_half_away
-from cpumond.fairshare.tree import (
-    ROOT,
-    GuaranteeType,
-    IntegralGuarantees,
-    Mode,
-    Operation,
-    Options,
-    Pool,
-    Snapshot,
-)
+from cpumond.fairshare.tree import ROOT, GuaranteeType, IntegralGuarantees, Mode, Operation, Options, Pool, Snapshot
 from cpumond.fairshare.validate import (
     check_max_share_ratio,
     check_times,

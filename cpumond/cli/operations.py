@@ -181,12 +181,7 @@ def _read_monitor(text: str) -> dict[str, Any]:
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @scheduler_options
 def operation_list_command(
-    client: SchedulerClient,
-    state: str | None,
-    pool: str | None,
-    tree: str | None,
-    user: str | None,
-    limit: int,
+    client: SchedulerClient, state: str | None, pool: str | None, tree: str | None, user: str | None, limit: int
 ) -> None:
     """One line per operation and tree, the newest first. Numbers are cores."""
     query = given({"state": state, "pool": pool, "tree": tree, "user": user, "limit": limit})

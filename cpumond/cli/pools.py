@@ -162,11 +162,7 @@ def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[s
 @click.option("--default", "is_default", is_flag=True, help="Make it the tree of operations that name none.")
 @scheduler_options
 def tree_set_command(
-    client: SchedulerClient,
-    tree: str,
-    assignments: tuple[str, ...],
-    unset: tuple[str, ...],
-    is_default: bool,
+    client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool
 ) -> None:
     """Change options of a pool tree; all of them, or none when one is refused.
 
@@ -333,11 +329,7 @@ def pool_create_command(
 @tree_option
 @scheduler_options
 def pool_set_command(
-    client: SchedulerClient,
-    pool: str,
-    assignments: tuple[str, ...],
-    unset: tuple[str, ...],
-    tree: str | None,
+    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], tree: str | None
 ) -> None:
     """Change attributes of a pool; all of them, or none when one is refused.
 
