@@ -216,11 +216,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def control_socket(self) -> str:
-        """Path of the control socket."""
         return os.path.join(self.runtime_dir, "control.sock")
 
     def node_settings(self) -> MonitorSettings:
-        """The node's defaults of ``job-cpu-monitor``."""
         return self.resolve_settings(None, "", {})
 
     def resolve_settings(self, source: Source | None, operation_id: str, job: Mapping[str, Any]) -> MonitorSettings:

@@ -113,7 +113,6 @@ def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool,
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close all of them."""
     for sock in sockets:
         sock.close()
 

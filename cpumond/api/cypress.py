@@ -71,11 +71,9 @@ class CypressNode:
         return f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
 
     def names(self) -> Iterable[str]:
-        """Names of the children."""
         return ()
 
     def find(self, name: str) -> CypressNode | None:
-        """A child."""
         return None
 
     def explain(self, name: str) -> str:

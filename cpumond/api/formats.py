@@ -37,9 +37,6 @@ MAX_SPLIT_DEPTH = 4
 """Maps and lists of more items are written as JSON in parts, down to this level."""
 
 
-# --- the parameter that names a format -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Format:
     """A format of input or output. ``variant`` says how YSON is written, and whether JSON is indented."""
@@ -112,8 +109,6 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
         return write_json(value, form.encode_utf8, pretty=form.variant == "pretty", give_way=give_way)
     return write_yson(value, form.variant, give_way)
 
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
 
 _JSON_ITEM = re.compile(rb'(?:[^",\[{]++|"(?:[^"\\]++|\\.)*+"?|[\[{](?=\s*[\]}]))*+([,\[{])?', re.DOTALL)
 """What counts as one more value, and all before it that does not, in one go: there may be a million strings."""

@@ -132,9 +132,6 @@ def make_json_routes(
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 
 
-# --- from a request to a function and back ---------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class _Served:
     """One endpoint with its function; its decoders are made once."""

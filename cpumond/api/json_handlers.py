@@ -133,11 +133,9 @@ class JsonApi:
 
     @property
     def state(self) -> State:
-        """What lives."""
         return self.scheduler.state
 
     def now(self) -> float:
-        """By the scheduler's clock."""
         return self.scheduler.clock.now()
 
     def find_tree(self, call: Call) -> Tree:
@@ -178,7 +176,6 @@ class JsonApi:
         return await asyncio.shield(known[1])
 
     def look_at(self, tree: Tree) -> UpdatedTree:
-        """A tree with its last update."""
         kept = self.scheduler.updates.get(tree.name)
         return UpdatedTree(tree, None if kept is None else kept.result)
 

@@ -58,12 +58,10 @@ class NodeList(View, frozen=True):
 
 
 def show_node(node: Node, now: float) -> NodeView:
-    """A node in short."""
     return NodeView(**_show_fields(node, now))
 
 
 def show_node_details(node: Node, now: float) -> NodeDetails:
-    """A node with its jobs."""
     return NodeDetails(**_show_fields(node, now), jobs=[show_living_job(job) for job in node.all_jobs()])
 
 
@@ -112,9 +110,6 @@ def find_node(state: State, node_id: str) -> Node:
     if node is None:
         raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)
     return node
-
-
-# --- preemptions -------------------------------------------------------------------------------------------------
 
 
 class PreemptionList(View, frozen=True):

@@ -287,7 +287,6 @@ class Endpoint:
 
     @property
     def is_change(self) -> bool:
-        """Whether it may change something."""
         return self.method != "GET"
 
     @property

@@ -35,8 +35,6 @@ from cpumond.wire import JobReport
 
 SHOWN_PREEMPTIONS: Final = 1000
 
-# --- trees -------------------------------------------------------------------------------------------------------
-
 
 def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
     """All pools, the root first, each as ``show`` has it."""
@@ -129,9 +127,6 @@ def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
         if pool.is_ephemeral and SUBPOOL_DELIMITER not in pool.name:
             found.setdefault(pool.owner, []).append(pool.name)
     return found
-
-
-# --- operations --------------------------------------------------------------------------------------------------
 
 
 def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
@@ -291,9 +286,6 @@ def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
 
 def _preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
-
-
-# --- everything --------------------------------------------------------------------------------------------------
 
 
 def node_info(node: Node) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit, find_warnings
 from cpumond.words import count
 
-# --- alerts ------------------------------------------------------------------------------------------------------
-
 
 class Alert(View, frozen=True):
     """Something an operator should look at. ``subject`` is the tree, node or operation that it is about, "" for the
@@ -98,9 +96,6 @@ def _operation_alerts(state: State) -> Iterator[Alert]:
     for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
         message = f"operation {operation_id}: {'; '.join(sentences)}"
         yield Alert("job_fits_no_node", "warning", operation_id, message)
-
-
-# --- the scheduler, and its trees in numbers -------------------------------------------------------------------------
 
 
 class Health(View, frozen=True):
@@ -194,7 +189,6 @@ class Me(View, frozen=True):
 
 
 def count_all(state: State) -> Counts:
-    """What there is of everything."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
@@ -214,7 +208,6 @@ def count_all(state: State) -> Counts:
 
 
 def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
-    """A tree in numbers."""
     ordered, limit = cores.ordered.get(ROOT_POOL, 0.0), tree.root.usage[CPU]
     nodes = tree.nodes.values()
     return TreeTotals(

@@ -119,7 +119,6 @@ def show_tree(state: State, tree: Tree) -> TreeView:
 
 
 def show_trees(state: State) -> TreeList:
-    """All trees."""
     return TreeList(state.config.default_tree, [show_tree(state, tree) for tree in state.trees.values()])
 
 
@@ -134,7 +133,6 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def show_pool(pool: PoolElement, now: float) -> PoolView:
-    """A pool of the living tree."""
     return PoolView(
         name=pool.name,
         tree=pool.tree.name,

@@ -37,7 +37,6 @@ class YtError(CommandError):
 
     @property
     def message(self) -> str:
-        """The sentence."""
         return str(self)
 
 

@@ -175,7 +175,6 @@ class JobList(View, frozen=True):
 
 
 def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
-    """An operation in short."""
     return OperationView(**_show_record(state, record, now, _find_places(state, [record])))
 
 
@@ -417,7 +416,6 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 
 
 def show_job(job: Job | JobRecord) -> JobView:
-    """A job, living or ended."""
     return show_ended_job(job) if isinstance(job, JobRecord) else show_living_job(job)
 
 
@@ -480,9 +478,6 @@ def show_ended_job(job: JobRecord) -> JobView:
         throttled_cpu_seconds=job.throttled_cpu_seconds,
         late_cpu_seconds=job.late_cpu_seconds,
     )
-
-
-# --- small answers -----------------------------------------------------------------------------------------------
 
 
 class Done(View, frozen=True):

@@ -216,9 +216,6 @@ def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, obje
     return layer
 
 
-# ---- the live table
-
-
 def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
     """A frame every ``interval_s`` until KeyboardInterrupt; SIGTERM is one, so that a terminal gets its cursor back."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -104,9 +104,6 @@ def _start_again_in_scope() -> None:
         os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
 
 
-# ---- what was left by a process that was killed
-
-
 def is_left(entry: str, name: str) -> bool:
     """Whether ``entry`` is ``name`` and the id of a process that is dead, with or without a "-" and more behind it."""
     found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)

@@ -87,9 +87,6 @@ def _wrap(text: str, width: int | None, indent: str) -> str:
     return f"\n{indent}".join(lines)
 
 
-# ---- all checks
-
-
 def examine(config_path: str, explicit: bool) -> list[Finding]:
     """All findings about this host under the configuration at ``config_path`` (``explicit``: the user named it)."""
     from cpumond.cgroup.v1 import V1Cgroup

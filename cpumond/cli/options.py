@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 from urllib.parse import quote
 
@@ -13,7 +15,7 @@ import click
 import msgspec
 
 from cpumond.config import DEFAULT_CONFIG_PATH
-from cpumond.errors import UnavailableError
+from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.units import format_duration, parse_duration_s
 
 
@@ -56,7 +58,7 @@ class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
     name = "cores"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        cores: float = click.FLOAT.convert(value, param, ctx)
+        cores: float = click.FLOAT.convert(str(value), param, ctx)
         if not 0.0 < cores < math.inf:
             self.fail(f"expected a finite number of cores > 0, got {cores!r}.", param, ctx)
         return cores
@@ -118,6 +120,18 @@ def print_json_and_end(content: bytes) -> NoReturn:
     """The same; then the command ends, with exit code 0."""
     print_json(content)
     click.get_current_context().exit()
+
+
+@contextlib.contextmanager
+def naming_unreadable(name: str, what: str) -> Iterator[None]:
+    """Reading the file ``name``, which should be ``what``. Raises AccessError for missing rights, UnavailableError for
+    everything else that prevents it."""
+    try:
+        yield
+    except PermissionError as error:
+        raise AccessError(f"{name}: cannot be read: {describe(error)}; run as root or fix its rights") from error
+    except OSError as error:
+        raise UnavailableError(f"{name}: cannot be read: {describe(error)}; give the path of {what}") from error
 
 
 def is_terminal() -> bool:

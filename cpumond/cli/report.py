@@ -161,9 +161,6 @@ def check_path(path: str, option: str) -> str:
     return path
 
 
-# ---- asking the scheduler
-
-
 def read_report(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
 ) -> tuple[ReportView, bytes]:
@@ -218,8 +215,6 @@ def read_histories(
     return histories
 
 
-# ---- CSV
-
 TEXT_COLUMNS: Final = ("kind", "tree", "name", "parent", "depth", "title", "user", "pool", "state")
 TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series")
 
@@ -254,9 +249,6 @@ def show_digits(value: float | None) -> str:
 def show_utc(at: float) -> str:
     """Seconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# ---- text
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,6 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
     return SchedulerRefusedError(sentence, status)
 
 
-# ---- options
-
-
 def read_url(text: str) -> str:
     """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
     url = (text if "://" in text else f"http://{text}").rstrip("/")
@@ -294,9 +291,6 @@ unset_option = click.option(
 )
 
 
-# ---- key=value
-
-
 def read_value(text: str) -> Any:
     """A value of the command line: JSON, else a value of TOML such as {cpu = 1}, else text; "" is None."""
     stripped = text.strip()
@@ -356,9 +350,6 @@ def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
     return attributes
 
 
-# ---- output
-
-
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
 
@@ -379,7 +370,6 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table on standard output."""
     click.echo(draw([make_table(headings, rows)], terminal_width(), use_colour()))
 
 

@@ -177,9 +177,6 @@ def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
     return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
 
 
-# ---- operations
-
-
 def gang_function(demand: Vector, limits: Vector) -> ShareFunction:
     """``B`` of a gang operation: nothing until all of its demand fits (9.1)."""
     needed = max(demand)

@@ -131,7 +131,6 @@ class ClusterProcess:
         return code
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.stop(signal.SIGKILL)
 
     def log(self, since: int = 0) -> str:
@@ -186,7 +185,6 @@ class ClusterScheduler(ClusterProcess):
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://{self.listen}"
 
 
@@ -210,7 +208,6 @@ class ClusterNode(ClusterProcess):
 
     @property
     def control_socket(self) -> str:
-        """The agent's unix socket."""
         return os.path.join(self.runtime_dir, "control.sock")
 
     @property
@@ -323,8 +320,6 @@ class Cluster:
             ClusterNode(self, name, tags.get(name, ()) if isinstance(tags, Mapping) else tags) for name in names
         ]
 
-    # --- life
-
     def __enter__(self) -> Cluster:
         try:
             self.scheduler.start()
@@ -365,11 +360,8 @@ class Cluster:
         keepers = [f"process {pid}" for node in self.nodes for pid in node.find_keepers()]
         return _list_places(self.cgroup_prefix, self.mountinfo) + keepers
 
-    # --- requests
-
     @property
     def url(self) -> str:
-        """The scheduler's address."""
         return self.scheduler.url
 
     def describe_pages(self) -> str:

@@ -288,7 +288,6 @@ class LoadProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     def stop(self) -> None:
