@@ -57,8 +57,8 @@ class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
 
     name = "cores"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        cores: float = click.FLOAT.convert(str(value), param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        cores: float = click.FLOAT.convert(value, param, ctx)
         if not 0.0 < cores < math.inf:
             self.fail(f"expected a finite number of cores > 0, got {cores!r}.", param, ctx)
         return cores
