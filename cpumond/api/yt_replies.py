@@ -122,7 +122,7 @@ class ReplyCache:
             del self._replies[key]
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what ``export_reply`` made in another life; entries of a wrong form raise KeyError or ParseError."""
+        """Take over what ``export_reply`` made in another life; raises KeyError or ParseError for a wrong form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])
