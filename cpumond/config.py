@@ -75,7 +75,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[writes]``: what happens when somebody else changes a limit that the agent moved.
+    """``[writes]``: what happens when another program or an operator changes a limit that the agent moved.
 
     It is the new original, and for ``override_ttl`` it is not moved; ``drift_...`` is for files of units alone.
     """
@@ -168,7 +168,7 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
 
     ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each (32 with a peak); 0
-    keeps none. They are kept where somebody can see them: with a page here, or with a scheduler, whose page asks for
+    keeps none. They are kept where something shows them: with a page here, or with a scheduler, whose page asks for
     them.
     """
 

@@ -53,7 +53,7 @@ class Format:
 
 
 PRETTY = Format("yson", "pretty")
-"""What is answered when nobody asks for a format (section 4)."""
+"""What is answered where the request names no format (section 4)."""
 BINARY = Format("yson", "binary")
 JSON = Format("json", "text")
 

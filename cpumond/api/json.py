@@ -81,7 +81,7 @@ SLASH: Final = "\0"
 
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
-"""Answers from this size on are compressed for whoever takes it."""
+"""Answers from this size on are compressed for clients that accept gzip."""
 
 
 class HttpError(Exception):
@@ -351,7 +351,7 @@ async def describe_error(request: Request, error: Exception) -> Response:
 
 
 def describe(request: Request, error: Exception) -> Response:
-    """The answer that an exception becomes. What nobody should cause is logged, and no part of it is shown."""
+    """The answer that an exception becomes. An unexpected one is logged, and no part of it is shown."""
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)

@@ -236,8 +236,9 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt) -> La
 
 
 _JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
-_JOB_FIGURES: Final = ("exit_code", "smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory")
-"""Shown of the jobs that have them."""
+_FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
+_FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory")
+"""Shown where they are known."""
 
 
 def job_state(job: Job | JobRecord) -> str:
@@ -248,13 +249,15 @@ def job_state(job: Job | JobRecord) -> str:
 def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
     """A job, living or ended, as ``list_jobs`` answers; limits in cores. ``address`` is its node's."""
     told: JobReport | JobRecord
+    figures: tuple[str, ...]
     if isinstance(job, Job):
-        told, preemption = job.report, None if job.stop is None else job.stop.record
-        place = (job.element.name, job.element.tree.name, job.limits[1], job.usage[1])
+        told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
+        operation_id, tree = job.element.name, job.element.tree.name
+        cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
     else:
-        told, preemption = job, job.preemption
-        place = (job.operation_id, job.tree, job.cpu_limit, job.current_cpu_limit)
-    operation_id, tree, cpu_limit, current_cpu_limit = place
+        told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
+        operation_id, tree = job.operation_id, job.tree
+        cpu_limit, current_cpu_limit = job.cpu_limit, job.current_cpu_limit
     info: dict[str, Any] = {
         "id": job.id,
         "operation_id": operation_id,
@@ -274,8 +277,8 @@ def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
         info["finish_time"] = iso_time(job.finish_time)
         if job.state != "completed":
             info["error"] = _error(job.reason)
-    for name in _JOB_FIGURES:
-        if (value := getattr(told, name, None)) is not None:
+    for name in figures:
+        if (value := getattr(told, name)) is not None:
             info[name] = value
     if told.cgroup:
         info["cgroup"] = told.cgroup

@@ -31,7 +31,7 @@ from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVERYBODY: Final = User("root", admin=True)
-"""Who asks where nobody is asked for anything: whoever reaches the address may do everything."""
+"""The user of every request where no authentication is configured: any client may do everything."""
 
 USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 
@@ -75,7 +75,7 @@ def make_app(
                 bodies=bodies,
             ),
             *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies, bodies),
-            # Nobody is asked for a token, nor the request for its host: these are the package's files, without data.
+            # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
         middleware=[Middleware(Turns), Middleware(DataHeaders), Middleware(SlashesInNames)],

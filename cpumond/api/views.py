@@ -488,7 +488,7 @@ class Done(View, frozen=True):
 
 
 class Taken(View, frozen=True):
-    """What a node sent has arrived; ``is_wanted`` false: nobody waits for it any more."""
+    """What a node sent has arrived; ``is_wanted`` false: no request waits for it any more."""
 
     is_wanted: bool
 

@@ -81,7 +81,7 @@ LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
-"""What ``list_operations`` says of an operation when nobody names ``attributes``."""
+"""What ``list_operations`` says of an operation without ``attributes`` in the request."""
 
 
 class YtBackend:

@@ -77,7 +77,7 @@ class ReplyCache:
             self._forget_old(room_for=1)
             reply = self._replies[key] = _Reply(command, self._now())
             reply.running = asyncio.ensure_future(self._work(key, reply, work))
-            # Nobody may be left to look at the outcome.
+            # The caller may be gone: the exception counts as seen.
             reply.running.add_done_callback(lambda task: task.cancelled() or task.exception())
         elif reply.command != command:
             raise YtError(

@@ -473,7 +473,7 @@ def _find_keepers(runtime_dir: str) -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        # It ended just now, or is somebody else's.
+        # It ended just now, or belongs to another user.
         with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
             words = file.read().rstrip(b"\0").split(b"\0")
             if words[-1] == os.fsencode(runtime_dir) and any(b"keeper" in word for word in words[1:-1]):

@@ -102,7 +102,7 @@ class CgroupTree:
     """Real cgroups below one top cgroup of our own, in every hierarchy the agent reads; ``close`` removes them all.
 
     Files are named as the kernel names them, or, in every layout, by what they set: ``quota_us`` (-1 for none),
-    ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 where nobody changed them; on v2 they are written as the
+    ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the
     nearest ``cpu.weight``, and read back from it.
     """
 
@@ -144,7 +144,7 @@ class CgroupTree:
         return os.path.join(self.hierarchies.cpu_root, self.top, name, file)
 
     def write(self, name: str, file: str, value: object) -> None:
-        """Write a file of a cgroup, as somebody other than the agent would."""
+        """Write a file of a cgroup, as a program other than the agent would."""
         if self.hierarchies.cpu_version == 2:
             if file == "quota_us":
                 value = "max" if str(value) == "-1" else value
