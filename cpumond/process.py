@@ -113,7 +113,6 @@ def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool,
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close all of them."""
     for sock in sockets:
         sock.close()
 
@@ -128,7 +127,7 @@ def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object
 
 
 class ServiceManager:
-    """The service manager (sd_notify), when ``environment`` says that it started us; else nobody listens.
+    """The service manager (sd_notify), when ``environment`` says that it started us; else messages go nowhere.
 
     ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
     """
@@ -140,7 +139,7 @@ class ServiceManager:
 
     @property
     def listens(self) -> bool:
-        """Whether anybody hears what is told."""
+        """Whether a service manager receives the messages."""
         return self._send is not None
 
     def tell(self, *lines: str, status: str = "") -> None:
@@ -157,7 +156,7 @@ class ServiceManager:
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):
-            # Nothing to tell and nobody to tell it to: the watchdog decides.
+            # The manager is away: its watchdog decides.
             return
 
     def extend(self, status: str = "") -> None:

@@ -24,9 +24,6 @@ READS = 200
 SLOW_READ_US = 100.0
 
 
-# ---- the hierarchies
-
-
 def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
     """The layout, and where each controller that the agent uses is mounted."""
     from cpumond.cgroup.mounts import find_hierarchies
@@ -96,9 +93,6 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     if each_us > SLOW_READ_US:
         return Finding("counter read", "warn", text, "raise check_period, or see what slows this machine down")
     return Finding("counter read", "ok", text)
-
-
-# ---- sources and jobs
 
 
 def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
@@ -178,9 +172,6 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         text = f"{len(where)} of them will never be written, such as {where[0]!r}: {why}"
         findings.append(Finding(check, "warn", text, advice))
     return findings
-
-
-# ---- limits
 
 
 def check_limit_files(

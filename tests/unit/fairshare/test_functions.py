@@ -15,18 +15,14 @@ import pytest
 
 from cpumond.fairshare.functions import (
     NOTHING,
-    Path,
     ShareFunction,
     between,
-    fifo_path,
     gang_function,
     operation_function,
-    pool_function,
     rising_parts,
-    settle,
-    stop_within,
-    weighted_path,
 )
+from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
+from cpumond.fairshare.pool_functions import pool_function, stop_within
 from cpumond.fairshare.resources import ONE, ZERO, Vector, add, dominates, least, scale, subtract, sum_vectors
 
 CLOSE = 1e-12

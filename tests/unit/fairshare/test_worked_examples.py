@@ -17,7 +17,8 @@ from cpumond.fairshare import (
     UpdateResult,
     fair_share_update,
 )
-from cpumond.fairshare.functions import ShareFunction, operation_function, weighted_path
+from cpumond.fairshare.functions import ShareFunction, operation_function
+from cpumond.fairshare.paths import weighted_path
 
 TOTAL = (100.0, 100.0, 0.0, 1000.0, 0.0)
 """100 slots, 100 cores, 1000 units of memory."""
