@@ -30,9 +30,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_loop_with_fake_tree.py": [
         (" and job.writes and job.hold.is_free:", " and job.writes:"),
-        ('if change == "same" or job.hold.is_contested:', 'if change == "same":'),
-        ("if job.touched and not (shrinks and", "if not (shrinks and"),
-        ("return raises, depth if raises else -depth", "return raises, -depth if raises else depth"),
+        (
+            "if found != before:\n                job.original = found",
+            "if False:\n                job.original = found",
+        ),
+        ("if job.touched and not (shrinks and job.found.path in self.writer.unsaved):", "if job.touched:"),
+        ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
         ("(paused or (covered and shrinks),", "(paused or covered,"),
         ("if pin is None and pinned_cores is not None:", "if False:"),
         ("if used < budget / 3 else stride", "if used < budget else stride"),

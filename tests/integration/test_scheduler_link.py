@@ -147,9 +147,7 @@ def test_a_scheduler_that_lost_its_store_gets_the_node_at_once(scheduler: Schedu
     assert [line["reason"] for line in registered] == ["", "node node-1 is not registered"]
 
 
-def test_a_later_agent_with_the_same_node_id_is_told_in_the_schedulers_words(
-    scheduler: SchedulerProcess, logs: list[Any]
-):
+def test_a_later_agent_of_the_node_is_named(scheduler: SchedulerProcess, logs: list[Any]):
     scheduler.start()
     with linked(scheduler) as node:
         node.beat()
