@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ from waiting import wait_until
 
 TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    """Started by the test."""
-    process = SchedulerProcess(tmp_path)
-    yield process
-    process.close()
 
 
 def mode_of(path: Path) -> int:

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,14 +82,6 @@ class LinkedNode:
             return len(self.jobs) >= count
 
         wait_until(has_jobs, f"{count} jobs on the node")
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    """Started by the test."""
-    process = SchedulerProcess(tmp_path)
-    yield process
-    process.close()
 
 
 @pytest.fixture(autouse=True)

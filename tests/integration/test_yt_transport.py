@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import importlib.util
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +28,7 @@ import uvicorn
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_process import BINDINGS, NO_BINDINGS, YT, clean_environment, need_bindings
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -41,10 +39,6 @@ from cpumond.api.yt import COMMANDS, make_yt_routes
 from cpumond.api.yt_parameters import YtRequest
 from cpumond.api.yt_replies import ReplyCache, YtLimits
 from cpumond.errors import CpumondError, UnavailableError
-
-YT = Path(sys.executable).with_name("yt")
-BINDINGS = os.environ.get("CPUMOND_YT_BINDINGS", "")
-NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")"""
 
 
 @dataclass
@@ -211,13 +205,10 @@ class Served:
         return httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False, verify=False, **options)
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("YT_")}
         return {
-            **kept,
+            **clean_environment(),
             "YT_PROXY": f"127.0.0.1:{self.port}",
             "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
-            "NO_PROXY": "*",
-            "PYTHONIOENCODING": "utf-8",
             "PYTHONPATH": self.python_path,
             **more,
         }
@@ -277,8 +268,7 @@ def served(server: Server, tmp_path: Path) -> Served:
 def either(request: pytest.FixtureRequest, served: Served) -> Served:
     """The server, for a command line of either kind."""
     if request.param == "with bindings":
-        if not BINDINGS and importlib.util.find_spec("yt_yson_bindings") is None:
-            pytest.skip("needs ytsaurus-yson: set CPUMOND_YT_BINDINGS to a directory that it is installed in")
+        need_bindings()
         served.python_path = BINDINGS
     return served
 
