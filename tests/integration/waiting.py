@@ -20,8 +20,8 @@ PATIENCE = max(SLOWNESS, 3.0)
 
 
 def wait_until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 30.0) -> T:
-    """Ask ``condition`` until it is true and give its value: often at first, then every 50 ms, since many conditions are
-    requests, whose answers take the processor from what is waited for.
+    """Ask ``condition`` until it is true and give its value: often at first, then every 50 ms, since most conditions
+    are requests, whose answers take the processor from what is waited for.
 
     AssertionError after ``timeout_s``, times PATIENCE.
     """
