@@ -133,6 +133,21 @@ def test_one_connection_is_kept(logs: list[Any]):
     assert logs == []
 
 
+def test_a_newer_heartbeat_replaces_the_failed_one_and_does_not_cut_the_wait_short():
+    rng = not_before_close()
+    with scripted(500) as server, reporting(server.url, rng) as reporter:
+        reporter.submit(make_heartbeat(1))
+        wait_until(lambda: rng.bounds, "the wait after the failure")
+        for sequence in range(2, 50):
+            reporter.submit(make_heartbeat(sequence))
+        assert server.sequences == [1]
+        reporter.close(20.0)
+        assert server.sequences == [1, 49]
+        stats = reporter.stats()
+        assert (stats.sent_total, stats.failed_total, stats.dropped_total) == (1, 1, 48)
+        assert stats.last_error == ""
+
+
 def test_waits_grow_to_the_cap_and_begin_anew_after_a_success():
     rng = soon()
     statuses = [503] * 6 + [200] + [500] * 2
