@@ -157,9 +157,7 @@ def test_a_process_is_started_once(cluster: Cluster) -> None:
         cluster.nodes[0].start()
 
 
-def test_all_is_removed_after_an_exception_also_jobs_that_ignore_signals(
-    hierarchies: Hierarchies, tmp_path: Path
-) -> None:
+def test_all_is_removed_after_an_exception(hierarchies: Hierarchies, tmp_path: Path) -> None:
     whole = Cluster(tmp_path, 1, cpu=0.5, cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster")
     parts: list[psutil.Process] = []
 
@@ -200,9 +198,7 @@ def test_time_may_run_faster_for_the_scheduler(hierarchies: Hierarchies, tmp_pat
         whole.wait(lambda: whole.get("/api/v1/status")["now"] > before + 5.0, "five seconds pass", 4.0)
 
 
-def test_files_in_the_present_directory_are_not_taken_for_modules(
-    hierarchies: Hierarchies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_here_are_no_modules(hierarchies: Hierarchies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     for name in ("uvicorn.py", "msgspec.py", "random.py"):
         (tmp_path / "here" / name).write_text("raise SystemExit('not this one')\n")
@@ -257,9 +253,7 @@ def operate(url: str, token: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
-    hierarchies: Hierarchies, tmp_path: Path
-) -> None:
+def test_the_command_says_how_and_removes_all_at_ctrl_c(hierarchies: Hierarchies, tmp_path: Path) -> None:
     with Command(tmp_path) as command:
         lines = []
         while not lines or "Ctrl-C" not in lines[-1]:
@@ -284,9 +278,7 @@ def test_the_command_says_how_to_use_it_and_removes_everything_at_ctrl_c(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_prints_json_for_programs_and_keeps_files_when_told_to(
-    hierarchies: Hierarchies, tmp_path: Path
-) -> None:
+def test_the_command_prints_json_and_keeps_files(hierarchies: Hierarchies, tmp_path: Path) -> None:
     with Command(tmp_path, "--json", "--keep") as command:
         told = json.loads(command.read_line())
         assert told["scheduler"].startswith("http://127.0.0.1:")

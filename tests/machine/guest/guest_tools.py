@@ -23,9 +23,9 @@ SIOCSIFADDR = 0x8916
 Step = Callable[[], dict[str, Any]]
 
 
-def run(*command: str) -> dict[str, Any]:
+def run(*command: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """The command's exit code and output."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, check=False)
     return {"code": done.returncode, "output": done.stdout + done.stderr}
 
 
@@ -86,7 +86,8 @@ def read_rights(pid: str) -> dict[str, list[str]]:
     """User and rights of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {name: words.split() for name, _, words in (line.partition(":\t") for line in lines)}
-    return {name: status[name] for name in ("Uid", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")}
+    names = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+    return {name: status[name] for name in names}
 
 
 def read_mounts(pid: str) -> dict[str, bool]:

@@ -1092,3 +1092,13 @@ def test_the_view_counts_states(world: World) -> None:
     assert view.states == {"waiting": 0, "starting": 1, "running": 0, "stopping": 1, "ended": 0}
     assert view.counters["started"] == 1
     assert sum(view.start_buckets) == 1
+
+
+def test_room_that_comes_too_late_starts_nothing(world: World) -> None:
+    world.other_cores = 100.0
+    world.obey(make_order("j1", wait_s=30.0))
+    assert not world.advance(29.0)
+    world.other_cores = 0.0
+    assert world.advance(2.0)
+    assert world.finished("j1")["state"] == "aborted"
+    assert "there is now, too late" in world.finished("j1")["reason"]
