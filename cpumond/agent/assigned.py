@@ -49,7 +49,7 @@ from cpumond.answers import AssignedView
 from cpumond.config import AgentConfig, parse_layer
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.executor import Ended, Event, Executor, Launch, NotStarted, Started
+from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 from cpumond.wire import (
     CPU_COUNTERS,
     FinishedJob,

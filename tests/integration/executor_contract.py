@@ -20,9 +20,10 @@ import pytest
 from waiting import count_descriptors, wait_until
 
 from cpumond.cgroup import open_cgroup
+from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.errors import CpumondError
-from cpumond.executor import Ended, Event, Executor, JobCgroups, Launch, NotStarted, Started
+from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
 
@@ -42,7 +43,7 @@ class Rig:
     """An executor under test, its jobs and all that it said. ``make`` makes another one in the same place."""
 
     def __init__(
-        self, make: Callable[[], Executor], cgroups: JobCgroups, hierarchies: Hierarchies, directory: Path
+        self, make: Callable[[], Executor], cgroups: JobCgroupTree, hierarchies: Hierarchies, directory: Path
     ) -> None:
         self.cgroups = cgroups
         self.hierarchies = hierarchies

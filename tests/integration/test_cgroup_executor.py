@@ -26,8 +26,9 @@ from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.errors import CpumondError, CreateError
-from cpumond.executor import Ended, NotStarted, Started, keeper
+from cpumond.executor import keeper
 from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
+from cpumond.executor.model import Ended, NotStarted, Started
 from cpumond.testing import make_v2_host
 
 pytestmark = pytest.mark.cgroup
@@ -49,7 +50,7 @@ def find_keepers(runtime_dir: Path) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")
-                if os.fsencode(keeper.__file__) in words and os.fsencode(runtime_dir) in words:
+                if os.fsencode(keeper.PROGRAM) in words and os.fsencode(runtime_dir) in words:
                     found.append(int(name))
     return found
 
@@ -352,7 +353,7 @@ def test_one_directory_has_one_keeper(rig):
 
 def keeper_program(rig: Rig) -> int:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, str(rig.directory.parent / "run")],
+        [sys.executable, "-I", "-S", keeper.PROGRAM, str(rig.directory.parent / "run")],
         stdout=subprocess.PIPE,
         timeout=30,
         check=False,

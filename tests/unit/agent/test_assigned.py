@@ -24,7 +24,7 @@ from cpumond.agent.assigned import SUMS, AssignedJobs, Usage
 from cpumond.agent.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
 from cpumond.errors import ConfigError, UnavailableError
-from cpumond.executor import Ended, Event, ExecutorError, Launch, NotStarted, Started
+from cpumond.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
 from cpumond.testing import FakeClock
 from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 

@@ -11,7 +11,7 @@ from test_assigned import ME, PlayedExecutor
 
 from cpumond.agent.assigned import AssignedJobs
 from cpumond.answers import ReporterStats
-from cpumond.executor import Ended, Started
+from cpumond.executor.model import Ended, Started
 from cpumond.testing import FakeClock, v2_cgroup
 from cpumond.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 
