@@ -11,10 +11,10 @@ import structlog
 
 from cpumond import answers
 from cpumond.agent.explanation import ZONED, add_sentences
-from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
+from cpumond.agent.tracked import JobView, Tracked, check_job, find_refusal
 from cpumond.cgroup.files import read_pressure
 from cpumond.cgroup.mounts import relative_path
 from cpumond.cgroup.settings import CpuSettings

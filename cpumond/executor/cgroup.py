@@ -29,6 +29,7 @@ from cpumond.executor.model import (
     NO_COMMAND,
     Ended,
     Event,
+    Executor,
     ExecutorError,
     Launch,
     NotStarted,
@@ -85,8 +86,8 @@ class _Job:
         return self.result is not None or self.record.ended is not None or self.record.not_started is not None
 
 
-class CgroupExecutor:
-    """See ``cpumond.executor.Executor``. One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+class CgroupExecutor(Executor):
+    """One for a ``runtime_dir``, and one for a root of ``cgroups``."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -107,7 +108,6 @@ class CgroupExecutor:
     # ---- what the agent calls
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """See ``Executor.recover``."""
         wanted = self._wanted = set(job_ids)
         self._prepare()
         records = self._load_records()
@@ -136,7 +136,7 @@ class CgroupExecutor:
         return found
 
     def start(self, launch: Launch) -> None:
-        """See ``Executor.start``. Raises ExecutorError for a job that is here already."""
+        """Raises ExecutorError for a job that is here already."""
         job_id = launch.job_id
         if job_id in self._jobs:
             raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
@@ -167,7 +167,6 @@ class CgroupExecutor:
             self._wake()
 
     def interrupt(self, job_id: str) -> None:
-        """See ``Executor.interrupt``."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -177,14 +176,13 @@ class CgroupExecutor:
             job.interrupted = True
 
     def kill(self, job_id: str) -> None:
-        """See ``Executor.kill``; ``poll`` goes on with it until the job is over."""
+        """``poll`` goes on with it until the job is over."""
         job = self._jobs.get(job_id)
         if job is not None:
             job.killed = True
             self._kill(job)
 
     def poll(self) -> list[Event]:
-        """See ``Executor.poll``."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         self._restore_index()
@@ -199,11 +197,9 @@ class CgroupExecutor:
         return events
 
     def fileno(self) -> int:
-        """See ``Executor.fileno``."""
         return self._epoll.fileno()
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """See ``Executor.read_log``."""
         found = read_log(directory, stream, tail_bytes)
         if found is None:
             path = os.path.join(directory, stream)
@@ -211,7 +207,6 @@ class CgroupExecutor:
         return found
 
     def close(self) -> None:
-        """See ``Executor.close``."""
         if self._closed:
             return
         self._closed = True

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
 import select
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -20,11 +20,11 @@ import structlog
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import describe
 from cpumond.executor import keeper
+from cpumond.executor.keeper.lines import Connection
 
 log = structlog.get_logger("cpumond.executor")
 
 LOG_NAME: Final = "keeper.log"
-_RECEIVE_BYTES: Final = 1 << 18
 _MAX_LOG_BYTES: Final = 65_536
 
 
@@ -77,12 +77,11 @@ class KeeperLink:
         self._runtime_dir = runtime_dir
         self._epoll = epoll
         self.is_greeted = False
-        self._socket: socket.socket | None = None
-        self._received = b""
-        self._unsent = b""
-        self._keeper_pid: int | None = None
-        self._ready = -1
-        """Readable when a keeper that is being started listens, or has ended."""
+        self._connection: Connection | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
+        """The first process of a keeper, which ends at once."""
+        self._ready: IO[bytes] | None = None
+        """Its output, which ends when the keeper listens or has ended."""
         self._problem = ""
         """Why the last keeper could not even be started."""
         self._alone_since_s = math.inf
@@ -94,18 +93,20 @@ class KeeperLink:
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
         """All the jobs of a keeper that is new here, and one at each change of it."""
-        self._reap_keeper()
-        if self._socket is None and not self._connect():
+        self._see_start()
+        if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
             return
         self._alone_since_s = math.inf
         yield from self._receive()
-        self._flush()
+        if self._connection is not None:
+            self._connection.flush()
 
     def send(self, verb: str, body: Any) -> None:
         """Have the keeper do something."""
-        self._unsent += json.dumps({verb: body}).encode() + b"\n"
-        self._flush()
+        if self._connection is not None:
+            # Where it is lost, that is seen when it is read from.
+            self._connection.send({verb: body})
 
     def explain(self) -> str:
         """Why there is no keeper, as far as it is known."""
@@ -122,10 +123,8 @@ class KeeperLink:
         """The keeper goes on."""
         self._disconnect()
         self._close_ready()
-        if self._keeper_pid is not None:
-            # The first process of a keeper ends at once.
-            with contextlib.suppress(OSError):
-                os.waitpid(self._keeper_pid, 0)
+        if self._starting is not None:
+            self._starting.wait()
 
     # ---- the connection
 
@@ -147,45 +146,27 @@ class KeeperLink:
         finally:
             os.close(directory)
         self._close_ready()
-        self._socket = sock
-        self._received = self._unsent = b""
+        self._connection = Connection(sock, self._epoll)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         return True
 
     def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._epoll.unregister(self._socket.fileno())
-            self._socket.close()
-        self._socket = None
+        if self._connection is not None:
+            self._epoll.unregister(self._connection.sock.fileno())
+            self._connection.sock.close()
+        self._connection = None
         self.is_greeted = False
 
-    def _flush(self) -> None:
-        if self._socket is None:
-            return
-        blocked = False
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        except BlockingIOError:
-            blocked = True
-        except OSError:
-            # Its end is seen when it is read from.
-            self._unsent = b""
-        self._epoll.modify(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
-
     def _receive(self) -> Iterator[list[KeptJob] | KeptJob]:
-        while self._socket is not None:
+        while self._connection is not None:
             try:
-                data = self._socket.recv(_RECEIVE_BYTES)
+                lines = self._connection.receive()
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
-            if not data:
+            if lines is None:
                 self._disconnect()
                 self._connect()
                 return
-            *lines, self._received = (self._received + data).split(b"\n")
             for text in lines:
                 try:
                     line = decode_json(text, _Line)
@@ -204,54 +185,43 @@ class KeeperLink:
     # ---- its process
 
     def _start_keeper(self) -> None:
-        if self._keeper_pid is not None or self._ready >= 0:
+        if self._starting is not None:
             return
-        read_end = write_end = errors = -1
+        path = os.path.join(self._runtime_dir, LOG_NAME)
         try:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            path = os.path.join(self._runtime_dir, LOG_NAME)
-            errors = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            if os.fstat(errors).st_size > _MAX_LOG_BYTES:
-                os.ftruncate(errors, 0)
-            self._keeper_pid = os.posix_spawn(
-                sys.executable,
-                # Without site: it needs nothing but the standard library, and stays small.
-                [sys.executable, "-I", "-S", keeper.PROGRAM, os.path.abspath(self._runtime_dir)],
-                {"PATH": os.defpath, "LANG": "C.UTF-8"},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-                    (os.POSIX_SPAWN_DUP2, write_end, 1),
-                    (os.POSIX_SPAWN_DUP2, errors, 2),
-                ],
-            )
-            self._ready, read_end = read_end, -1
-            self._epoll.register(self._ready, select.EPOLLIN)
-            self._problem = ""
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb") as errors:
+                if os.fstat(errors.fileno()).st_size > _MAX_LOG_BYTES:
+                    errors.truncate(0)
+                self._starting = subprocess.Popen(  # noqa: S603 - our own program
+                    # Without site: it needs nothing but the standard library, and stays small.
+                    [sys.executable, "-I", "-S", keeper.PROGRAM, os.path.abspath(self._runtime_dir)],
+                    env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                )
         except OSError as error:
             problem = f"{sys.executable}: {describe(error)}"
             if problem != self._problem:
                 log.error("the keeper of jobs cannot be started", problem=problem)
             self._problem = problem
-        finally:
-            for fd in (read_end, write_end, errors):
-                if fd >= 0:
-                    os.close(fd)
+            return
+        self._ready = self._starting.stdout
+        assert self._ready is not None
+        os.set_blocking(self._ready.fileno(), False)
+        self._epoll.register(self._ready, select.EPOLLIN)
+        self._problem = ""
 
-    def _reap_keeper(self) -> None:
-        if self._keeper_pid is not None:
-            try:
-                pid, _ = os.waitpid(self._keeper_pid, os.WNOHANG)
-            except ChildProcessError:
-                pid = self._keeper_pid
-            if pid:
-                self._keeper_pid = None
-        if self._ready >= 0:
+    def _see_start(self) -> None:
+        if self._ready is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._ready, 1)
+                os.read(self._ready.fileno(), 1)
                 self._close_ready()
+        if self._ready is None and self._starting is not None and self._starting.poll() is not None:
+            self._starting = None
 
     def _close_ready(self) -> None:
-        if self._ready >= 0:
+        if self._ready is not None:
             self._epoll.unregister(self._ready)
-            os.close(self._ready)
-            self._ready = -1
+            self._ready.close()
+            self._ready = None

@@ -20,12 +20,13 @@ from typing import Any, Final
 from cpumond.cgroup_processes import kill_processes, list_processes
 from cpumond.executor.keeper import IDLE_S, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, TOLD, VERSION
 from cpumond.executor.keeper.child import run_child
+from cpumond.executor.keeper.lines import Connection
 from cpumond.executor.keeper.logs import CHUNK_BYTES, Log
 
 _RETRY_S: Final = 0.01
 _WATCH_S: Final = 0.5
 _DRAIN_READS: Final = 1000
-_MAX_WAITING_BYTES: Final = 1 << 26
+_MAX_UNSENT_BYTES: Final = 1 << 26
 _MAX_FAILURES: Final = 1000
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
@@ -74,15 +75,6 @@ class Job:
             os.rename(f"{path}.new", path)
 
 
-class Client:
-    """One connected agent."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.received = b""
-        self.waiting = b""
-
-
 class Keeper:
     """All jobs, all agents, one loop."""
 
@@ -97,7 +89,7 @@ class Keeper:
         self._living: set[str] = set()
         self._due: dict[str, Job] = {}
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, Connection] = {}
         self._failures = 0
         self._watch(self._listener.fileno(), self._accept)
 
@@ -161,57 +153,36 @@ class Keeper:
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
                     break
-        client = Client(sock)
+        client = Connection(sock, self._epoll)
         self._clients[sock.fileno()] = client
         self._watch(sock.fileno(), lambda: self._serve(client))
         self._send(client, {"hello": {"version": VERSION, "jobs": [job.describe() for job in self._jobs.values()]}})
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: Connection) -> None:
         fd = client.sock.fileno()
         if self._clients.pop(fd, None) is not None:
             self._unwatch(fd)
             client.sock.close()
 
-    def _send(self, client: Client, message: Fields) -> None:
-        client.waiting += json.dumps(message).encode() + b"\n"
-        self._flush(client)
-
-    def _flush(self, client: Client) -> None:
-        fd = client.sock.fileno()
-        if fd not in self._clients:
-            return
-        try:
-            while client.waiting:
-                client.waiting = client.waiting[client.sock.send(client.waiting) :]
-        except BlockingIOError:
-            pass
-        except OSError:
+    def _send(self, client: Connection, message: Fields) -> None:
+        if not client.send(message) or len(client.unsent) > _MAX_UNSENT_BYTES:
             self._drop(client)
-            return
-        if len(client.waiting) > _MAX_WAITING_BYTES:
-            self._drop(client)
-            return
-        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if client.waiting else 0))
 
-    def _serve(self, client: Client) -> bool:
+    def _serve(self, client: Connection) -> bool:
         """Read once; whether there was something."""
-        self._flush(client)
         if client.sock.fileno() < 0:
             return False
         try:
-            data = client.sock.recv(CHUNK_BYTES * 4)
+            lines = client.receive() if client.flush() else None
         except BlockingIOError:
             return False
-        except OSError:
-            data = b""
-        if not data:
+        if lines is None:
             self._drop(client)
             return False
-        *lines, client.received = (client.received + data).split(b"\n")
         try:
             for line in lines:
                 for verb, body in json.loads(line).items():
-                    self._obey(verb, body)
+                    self._carry_out(verb, body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Not a language that is spoken here; jobs have nothing to do with it.
             self._drop(client)
@@ -235,7 +206,7 @@ class Keeper:
         self.directory, self._listener = directory, listener
         self._watch(self._listener.fileno(), self._accept)
 
-    def _obey(self, verb: str, body: Any) -> None:
+    def _carry_out(self, verb: str, body: Any) -> None:
         if verb == "listen":
             self._listen_anew()
             return

@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import structlog
-from dbus_fast import BusType, Message, MessageType
-from dbus_fast.aio import MessageBus
 
 from cpumond.errors import describe
 from cpumond.executor.model import ExecutorError
+
+try:
+    from dbus_fast import BusType, Message, MessageType, Variant
+    from dbus_fast.aio import MessageBus
+except ImportError as error:
+    _MISSING = str(error)
+else:
+    _MISSING = ""
 
 SYSTEMD: Final = "org.freedesktop.systemd1"
 MANAGER: Final = f"{SYSTEMD}.Manager"
@@ -47,9 +53,10 @@ class Refused(Exception):  # noqa: N818 - an answer, handled close by
 
 
 class SystemdBus:
-    """For one event loop. ``on_signal`` gets each signal that comes; ``connected`` is set while there is a bus."""
+    """For one event loop. ``connected`` is set while there is a bus; ``on_signal`` gets member, path and body of each
+    signal."""
 
-    def __init__(self, on_signal: Callable[[Message], None]) -> None:
+    def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
         self.version = 0
         """Of systemd."""
@@ -65,6 +72,10 @@ class SystemdBus:
 
     async def connect(self) -> None:
         """Connect and ask for the signals. Raises ExecutorError."""
+        if _MISSING:
+            raise ExecutorError(
+                f"executor.kind systemd needs the package dbus-fast ({_MISSING}); pip install dbus-fast"
+            )
         bus = None
         try:
             bus = MessageBus(bus_type=BusType.SYSTEM, negotiate_unix_fd=True)
@@ -125,7 +136,7 @@ class SystemdBus:
 
     def _on_message(self, message: Message) -> None:
         if message.message_type is MessageType.SIGNAL:
-            self._on_signal(message)
+            self._on_signal(message.member or "", message.path or "", message.body)
 
     # ---- calls
 
@@ -172,6 +183,13 @@ class SystemdBus:
                 return await self.call(member, signature, *body, **place)
             except BusAway:
                 await asyncio.sleep(RECONNECT_FIRST_S)
+
+    async def start_unit(
+        self, unit: str, properties: Iterable[tuple[str, str, Any]], descriptors: Iterable[int] = ()
+    ) -> None:
+        """Start a transient unit with properties (name, signature, value). Raises BusAway or Refused."""
+        said = [[name, Variant(signature, value)] for name, signature, value in properties]
+        await self.call("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", said, [], descriptors=descriptors)
 
     async def read_property(self, interface: str, name: str) -> Any:
         """A property of systemd itself. Raises BusAway or Refused."""

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from dbus_fast import Message, Variant
 
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.errors import describe
@@ -24,6 +23,7 @@ from cpumond.executor.model import (
     LAST_WORDS_BYTES,
     Ended,
     Event,
+    Executor,
     ExecutorError,
     Launch,
     NotStarted,
@@ -77,8 +77,8 @@ class _Job:
         self.reloads = 0
 
 
-class SystemdExecutor:
-    """``Executor`` with systemd. One thread of its own talks to the bus; each job is a task there.
+class SystemdExecutor(Executor):
+    """One thread of its own talks to the bus; each job is a task there.
 
     ``cgroups`` is asked for counters only: systemd makes the cgroups.
     """
@@ -99,7 +99,7 @@ class SystemdExecutor:
     # ---- called by the agent's thread
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """See ``Executor.recover``. Raises ExecutorError: no bus, no right to start units."""
+        """Raises ExecutorError: no bus, no right to start units."""
         self._start_thread()
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._recover(list(dict.fromkeys(job_ids))), self._loop)
@@ -115,7 +115,7 @@ class SystemdExecutor:
             raise
 
     def start(self, launch: Launch) -> None:
-        """See ``Executor.start``. A job that is there already is left as it is."""
+        """A job that is there already is left as it is."""
         try:
             unit_name(launch.job_id)
             problem = check_launch(launch)
@@ -127,15 +127,14 @@ class SystemdExecutor:
             self._emit(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
 
     def interrupt(self, job_id: str) -> None:
-        """See ``Executor.interrupt``. A job that is just being started gets the signal as soon as it runs."""
+        """A job that is just being started gets the signal as soon as it runs."""
         self._post(self._on_interrupt, job_id)
 
     def kill(self, job_id: str) -> None:
-        """See ``Executor.kill``. A job that was not yet started then comes as ``NotStarted``."""
+        """A job that was not yet started then comes as ``NotStarted``."""
         self._post(self._on_kill, job_id)
 
     def poll(self) -> list[Event]:
-        """See ``Executor.poll``."""
         with contextlib.suppress(OSError):
             os.eventfd_read(self._fd)
         events = []
@@ -145,18 +144,17 @@ class SystemdExecutor:
         return events
 
     def fileno(self) -> int:
-        """See ``Executor.fileno``; closed by ``close``."""
+        """Closed by ``close``."""
         return self._fd
 
     def close(self) -> None:
-        """See ``Executor.close``."""
         self._stop_thread()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """See ``Executor.read_log``; read from the journal, ``directory`` is not used."""
+        """Read from the journal, ``directory`` is not used."""
         return read_log(job_id, stream, tail_bytes)
 
     # ---- the thread
@@ -221,18 +219,18 @@ class SystemdExecutor:
 
     # ---- the bus
 
-    def _on_signal(self, message: Message) -> None:
-        if message.member == "PropertiesChanged":
+    def _on_signal(self, member: str, path: str, body: list[Any]) -> None:
+        if member == "PropertiesChanged":
             for job in self._jobs.values():
-                if job.path == message.path:
-                    job.seen.update({name: variant.value for name, variant in message.body[1].items()})
+                if job.path == path:
+                    job.seen.update({name: variant.value for name, variant in body[1].items()})
                     job.changed.set()
-        elif message.member == "NameOwnerChanged" and message.body[0] == SYSTEMD and message.body[2]:
+        elif member == "NameOwnerChanged" and body[0] == SYSTEMD and body[2]:
             self._spawn(self._resubscribe())
-        elif message.member == "Reloading" and message.body[0]:
+        elif member == "Reloading" and body[0]:
             for job in self._jobs.values():
                 job.reloads += 1
-        elif message.member == "Reloading":
+        elif member == "Reloading":
             self._mark_all_changed()
 
     async def _resubscribe(self) -> None:
@@ -312,9 +310,8 @@ class SystemdExecutor:
 
     async def _check_rights(self) -> None:
         """Ask for a unit that systemd cannot accept: it refuses it in other words to those who have no right."""
-        probe = [["CPUQuotaPerSecUSec", Variant("t", 0)]]
         try:
-            await self._bus.call("StartTransientUnit", "ssa(sv)a(sa(sv))", "cpumond-rights.service", "fail", probe, [])
+            await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
         except Refused as refused:
             if refused.name in ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed"):
                 raise ExecutorError(
@@ -419,18 +416,9 @@ class SystemdExecutor:
     async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
         """Raises BusAway, Refused, and OSError when there is no journal."""
         with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
-            said = [[name, Variant(signature, value)] for name, signature, value in properties]
             # A descriptor is its number in the list of those that go with the message.
-            said += [[f"Standard{name}FileDescriptor", Variant("h", n)] for n, name in enumerate(("Output", "Error"))]
-            await self._bus.call(
-                "StartTransientUnit",
-                "ssa(sv)a(sa(sv))",
-                job.unit,
-                "fail",
-                said,
-                [],
-                descriptors=[stdout.fileno(), stderr.fileno()],
-            )
+            streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
+            await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
         """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""

@@ -9,7 +9,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 from test_assigned import ME, PlayedExecutor
 
-from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.answers import ReporterStats
 from cpumond.executor.model import Ended, Started
 from cpumond.testing import FakeClock, v2_cgroup

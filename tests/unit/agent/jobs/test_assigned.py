@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.agent import assigned as module
-from cpumond.agent import job_files, launch
-from cpumond.agent.assigned import SUMS, AssignedJobs, Usage
-from cpumond.agent.launch import find_account, make_environment
+from cpumond.agent.jobs import assigned as module
+from cpumond.agent.jobs import files, launch
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
+from cpumond.agent.jobs.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
 from cpumond.errors import ConfigError, UnavailableError
 from cpumond.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
@@ -134,8 +135,8 @@ class World:
 
     def wait_for_workers(self) -> None:
         """Until what is done in other threads is done."""
-        self.jobs._workers.shutdown(wait=True)
-        self.jobs._workers = ThreadPoolExecutor(2)
+        self.jobs._jobs_dir.workers.shutdown(wait=True)
+        self.jobs._jobs_dir.workers = ThreadPoolExecutor(2)
 
     def finished(self, job_id: str) -> dict[str, Any]:
         found = [job for job in self.jobs.finished_jobs() if job.job_id == job_id]
@@ -683,9 +684,9 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
         world.wait_for_workers()
     kill_agent(world, "j1")
     known = told_sums(world)["j1"]
-    assert 99.0 - module.SUMS_PERIOD_S <= known <= 99.0
+    assert 99.0 - files.SUMS_PERIOD_S <= known <= 99.0
     use(world, 5.0)
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     assert told_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
     kill_agent(world, "j1")
@@ -697,7 +698,7 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
 def test_the_newer_of_two_files_counts(world: World) -> None:
     world.run("j1")
     use(world, 3.0)
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     use(world, 4.0)
     world.jobs.close()
@@ -712,7 +713,7 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
     world: World, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.run("j1")
-    Path(world.jobs.config.executor.jobs_dir, job_files.SUMS_FILE).write_bytes(content)
+    Path(world.jobs.config.executor.jobs_dir, files.SUMS_FILE).write_bytes(content)
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 0.0}
     assert "sums_damaged" in capsys.readouterr().out
@@ -729,9 +730,9 @@ def test_a_job_whose_file_is_damaged_is_followed_by_the_one_of_the_step_before(
 ) -> None:
     world.run("j1")
     world.run("j2")
-    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    Path(world.jobs.jobs["j1"].directory, files.JOB_FILE).write_bytes(content)
     world.jobs.close()
-    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    Path(world.jobs.jobs["j1"].directory, files.JOB_FILE).write_bytes(content)
     capsys.readouterr()
     world.begin()
     world.executor.living = {name: Started(name, f"cpumond-jobs/{name}", 150.0) for name in ("j1", "j2")}
@@ -764,8 +765,8 @@ def test_a_jobs_dir_that_is_removed_is_written_anew(world: World) -> None:
 def test_without_a_sound_file_the_others_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.run("j1")
     world.run("j2")
-    for suffix in ("", job_files.BEFORE):
-        Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE + suffix).write_bytes(b'{"order": "\xff"}')
+    for suffix in ("", files.BEFORE):
+        Path(world.jobs.jobs["j1"].directory, files.JOB_FILE + suffix).write_bytes(b'{"order": "\xff"}')
     kill_agent(world, "j2")
     world.advance()
     assert capsys.readouterr().out.count("job_file_damaged") == 2
@@ -783,14 +784,15 @@ def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) ->
 def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun = threading.Event(), threading.Semaphore(0)
     writes: list[float] = []
+    write = files.write_sums
 
     def hang(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
         writes.append(sums["j1"]["ordered_cpu_seconds"])
         begun.release()
         assert go_on.wait(30.0)
-        job_files.write_sums(jobs_dir, sums)
+        write(jobs_dir, sums)
 
-    monkeypatch.setattr(module, "write_sums", hang)
+    monkeypatch.setattr(files, "write_sums", hang)
     world.run("j1")
     for second in range(100):
         use(world, float(second))
@@ -816,14 +818,14 @@ def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
     world.run("j1")
     use(world, 7.0)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_sums", refuse)
+        patched.setattr(files, "write_sums", refuse)
         for _ in range(5):
-            world.advance(module.SUMS_PERIOD_S)
+            world.advance(files.SUMS_PERIOD_S)
             world.wait_for_workers()
     said = capsys.readouterr().out
     assert said.count("sums_not_written") == 1
     assert "No space left on device" in said
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 7.0}
@@ -849,17 +851,17 @@ def test_a_file_of_an_agent_that_knew_fewer_sums_is_read(world: World) -> None:
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = str(tmp_path)
-    job_files.write_job_file(directory, job_files.JobFile(make_order("j1"), "boot"))
+    files.write_job_file(directory, files.JobFile(make_order("j1"), "boot"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            job_files.write_job_file(directory, job_files.JobFile(make_order("j1", command=["x" * 9000]), "boot"))
+            files.write_job_file(directory, files.JobFile(make_order("j1", command=["x" * 9000]), "boot"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    found = job_files.read_job_file(directory)
+    found = files.read_job_file(directory)
     assert found is not None
     assert found.order.command == ["true"]
 
@@ -867,14 +869,14 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
 def test_an_error_with_one_job_does_not_lose_the_end_of_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run("j1")
     world.run("j2")
-    take = world.jobs._take_end
+    judge = AssignedJob.judge_end
 
-    def stumble(job: Any, event: Ended) -> None:
+    def stumble(job: AssignedJob, event: Ended) -> Any:
         if event.job_id == "j1":
             raise RuntimeError("a mistake")
-        take(job, event)
+        return judge(job, event)
 
-    monkeypatch.setattr(world.jobs, "_take_end", stumble)
+    monkeypatch.setattr(AssignedJob, "judge_end", stumble)
     world.happen(Ended("j1", 200.0, exit_code=0), Ended("j2", 200.0, exit_code=0))
     assert world.finished("j2")["state"] == "completed"
     assert world.finished("j1")["state"] == "lost"
@@ -898,14 +900,14 @@ def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_
 def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        locks = [job_files.open_jobs_dir(str(tmp_path / "new"))]
+        locks = [files.open_jobs_dir(str(tmp_path / "new"))]
         (tmp_path / "old").mkdir(0o700)
-        locks.append(job_files.open_jobs_dir(str(tmp_path / "old")))
+        locks.append(files.open_jobs_dir(str(tmp_path / "old")))
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
     with pytest.raises(UnavailableError, match="used by another agent"):
-        job_files.open_jobs_dir(str(tmp_path / "new"))
+        files.open_jobs_dir(str(tmp_path / "new"))
     for lock in locks:
         os.close(lock)
 
@@ -915,13 +917,13 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        job_files.open_jobs_dir(str(shared))
+        files.open_jobs_dir(str(shared))
 
 
 def test_an_order_whose_directory_was_made_and_no_more_is_begun_anew(world: World) -> None:
     jobs_dir = Path(world.config.executor.jobs_dir)
     (jobs_dir / "j1" / "sandbox").mkdir(parents=True)
-    job_files.write_job_file(str(jobs_dir / "j1"), job_files.JobFile(make_order("j1"), "boot"))
+    files.write_job_file(str(jobs_dir / "j1"), files.JobFile(make_order("j1"), "boot"))
     world.jobs.close()
     world.begin()
     world.load()
@@ -943,10 +945,10 @@ def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
         os.close(fd)
         fd = inner
     os.close(fd)
-    job_files.remove_tree(str(top))
+    files.remove_tree(str(top))
     assert not top.exists()
     assert (tmp_path / "kept").exists()
-    job_files.remove_tree(str(top))
+    files.remove_tree(str(top))
 
 
 def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
@@ -964,7 +966,7 @@ def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
         unlink(name, **more)
 
     monkeypatch.setattr(os, "unlink", be_late)
-    job_files.remove_tree(str(tmp_path / "top"))
+    files.remove_tree(str(tmp_path / "top"))
     assert calls
     assert os.listdir(tmp_path) == []
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
 import structlog
 
-from cpumond.agent.state_file import make_directory
+from cpumond.agent.state_file import identify, make_directory
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, UnavailableError, from_os_error
 from cpumond.wire import FinishedJob, JobOrder, StopOrder
@@ -31,6 +34,8 @@ SANDBOX = "sandbox"
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
 """No job has a name that begins with a dot."""
+SUMS_PERIOD_S = 10.0
+"""An agent that is killed loses so much of its jobs' sums."""
 ASIDE = ".gone-"
 MAX_ERROR = 1000
 
@@ -58,6 +63,83 @@ class JobFile(msgspec.Struct, frozen=True):
     ordered_cpu_seconds: float = 0.0
     throttled_cpu_seconds: float = 0.0
     late_cpu_seconds: float = 0.0
+
+
+class JobsDir:
+    """``executor.jobs_dir``: held by a lock. What takes long there is done by threads, so that no tick waits for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.workers = ThreadPoolExecutor(2, "jobs")
+        self.kept: dict[str, tuple[float, str]] = {}
+        """Jobs that are acknowledged and whose logs are kept: finish time (since 1970) and directory, oldest first."""
+        self._lock: int | None = None
+        self._sums_at_s = -math.inf
+        self._sums_writing: Future[None] | None = None
+        self._sums_refused = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this agent has taken it over."""
+        return self._lock is not None
+
+    def open(self) -> None:
+        """Take it over, also where it was made anew meanwhile. Raises what ``open_jobs_dir`` does."""
+        lock = open_jobs_dir(self.path)
+        self.close()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Leave it to another agent."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def is_removed(self) -> bool:
+        """Whether somebody removed it, or put another one in its place, while it is open."""
+        if self._lock is None:
+            return False
+        held = os.fstat(self._lock)
+        return identify(os.path.join(self.path, LOCK_FILE)) != (held.st_dev, held.st_ino)
+
+    def remove(self, directory: str) -> None:
+        """Delete a directory and all in it, in another thread: a job may have left a million files."""
+        if os.path.lexists(directory):
+            self.workers.submit(remove_tree, directory)
+
+    def drop_logs(self, oldest: float, most: int) -> list[str]:
+        """Remove what ended before ``oldest``, and the oldest of more than ``most``; the jobs whose logs those were."""
+        gone: list[str] = []
+        for job_id, (finish_time, directory) in self.kept.items():
+            if finish_time > oldest and len(self.kept) - len(gone) <= most:
+                break
+            gone.append(job_id)
+            self.remove(directory)
+        for job_id in gone:
+            del self.kept[job_id]
+        return gone
+
+    def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
+        """Write the sums of all jobs now and then: what an agent that is killed cannot write at its end.
+
+        In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
+        """
+        if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
+            return
+        self._sums_at_s = now_s + SUMS_PERIOD_S
+        if content := sums():
+            self._sums_writing = self.workers.submit(self._write_sums, content)
+
+    def _write_sums(self, sums: dict[str, dict[str, float]]) -> None:
+        try:
+            write_sums(self.path, sums)
+        except OSError as error:
+            problem = from_os_error(error, f"write {SUMS_FILE} in {self.path}", "free space there")
+            if not self._sums_refused:
+                log.error("sums_not_written", error=str(problem), retry_s=SUMS_PERIOD_S)
+            self._sums_refused = True
+        else:
+            self._sums_refused = False
 
 
 def open_jobs_dir(path: str) -> int:
