@@ -165,7 +165,7 @@ class TickLoop(AgentContext):
         """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
-            assigned.obey(answer, sent_at_s, now_s)
+            assigned.apply_answer(answer, sent_at_s, now_s)
         self.beat_due |= assigned.advance(now_s, self._count_cores)
         self.beat_due |= assigned.adjust(now_s, self._count_cores)
         self._forget_pins(assigned, now_s)

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -51,9 +51,9 @@ _RETRY_S: Final = 0.05
 
 
 class Record(msgspec.Struct):
-    """What is on disk of a job that is not over, or whose end nobody may have stored yet.
+    """What is on disk of a job until the agent has stored its end.
 
-    ``pid`` None until the keeper told it. ``outcome``: the event that is told when the cgroup is gone.
+    ``pid``: None until the keeper has reported it.
     """
 
     job_id: str
@@ -64,6 +64,11 @@ class Record(msgspec.Struct):
     start_time: float = 0.0
     ended: Ended | None = None
     not_started: NotStarted | None = None
+
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent, once the cgroup is gone."""
+        return self.not_started or self.ended
 
 
 class _Job:
@@ -83,7 +88,7 @@ class _Job:
 
     @property
     def is_over(self) -> bool:
-        return self.result is not None or self.record.ended is not None or self.record.not_started is not None
+        return self.result is not None or self.record.outcome is not None
 
 
 class CgroupExecutor(Executor):
@@ -98,7 +103,7 @@ class CgroupExecutor(Executor):
         self._wanted: set[str] = set()
         """Which of those that ran before this agent it knows."""
         self._events: list[Event] = []
-        self._told: list[Record] = []
+        self._reported: list[Record] = []
         self._epoll = select.epoll()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._news, select.EPOLLIN)
@@ -113,13 +118,19 @@ class CgroupExecutor(Executor):
         records = self._load_records()
         for job_id, record in records.items():
             self._jobs[job_id] = _Job(record, silent=job_id not in wanted)
-        self._wait_for_keeper()
+        if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
+            raise ExecutorError(
+                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
+                "see whether the agent may start processes and make sockets there"
+            )
         for job_id in wanted - set(self._jobs):
-            self._give_up_unknown(job_id)
+            self._jobs[job_id] = _Job(Record(job_id, "", 0, [], ended=Ended(job_id, time.time(), problem=UNKNOWN)))
+            self._wake()
         for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
             if not self._cgroups.remove(job_id):
                 log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
-        self._settle(wanted)
+        known = [self._jobs[job_id] for job_id in wanted]
+        self._exchange_until(lambda: all(job.started or job.is_over for job in known), _SETTLE_S)
         found = {}
         for job_id, job in self._jobs.items():
             if job.silent and not job.is_over:
@@ -140,7 +151,7 @@ class CgroupExecutor(Executor):
         job_id = launch.job_id
         if job_id in self._jobs:
             raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
-        self._told = [record for record in self._told if record.job_id != job_id]
+        self._reported = [record for record in self._reported if record.job_id != job_id]
         if not launch.argv:
             self._add_event(NotStarted(job_id, NO_COMMAND))
             return
@@ -161,9 +172,7 @@ class CgroupExecutor(Executor):
             self._wake()
             return
         job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
-        if self._keeper.is_greeted:
-            self._keeper.send("start", job.start)
-        else:
+        if not self._keeper.send("start", job.start):
             self._wake()
 
     def interrupt(self, job_id: str) -> None:
@@ -186,7 +195,7 @@ class CgroupExecutor(Executor):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         self._restore_index()
-        self._forget_told()
+        self._remove_reported()
         self._exchange()
         for job in list(self._jobs.values()):
             if job.is_over:
@@ -230,35 +239,17 @@ class CgroupExecutor(Executor):
         self._cgroups.remove(probe)
         self._prepared = True
 
-    def _wait_for_keeper(self) -> None:
-        """Connect to the keeper, started if need be, and hear what it has. Raises ExecutorError."""
-        deadline_s = time.monotonic() + _CONNECT_S
+    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
         self._exchange()
-        while not self._keeper.is_greeted:
+        while not condition():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
-                raise ExecutorError(
-                    f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
-                    "see whether the agent may start processes and make sockets there"
-                )
+                return False
             self._epoll.poll(min(left_s, _RETRY_S))
             self._exchange()
-
-    def _settle(self, wanted: set[str]) -> None:
-        """Wait a moment for jobs of which it is not known yet whether they live."""
-        deadline_s = time.monotonic() + _SETTLE_S
-        while any(not job.started and not job.is_over for job_id, job in self._jobs.items() if job_id in wanted):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0.0:
-                return
-            self._epoll.poll(min(left_s, _RETRY_S))
-            self._exchange()
-
-    def _give_up_unknown(self, job_id: str) -> None:
-        record = Record(job_id, "", 0, [])
-        record.ended = Ended(job_id, time.time(), problem=UNKNOWN)
-        self._jobs[job_id] = _Job(record)
-        self._wake()
+        return True
 
     # ---- the records
 
@@ -274,16 +265,14 @@ class CgroupExecutor(Executor):
         for name in names:
             path = os.path.join(self._index_dir, name)
             if not name.endswith(".json"):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                _unlink(path)
                 continue
             try:
                 with open(path, "rb") as file:
                     record = decode_json(file.read(), Record)
             except (OSError, ContentError) as error:
                 log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                _unlink(path)
                 continue
             record.job_id = name.removesuffix(".json")
             found[record.job_id] = record
@@ -297,7 +286,7 @@ class CgroupExecutor(Executor):
         os.rename(f"{path}.new", path)
 
     def _restore_index(self) -> None:
-        """Where somebody removed ``runtime_dir`` or the records: write them anew, for the next run of the agent."""
+        """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
         if not self._prepared or os.path.isdir(self._index_dir):
             return
         try:
@@ -307,8 +296,7 @@ class CgroupExecutor(Executor):
         log.error("the records of jobs were removed, they are written anew", path=self._index_dir)
         for job in self._jobs.values():
             self._store_if_possible(job.record)
-        if self._keeper.is_greeted:
-            self._keeper.send("listen", True)
+        self._keeper.send("listen", True)
 
     def _store_if_possible(self, record: Record) -> None:
         try:
@@ -316,14 +304,14 @@ class CgroupExecutor(Executor):
         except OSError as error:
             log.warning("a record of a job cannot be written", job_id=record.job_id, problem=describe(error))
 
-    def _forget_told(self) -> None:
+    def _remove_reported(self) -> None:
         """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
-        for record in self._told:
+        for record in self._reported:
             _unlink(self._record_path(record.job_id))
             if record.directory:
                 for suffix in ("", ".new"):
                     _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
-        self._told.clear()
+        self._reported.clear()
 
     # ---- events
 
@@ -349,7 +337,7 @@ class CgroupExecutor(Executor):
 
     def _kill(self, job: _Job) -> None:
         self._cgroups.kill(job.record.job_id)
-        if not job.started and self._keeper.is_greeted:
+        if not job.started:
             # It may not have entered its cgroup yet.
             self._keeper.send("kill", job.record.job_id)
 
@@ -360,7 +348,7 @@ class CgroupExecutor(Executor):
         if self._cgroups.list_processes(job_id):
             self._cgroups.kill(job_id)
             return
-        if job.result is not None and record.ended is None and record.not_started is None:
+        if job.result is not None and record.outcome is None:
             if job.result.state == "failed":
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
@@ -369,17 +357,15 @@ class CgroupExecutor(Executor):
             self._store_if_possible(record)
         if not self._cgroups.remove(job_id):
             return
-        if self._keeper.is_greeted:
-            self._keeper.send("forget", job_id)
+        self._keeper.send("forget", job_id)
         if record.directory:
             for name in keeper.STREAMS:
                 for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
                     _unlink(os.path.join(record.directory, name + suffix))
         del self._jobs[job_id]
-        self._told.append(record)
-        event = record.not_started or record.ended
-        if not job.silent and event is not None:
-            self._add_event(event)
+        self._reported.append(record)
+        if not job.silent and record.outcome is not None:
+            self._add_event(record.outcome)
         else:
             self._wake()
 
@@ -401,7 +387,7 @@ class CgroupExecutor(Executor):
     # ---- the keeper
 
     def _exchange(self) -> None:
-        """Everything there is to hear from the keeper and to say to it, without waiting."""
+        """Read all that the keeper has sent and send what waits for it; returns at once."""
         for news in self._keeper.exchange():
             if isinstance(news, KeptJob):
                 self._note(news)
@@ -424,19 +410,19 @@ class CgroupExecutor(Executor):
                 self._conclude(job)
 
     def _compare(self, kept: list[KeptJob]) -> None:
-        """A keeper has told all it has: bring both sides together."""
-        for told in kept:
-            if told.id not in self._jobs:
-                record = Record(told.id, told.directory, 0, self._cgroups.join_files(told.id))
-                self._jobs[told.id] = _Job(record, told.id not in self._wanted)
-            self._note(told)
-        known = {told.id for told in kept}
+        """Bring both sides together with a keeper that has listed all its jobs."""
+        for kept_job in kept:
+            if kept_job.id not in self._jobs:
+                record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
+                self._jobs[kept_job.id] = _Job(record, kept_job.id not in self._wanted)
+            self._note(kept_job)
+        known = {kept_job.id for kept_job in kept}
         for job_id, job in self._jobs.items():
             if job_id not in known and not job.is_over:
                 self._hand_over(job)
 
     def _hand_over(self, job: _Job) -> None:
-        """A job that the keeper does not have: it was never told of it, or another keeper was killed."""
+        """A job that the keeper does not have: the order never reached it, or the keeper before was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
         # A keeper's first step. A job that has got so far is not begun again: it may have run already.
@@ -476,22 +462,22 @@ class CgroupExecutor(Executor):
         job.result = result
         self._wake()
 
-    def _note(self, told: KeptJob) -> None:
-        """The keeper tells of a job."""
-        job = self._jobs.get(told.id)
+    def _note(self, kept_job: KeptJob) -> None:
+        """Take over what the keeper reports of a job."""
+        job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:
-            if job is None and told.is_over:
-                self._keeper.send("forget", told.id)
+            if job is None and kept_job.is_over:
+                self._keeper.send("forget", kept_job.id)
             return
         job.start = None
-        if told.state in ("running", "ended"):
-            if (job.record.pid, job.record.start_time) != (told.pid, told.start_time):
-                job.record.pid, job.record.start_time = told.pid, told.start_time
-                if told.state == "running":
+        if kept_job.state in ("running", "ended"):
+            if (job.record.pid, job.record.start_time) != (kept_job.pid, kept_job.start_time):
+                job.record.pid, job.record.start_time = kept_job.pid, kept_job.start_time
+                if kept_job.state == "running":
                     self._store_if_possible(job.record)
             self._mark_started(job)
-        if told.is_over:
-            job.result = told
+        if kept_job.is_over:
+            job.result = kept_job
 
 
 def _open_private(path: str, flags: int) -> int:

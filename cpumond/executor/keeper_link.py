@@ -29,7 +29,7 @@ _MAX_LOG_BYTES: Final = 65_536
 
 
 class KeptJob(msgspec.Struct):
-    """A job as a keeper tells of it, and as it is in its ``result.json``: ``keeper.TOLD``."""
+    """A job as a keeper reports it, and as it is in its ``result.json``: ``keeper.JOB_FIELDS``."""
 
     id: str
     state: Literal["starting", "running", "ended", "failed"]
@@ -68,9 +68,9 @@ def read_result(directory: str) -> KeptJob | None:
 
 
 class KeeperLink:
-    """Hears and says everything without waiting; its descriptors are in ``epoll``.
+    """Never waits; its descriptors are in ``epoll``.
 
-    ``is_greeted``: the keeper has told of all its jobs; before that nothing is sent.
+    ``is_greeted``: the keeper has listed its jobs; before that nothing is sent.
     """
 
     def __init__(self, runtime_dir: str, epoll: select.epoll) -> None:
@@ -102,11 +102,13 @@ class KeeperLink:
         if self._connection is not None:
             self._connection.flush()
 
-    def send(self, verb: str, body: Any) -> None:
-        """Have the keeper do something."""
-        if self._connection is not None:
-            # Where it is lost, that is seen when it is read from.
-            self._connection.send({verb: body})
+    def send(self, verb: str, body: Any) -> bool:
+        """Have the keeper do something; False while there is none: what it must know is compared when it greets."""
+        if self._connection is None or not self.is_greeted:
+            return False
+        # Where the connection is lost, that is seen when it is read from.
+        self._connection.send({verb: body})
+        return True
 
     def explain(self) -> str:
         """Why there is no keeper, as far as it is known."""

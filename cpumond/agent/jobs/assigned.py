@@ -171,9 +171,9 @@ class AssignedJobs:
             self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
-        """Write ``jobs_dir`` anew where somebody removed it: the next agent finds the jobs by it. Its path then.
+        """Write ``jobs_dir`` anew where it was removed: the next agent finds the jobs by it. Its path then.
 
-        What jobs had written there is lost. Raises what ``open_jobs_dir`` does.
+        What jobs had written there is lost. Raises what ``JobsDir.open`` does.
         """
         if not self._jobs_dir.is_removed():
             return []
@@ -255,7 +255,7 @@ class AssignedJobs:
 
     # ---- what the scheduler says
 
-    def obey(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
+    def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
         for job_id in answer.acknowledged:
             self._acknowledge(job_id)
@@ -315,18 +315,18 @@ class AssignedJobs:
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         if any(isinstance(event, Ended) for event in self._events):
-            # The sums of a short job are told once, at its end: what the last check has seen belongs to them.
+            # The sums of a short job are reported once, at its end, with what the last check has seen.
             self.note_usage(count_cores()[0])
         while self._events:
-            # What goes wrong with one job must not lose the end of another: the executor tells it once.
+            # What goes wrong with one job must not lose the end of another: the executor reports each once.
             event = self._events.popleft()
             try:
                 self._take_event(event, now_s)
             except Exception:
                 log.exception("job_event_failed", job_id=event.job_id)
-                stumbled = self.jobs.get(event.job_id)
-                if stumbled is not None and not isinstance(event, Started) and stumbled.file.finished is None:
-                    self._finish(stumbled, "lost", "the agent could not take in how it ended; see its log")
+                failed = self.jobs.get(event.job_id)
+                if failed is not None and not isinstance(event, Started) and failed.file.finished is None:
+                    self._finish(failed, "lost", "the agent could not take in how it ended; see its log")
         if self.problem:
             self._give_up_late_ones(now_s)
         elif self._list_waiting():
@@ -376,7 +376,7 @@ class AssignedJobs:
         self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.mark_running()
         if job.file.stop is not None:
-            # It was told to stop before it had a process that could hear it.
+            # The stop order came before it had a process to be interrupted.
             self.executor.interrupt(event.job_id)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
@@ -471,7 +471,7 @@ class AssignedJobs:
             max_tasks=self.config.executor.max_tasks,
         )
 
-    # ---- what others are told
+    # ---- for the monitor, heartbeats and metrics
 
     def found_jobs(self) -> list[FoundJob]:
         """The running ones, for the monitor."""

@@ -58,7 +58,7 @@ class JobFile(msgspec.Struct, frozen=True):
     finished: FinishedJob | None = None
     acknowledged: bool = False
     stopped_at: float | None = None
-    """When it was first told to stop, seconds since 1970."""
+    """When the first stop order came, seconds since 1970."""
     reclaimed_cpu_seconds: float = 0.0
     ordered_cpu_seconds: float = 0.0
     throttled_cpu_seconds: float = 0.0
@@ -84,8 +84,34 @@ class JobsDir:
         return self._lock is not None
 
     def open(self) -> None:
-        """Take it over, also where it was made anew meanwhile. Raises what ``open_jobs_dir`` does."""
-        lock = open_jobs_dir(self.path)
+        """Take it over, also where it was made anew meanwhile: only the agent may write it.
+
+        The users of jobs pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
+        another agent uses it.
+        """
+        path = self.path
+        make_directory(path, 0o711, "executor.jobs_dir")
+        found = os.stat(path)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ConfigError(
+                f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
+                "there; give a directory of the agent's own with mode 0711"
+            )
+        try:
+            os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
+        except OSError as error:
+            raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
+        try:
+            lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise from_os_error(error, f"make {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise UnavailableError(
+                f"executor.jobs_dir: {path} is used by another agent; give each agent a directory of its own"
+            ) from None
         self.close()
         self._lock = lock
 
@@ -96,7 +122,7 @@ class JobsDir:
         self._lock = None
 
     def is_removed(self) -> bool:
-        """Whether somebody removed it, or put another one in its place, while it is open."""
+        """Whether it was removed, or another one put in its place, while it is open."""
         if self._lock is None:
             return False
         held = os.fstat(self._lock)
@@ -140,37 +166,6 @@ class JobsDir:
             self._sums_refused = True
         else:
             self._sums_refused = False
-
-
-def open_jobs_dir(path: str) -> int:
-    """The directory of all jobs: the agent's own, and nobody else's to write; users of jobs pass through it.
-
-    Returns the descriptor of its lock, which holds until it is closed. Raises CreateError, AccessError, ConfigError,
-    and UnavailableError while another agent uses it.
-    """
-    make_directory(path, 0o711, "executor.jobs_dir")
-    found = os.stat(path)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
-            "there; give a directory of the agent's own with mode 0711"
-        )
-    try:
-        os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
-    except OSError as error:
-        raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
-    try:
-        lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise from_os_error(error, f"make {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise UnavailableError(
-            f"executor.jobs_dir: {path} is used by another agent; give each agent a directory of its own"
-        ) from None
-    return lock
 
 
 def read_job_file(directory: str) -> JobFile | None:

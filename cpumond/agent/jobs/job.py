@@ -65,7 +65,7 @@ class AssignedJob:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to end and has not."""
+        """Whether a stop order came and it has not ended."""
         return self.takes_room and self.file.stop is not None
 
     @property
@@ -120,7 +120,7 @@ class AssignedJob:
         )
 
     def describe_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
-        """Its end as the scheduler is told; as shells have it, a signal is an exit code above 128."""
+        """Its end as the scheduler gets it; a signal is an exit code above 128, as in shells."""
         return FinishedJob(
             job_id=self.order.job_id,
             operation_id=self.order.operation_id,

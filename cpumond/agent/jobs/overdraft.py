@@ -1,4 +1,4 @@
-"""When the jobs of a node may use more than it has for too long: who has to go; pure (semantics.md 1.9 point 1)."""
+"""Which jobs are aborted when all together may use too much for too long; pure (semantics.md 1.9 point 1)."""
 
 from __future__ import annotations
 

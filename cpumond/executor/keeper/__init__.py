@@ -7,8 +7,8 @@ more than the standard library.
 Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
 an object with one key. The keeper's first line is ``hello``: version and all jobs it has; then a ``job`` line for each
 change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``kill`` its main process,
-``forget`` one that is over, ``listen`` anew where the socket was removed. A job line has ``TOLD``; when a job is over
-the same is in its directory's ``result.json``, before it is told. States: starting, running, ended, failed.
+``forget`` one that is over, ``listen`` anew where the socket was removed. A job line has ``JOB_FIELDS``; when a job is
+over the same is in its directory's ``result.json``, before that line is sent. States: starting, running, ended, failed.
 
 In the directory of a job are, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the part
 before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
@@ -29,7 +29,7 @@ LOST: Final = "its exit code was lost: the process that waited for it was killed
 IDLE_S: Final = 3.0
 """So long a keeper stays with neither agents nor jobs."""
 
-TOLD: Final = (
+JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",
 )  # fmt: skip
-"""What agents are told of a job."""
+"""Of a job line."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cpumond.cgroup_processes import kill_processes, list_processes
-from cpumond.executor.keeper import IDLE_S, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, TOLD, VERSION
+from cpumond.executor.keeper import IDLE_S, JOB_FIELDS, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, VERSION
 from cpumond.executor.keeper.child import run_child
 from cpumond.executor.keeper.lines import Connection
 from cpumond.executor.keeper.logs import CHUNK_BYTES, Log
@@ -60,14 +60,14 @@ class Job:
         self.node_fault = False
 
     def describe(self) -> Fields:
-        """The job as agents are told."""
-        return {name: getattr(self, name) for name in TOLD}
+        """The job as in a line to the agents."""
+        return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
         """What it came to, where it outlives this process."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
-        # Without a place on disk the result is told all the same, as long as this process lives.
+        # Without room on disk agents still get the result, as long as this process lives.
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
@@ -148,7 +148,7 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # What an agent that ended has ordered comes first: the next one must hear of all of it.
+        # What an agent that ended has ordered comes first: the list for the next one must have all of it.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
@@ -200,7 +200,7 @@ class Keeper:
         except OSError:
             os.close(directory)
             os.close(lock)
-            return  # rather the place that nobody finds than none
+            return  # a socket without a path is better than none
         self._unwatch(self._listener.fileno())
         self._listener.close()
         self.directory, self._listener = directory, listener
@@ -229,7 +229,7 @@ class Keeper:
         elif verb == "forget" and found.state in ("ended", "failed"):
             del self._jobs[found.id]
 
-    def _tell(self, job: Job) -> None:
+    def _report(self, job: Job) -> None:
         for client in list(self._clients.values()):
             self._send(client, {"job": job.describe()})
 
@@ -294,7 +294,7 @@ class Keeper:
             self._watch(job.pidfd, lambda: self._look_at_adopted(job))
         elif not job.over:
             self._due[job.id] = job
-        self._tell(job)
+        self._report(job)
 
     def _look_at_adopted(self, job: Job) -> None:
         """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
@@ -322,7 +322,7 @@ class Keeper:
                 job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
         else:
             job.state = "running"
-            self._tell(job)
+            self._report(job)
 
     def _reap(self, job: Job) -> None:
         assert job.pid is not None
@@ -372,7 +372,7 @@ class Keeper:
                 log.remove()
         if failed:
             job.write_result()
-        self._tell(job)
+        self._report(job)
 
 
 def _is_member(pid: int, cgroups: list[str]) -> bool:
@@ -437,7 +437,7 @@ def main(runtime_dir: str) -> int:
 
     The first process ends at once; the keeper is its child.
     """
-    # Away from the agent: into a session of its own, and a child of init's, which nobody must wait for.
+    # Away from the agent: into a session of its own, and a child of init's, which reaps it.
     with contextlib.suppress(OSError):
         os.setsid()
     if os.fork():

@@ -58,11 +58,6 @@ _OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
 class _Job:
     """One job as this run of the agent knows it; used by the executor's thread only."""
 
-    __slots__ = (
-        "job_id", "unit", "path", "argv", "changed", "seen", "asked", "running", "killed", "interrupted",
-        "reloads",
-    )  # fmt: skip
-
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.unit = unit_name(job_id)
@@ -94,7 +89,7 @@ class SystemdExecutor(Executor):
         self._jobs: dict[str, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._orphans: set[str] = set()
-        """Units of jobs that the agent does not know, which the log has been told of."""
+        """Units of jobs that the agent does not know; each is logged once."""
 
     # ---- called by the agent's thread
 
@@ -399,7 +394,7 @@ class SystemdExecutor(Executor):
             except TimeoutError:
                 return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
             except BusAway:
-                # It may have been heard all the same.
+                # systemd may have started it all the same.
                 again = True
                 await asyncio.sleep(RECONNECT_FIRST_S)
                 continue
@@ -483,11 +478,11 @@ class SystemdExecutor(Executor):
         return not await asyncio.to_thread(has_spawn_failure, job.unit)
 
     async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
-        """Whether systemd ran another command than it was told.
+        """Whether systemd ran another command than the one it was given.
 
         At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
         reads back with a backslash. That does no harm to what runs, but to what is just going to. Where it cannot be
-        told which came first, the answer is yes.
+        known which came first, the answer is yes.
         """
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False

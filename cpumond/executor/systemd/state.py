@@ -73,7 +73,7 @@ class UnitState(msgspec.Struct, frozen=True):
 
 
 def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
-    """The state from all properties of a unit, and from ``seen``: those that signals told while there was a unit."""
+    """The state from all properties of a unit, and from ``seen``: what signals said while there was a unit."""
     loaded = properties.get("LoadState", "not-found") != "not-found"
     active = properties.get("ActiveState", "inactive")
     if not loaded and active == "inactive":

@@ -1,4 +1,4 @@
-"""The unit of a job: its name, and everything that systemd is told of it; pure, but for a look into PATH."""
+"""The unit of a job: its name, and all its properties; pure, but for a look into PATH."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_executor import ME, PlayedExecutor
 from fake_node import QUICK, FakeNode, source
-from test_assigned import ME, PlayedExecutor
 
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.answers import ReporterStats

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_executor import ME, PlayedExecutor
 
 from cpumond.agent.jobs import assigned as module
 from cpumond.agent.jobs import files, launch
@@ -31,51 +32,6 @@ from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 
 DAMAGED = [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b'{"\xff": {}}', b"[" * 5000, b"\0" * 100]
 """What a disk may make of a file."""
-
-ME = pwd.getpwuid(os.geteuid()).pw_name
-
-
-class PlayedExecutor:
-    """Starts nothing: it notes what it is told, and says what the test puts into ``events``."""
-
-    def __init__(self) -> None:
-        self.launches: dict[str, Launch] = {}
-        self.calls: list[tuple[str, str]] = []
-        self.events: list[Event] = []
-        self.living: dict[str, Started] = {}
-        self.broken = ""
-        self.closed = False
-        self.log = (b"", 0)
-
-    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        if self.broken:
-            raise ExecutorError(self.broken)
-        return {job_id: self.living[job_id] for job_id in job_ids if job_id in self.living}
-
-    def start(self, launch: Launch) -> None:
-        self.launches[launch.job_id] = launch
-        self.calls.append(("start", launch.job_id))
-
-    def interrupt(self, job_id: str) -> None:
-        self.calls.append(("interrupt", job_id))
-
-    def kill(self, job_id: str) -> None:
-        self.calls.append(("kill", job_id))
-
-    def poll(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-    def fileno(self) -> int:
-        return 0
-
-    def read_log(self, job_id: str, directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int]:
-        if not self.log[1]:
-            raise UnavailableError(f"job {job_id} has no log")
-        return self.log[0][-tail_bytes:], self.log[1]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class World:
@@ -108,13 +64,20 @@ class World:
     def config(self) -> AgentConfig:
         return finish_config(parse_config_text(self.text, "test.toml"), "test.toml")
 
+    def restart(self, *living: str) -> None:
+        """The agent ends, and another one finds these jobs."""
+        self.jobs.close()
+        self.begin()
+        self.executor.living = {job_id: Started(job_id, f"cpumond-jobs/{job_id}", 150.0) for job_id in living}
+        self.load()
+
     def load(self) -> None:
         self.jobs.load(self.clock.monotonic_s())
 
     def obey(self, *start: JobOrder, stop: Iterable[StopOrder] = (), acknowledged: Iterable[str] = ()) -> bool:
         answer = HeartbeatAnswer(True, start=list(start), stop=list(stop), acknowledged=list(acknowledged))
         now_s = self.clock.monotonic_s()
-        self.jobs.obey(answer, now_s - 0.2, now_s)
+        self.jobs.apply_answer(answer, now_s - 0.2, now_s)
         return self.advance()
 
     def advance(self, seconds: float = 0.0) -> bool:
@@ -487,10 +450,6 @@ def test_the_environment_of_a_job() -> None:
     assert environment["HOME"] == pwd.getpwnam(ME).pw_dir
 
 
-def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
-
-
 TOKEN = '\n[scheduler]\nurl = "http://h"\ntoken = "t"\n'  # noqa: S105 - a configuration
 
 
@@ -499,44 +458,42 @@ def config_of(tmp_path: Path, executor: str) -> AgentConfig:
     return finish_config(parse_config_text(text, "t"), "t")
 
 
-def test_root_runs_jobs_as_the_operations_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    name, account = find_account(config_of(tmp_path, TOKEN), "nobody")
-    assert (name, account.pw_name) == ("nobody", "nobody")
+@pytest.mark.parametrize(
+    ("executor", "user", "runs_as"),
+    [
+        (TOKEN, "nobody", "nobody"),
+        ("allow_root = true", "root", "root"),
+        ("allow_root = true", "nobody", "nobody"),
+        (f"min_uid = 1{TOKEN}", "daemon", "daemon"),
+        (f'user = "daemon"{TOKEN}', "nobody", "daemon"),
+        ('user = "nobody"', "root", "nobody"),
+    ],
+)
+def test_root_runs_jobs_as_the_nodes_user_or_the_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, user: str, runs_as: str
+) -> None:
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+    name, account = find_account(config_of(tmp_path, executor), user)
+    assert (name, account.pw_name) == (runs_as, runs_as)
 
 
-def test_nobody_runs_as_root_unless_the_node_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="allow_root = true"):
-        find_account(config_of(tmp_path, ""), "root")
-    assert find_account(config_of(tmp_path, "allow_root = true"), "root")[0] == "root"
-
-
-def test_names_of_a_scheduler_without_tokens_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="asks for no tokens"):
-        find_account(config_of(tmp_path, ""), "nobody")
-    assert find_account(config_of(tmp_path, "allow_root = true"), "nobody")[0] == "nobody"
-
-
-def test_accounts_of_the_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="an account of the system"):
-        find_account(config_of(tmp_path, TOKEN), "daemon")
-    assert find_account(config_of(tmp_path, f"min_uid = 1{TOKEN}"), "daemon")[0] == "daemon"
-    assert find_account(config_of(tmp_path, f'user = "daemon"{TOKEN}'), "nobody")[0] == "daemon"
-
-
-def test_the_nodes_user_comes_before_the_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    assert find_account(config_of(tmp_path, 'user = "nobody"'), "root")[0] == "nobody"
-
-
-@pytest.mark.parametrize("user", ["no-such-user-here", "", "a\0b"])
-def test_an_unknown_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="is not known on node n"):
-        find_account(config_of(tmp_path, ""), user)
+@pytest.mark.parametrize(
+    ("executor", "user", "words"),
+    [
+        ("", "root", "allow_root = true"),
+        ("", "nobody", "asks for no tokens"),
+        (TOKEN, "daemon", "an account of the system"),
+        ("", "no-such-user-here", "is not known on node n"),
+        ("", "", "is not known on node n"),
+        ("", "a\0b", "is not known on node n"),
+    ],
+)
+def test_an_account_that_a_job_may_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, user: str, words: str
+) -> None:
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match=words):
+        find_account(config_of(tmp_path, executor), user)
 
 
 @pytest.mark.parametrize("user", ["", "root", "daemon"])
@@ -558,12 +515,8 @@ def test_the_next_agent_finds_running_ended_and_lost_jobs(world: World) -> None:
     for job_id in ("runs", "ended", "gone"):
         world.run(job_id)
     world.happen(Ended("ended", 200.0, exit_code=0))
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"runs": Started("runs", "cpumond-jobs/runs", 150.0)}
-    world.executor.events = [Ended("gone", 300.0, exit_code=4)]
-    world.load()
-    world.advance()
+    world.restart("runs")
+    world.happen(Ended("gone", 300.0, exit_code=4))
     [report] = world.jobs.reports()
     assert (report.job_id, report.start_time) == ("runs", 100.0)
     assert world.finished("ended")["state"] == "completed"
@@ -588,10 +541,7 @@ def test_after_a_boot_of_the_host_running_jobs_are_lost(world: World, monkeypatc
 def test_a_stop_survives_the_agent(world: World) -> None:
     world.run("j1")
     world.obey(stop=[stop("j1", 10.0, "make room")])
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     world.advance(10.1)
     assert world.executor.calls == [("kill", "j1")]
     world.happen(Ended("j1", 300.0, signal=9))
@@ -601,10 +551,7 @@ def test_a_stop_survives_the_agent(world: World) -> None:
 def test_an_order_that_was_not_begun_is_forgotten(world: World) -> None:
     world.run("j1", cpu_limit=4.0)
     world.obey(make_order("waits"))
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert set(world.jobs.jobs) == {"j1"}
 
 
@@ -614,9 +561,7 @@ def test_what_this_node_has_not_made_is_left_alone(world: World) -> None:
     (jobs_dir / "half").mkdir()
     (jobs_dir / "half" / "job.json").write_text("{")
     (jobs_dir / "file").write_text("x")
-    world.jobs.close()
-    world.begin()
-    world.load()
+    world.restart()
     world.wait_for_workers()
     assert sorted(os.listdir(jobs_dir)) == [".lock", "file", "half", "home"]
     assert world.jobs.finished_jobs() == []
@@ -636,10 +581,7 @@ def test_a_node_that_was_renamed_goes_on_with_its_jobs(world: World) -> None:
 def test_what_was_summed_up_before_a_restart_is_not_forgotten(name: str, world: World) -> None:
     world.run("j1")
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 7.0})})
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert getattr(world.jobs.reports()[0], name) == 7.0
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 2.0})})
     world.happen(Ended("j1", 300.0, exit_code=0))
@@ -657,12 +599,8 @@ def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -
 
 def kill_agent(world: World, *job_ids: str) -> None:
     """The agent ends without a word, and another one finds the jobs."""
-    old = world.jobs
-    old._note = lambda *_, **__: None  # type: ignore[method-assign]
-    old.close()
-    world.begin()
-    world.executor.living = {job_id: Started(job_id, f"cpumond-jobs/{job_id}", 150.0) for job_id in job_ids}
-    world.load()
+    world.jobs._note = lambda *_, **__: None  # type: ignore[method-assign]
+    world.restart(*job_ids)
 
 
 def told_sums(world: World) -> dict[str, float]:
@@ -701,10 +639,7 @@ def test_the_newer_of_two_files_counts(world: World) -> None:
     world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     use(world, 4.0)
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert told_sums(world) == {"j1": 4.0}
 
 
@@ -900,16 +835,18 @@ def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_
 def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        locks = [files.open_jobs_dir(str(tmp_path / "new"))]
+        opened = [files.JobsDir(str(tmp_path / "new"))]
         (tmp_path / "old").mkdir(0o700)
-        locks.append(files.open_jobs_dir(str(tmp_path / "old")))
+        opened.append(files.JobsDir(str(tmp_path / "old")))
+        for each in opened:
+            each.open()
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
     with pytest.raises(UnavailableError, match="used by another agent"):
-        files.open_jobs_dir(str(tmp_path / "new"))
-    for lock in locks:
-        os.close(lock)
+        files.JobsDir(str(tmp_path / "new")).open()
+    for each in opened:
+        each.close()
 
 
 def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) -> None:
@@ -917,16 +854,14 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        files.open_jobs_dir(str(shared))
+        files.JobsDir(str(shared)).open()
 
 
 def test_an_order_whose_directory_was_made_and_no_more_is_begun_anew(world: World) -> None:
     jobs_dir = Path(world.config.executor.jobs_dir)
     (jobs_dir / "j1" / "sandbox").mkdir(parents=True)
     files.write_job_file(str(jobs_dir / "j1"), files.JobFile(make_order("j1"), "boot"))
-    world.jobs.close()
-    world.begin()
-    world.load()
+    world.restart()
     world.obey(make_order("j1"))
     assert world.executor.calls == [("start", "j1")]
     world.wait_for_workers()
