@@ -31,12 +31,16 @@ from cpumond.executor.model import (
 )
 from cpumond.executor.systemd.bus import MANAGER, PROPERTIES, RECONNECT_FIRST_S, SYSTEMD, BusAway, Refused, SystemdBus
 from cpumond.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
-from cpumond.executor.systemd.state import GONE, UnitState, explain_start_failure, make_ended, read_state
-from cpumond.executor.systemd.units import (
+from cpumond.executor.systemd.unit import (
+    GONE,
     JOB_ID,
     SLICE_CGROUP,
     UNIT_PREFIX,
+    UnitState,
     check_launch,
+    explain_start_failure,
+    make_ended,
+    read_state,
     unit_name,
     unit_path,
     unit_properties,

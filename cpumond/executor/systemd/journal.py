@@ -12,7 +12,7 @@ from typing import IO, Final
 
 from cpumond.errors import describe
 from cpumond.executor.model import ExecutorError
-from cpumond.executor.systemd.units import unit_name
+from cpumond.executor.systemd.unit import unit_name
 from cpumond.wire import LogStream
 
 PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}

@@ -10,8 +10,16 @@ import pytest
 from cpumond.executor.model import ExecutorError, Launch, NotStarted
 from cpumond.executor.systemd.executor import SystemdExecutor
 from cpumond.executor.systemd.journal import read_export
-from cpumond.executor.systemd.state import explain_start_failure, make_ended, read_state
-from cpumond.executor.systemd.units import check_launch, find_program, unit_name, unit_path, unit_properties
+from cpumond.executor.systemd.unit import (
+    check_launch,
+    explain_start_failure,
+    find_program,
+    make_ended,
+    read_state,
+    unit_name,
+    unit_path,
+    unit_properties,
+)
 
 NEVER = 2**64 - 1
 
