@@ -541,9 +541,9 @@ class AssignedJobs:
         usage, other_cores = count_cores()
         self.note_usage(usage)
         jobs = [job for job in self.jobs.values() if job.takes_room and not job.is_stopping]
-        cpu = [job.take(job.current_cores) for job in jobs]
+        cpu = [job.share(job.current_cores) for job in jobs]
         self._abort_on_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
-        memory = [job.take(float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
+        memory = [job.share(float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
         self._abort_on_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
         options = self.config.executor
         for job_id in self._jobs_dir.drop_logs(self.clock.wall_s() - options.log_retention_s, options.max_kept_logs):

@@ -158,7 +158,7 @@ class JobsDir:
 
     def _write_sums(self, sums: dict[str, dict[str, float]]) -> None:
         try:
-            write_sums(self.path, sums)
+            _replace(os.path.join(self.path, SUMS_FILE), msgspec.json.encode(sums))
         except OSError as error:
             problem = from_os_error(error, f"write {SUMS_FILE} in {self.path}", "free space there")
             if not self._sums_refused:
@@ -189,10 +189,7 @@ def read_job_file(directory: str) -> JobFile | None:
 def write_job_file(directory: str, content: JobFile) -> None:
     """Replace the file as a whole, and keep the one before. Raises OSError; then the old one is still there."""
     path = os.path.join(directory, JOB_FILE)
-    _write_new(path, msgspec.json.encode(content))
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, path + BEFORE)
-    os.rename(f"{path}.new", path)
+    _replace(path, msgspec.json.encode(content), path + BEFORE)
 
 
 def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
@@ -208,20 +205,14 @@ def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
         return {}
 
 
-def write_sums(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
-    """Replace the file of the sums of all jobs. Raises OSError; then the old one is still there."""
-    path = os.path.join(jobs_dir, SUMS_FILE)
-    _write_new(path, msgspec.json.encode(sums))
-    os.rename(f"{path}.new", path)
-
-
-def _write_new(path: str, content: bytes) -> None:
-    with open(f"{path}.new", "wb", opener=_open_private) as file:
+def _replace(path: str, content: bytes, before: str = "") -> None:
+    """Replace a file as a whole, keep the old one as ``before``. Raises OSError; then the old one is still there."""
+    with open(f"{path}.new", "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
         file.write(content)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if before:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, before)
+    os.rename(f"{path}.new", path)
 
 
 def set_aside(directory: str) -> str:

@@ -81,11 +81,11 @@ class AssignedJob:
         """Sums do not fall: not when the monitor ceases to move the limit, nor when it begins anew with the cgroup."""
         if self.usage is not None:
             sums = {name: (getattr(self.usage, name) or 0.0, getattr(now, name) or 0.0) for name in SUMS}
-            fallen = {name: before for name, (before, after) in sums.items() if after < before}
-            now = msgspec.structs.replace(now, **fallen)
+            if fallen := {name: before for name, (before, after) in sums.items() if after < before}:
+                now = msgspec.structs.replace(now, **fallen)
         self.usage = now
 
-    def take(self, amount: float) -> Share:
+    def share(self, amount: float) -> Share:
         """``amount`` of a resource as its share; while it is still being started, it is the last of all."""
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)

@@ -22,6 +22,7 @@ from fake_executor import ME, PlayedExecutor
 from cpumond.agent.jobs import assigned as module
 from cpumond.agent.jobs import files, launch
 from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.files import JobsDir
 from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
 from cpumond.agent.jobs.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
@@ -719,16 +720,16 @@ def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) ->
 def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun = threading.Event(), threading.Semaphore(0)
     writes: list[float] = []
-    write = files.write_sums
+    write = JobsDir._write_sums
 
-    def hang(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
+    def hang(jobs_dir: JobsDir, sums: dict[str, dict[str, float]]) -> None:
         writes.append(sums["j1"]["ordered_cpu_seconds"])
         begun.release()
         assert go_on.wait(30.0)
         write(jobs_dir, sums)
 
-    monkeypatch.setattr(files, "write_sums", hang)
     world.run("j1")
+    monkeypatch.setattr(JobsDir, "_write_sums", hang)
     for second in range(100):
         use(world, float(second))
         world.advance(1.0)
@@ -753,7 +754,7 @@ def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
     world.run("j1")
     use(world, 7.0)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write_sums", refuse)
+        patched.setattr(files, "_replace", refuse)
         for _ in range(5):
             world.advance(files.SUMS_PERIOD_S)
             world.wait_for_workers()
@@ -835,16 +836,16 @@ def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_
 def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        opened = [files.JobsDir(str(tmp_path / "new"))]
+        opened = [JobsDir(str(tmp_path / "new"))]
         (tmp_path / "old").mkdir(0o700)
-        opened.append(files.JobsDir(str(tmp_path / "old")))
+        opened.append(JobsDir(str(tmp_path / "old")))
         for each in opened:
             each.open()
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
     with pytest.raises(UnavailableError, match="used by another agent"):
-        files.JobsDir(str(tmp_path / "new")).open()
+        JobsDir(str(tmp_path / "new")).open()
     for each in opened:
         each.close()
 
@@ -854,7 +855,7 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        files.JobsDir(str(shared)).open()
+        JobsDir(str(shared)).open()
 
 
 def test_an_order_whose_directory_was_made_and_no_more_is_begun_anew(world: World) -> None:
