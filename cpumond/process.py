@@ -117,15 +117,6 @@ def close_sockets(sockets: list[socket.socket]) -> None:
         sock.close()
 
 
-def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object] | None:
-    """What sends a message to the service manager (sd_notify); None when it did not start us."""
-    if not environment.get("NOTIFY_SOCKET"):
-        return None
-    from cysystemd import daemon
-
-    return daemon.sd_notify  # type: ignore[attr-defined, no-any-return]
-
-
 class ServiceManager:
     """The service manager (sd_notify), when ``environment`` says that it started us; else messages go nowhere.
 
@@ -133,8 +124,13 @@ class ServiceManager:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._send = connect_to_manager(environment)
-        self.watchdog_s = math.inf if self._send is None else read_watchdog_s(environment)
+        self._send: Callable[[str], object] | None = None
+        self.watchdog_s = math.inf
+        if environment.get("NOTIFY_SOCKET"):
+            from cysystemd import daemon
+
+            self._send = daemon.sd_notify  # type: ignore[attr-defined]
+            self.watchdog_s = read_watchdog_s(environment)
         self._extended_at_s = -math.inf
 
     @property

@@ -242,7 +242,7 @@ def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[
         except TimeoutError:
             return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
         except asyncio.CancelledError:
-            # The server ends and waits for nobody; the tick carries out no more requests.
+            # The server ends without waiting for answers; the tick carries out no more requests.
             return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -292,7 +292,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Server(uvicorn.Server):
-    """A server that waits to be told to stop; the library's looks ten times a second, 0.2 % of a core when idle."""
+    """A server that waits for ``stopping``; the library's looks ten times a second, 0.2 % of a core when idle."""
 
     def __init__(self, app: App, stopping: asyncio.Event) -> None:
         super().__init__(
@@ -356,7 +356,7 @@ class ApiServer:
                     tasks.create_task(_Server(app, stopping).serve(own))
 
     def replace_control(self, control: socket.socket) -> None:
-        """Answer on another control socket from now on: nobody finds the way to the one before any more."""
+        """Answer on another control socket from now on: the path to the one before is gone."""
         sockets = self._served[0][1]
         before, sockets[:] = list(sockets), [control]
         self._end_loop()
@@ -364,7 +364,7 @@ class ApiServer:
 
     def _end_loop(self) -> None:
         if self._wake is not None:
-            # A loop that has ended by itself has nothing to be told.
+            # It has ended by itself.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 

@@ -122,7 +122,7 @@ def check_no_sources() -> Finding:
 
 def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
     """What a source finds now: how many cgroups, a sample of the jobs they become, and what is wrong with them."""
-    from cpumond.agent.jobs import find_refusal
+    from cpumond.agent.tracked import find_refusal
     from cpumond.discovery import describe_source, find_cgroups, name_job
 
     check = f"source {number}"

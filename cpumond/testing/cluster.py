@@ -468,7 +468,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _find_keepers(runtime_dir: str) -> list[int]:
-    """The processes that were started as ``keeper.py RUNTIME_DIR``."""
+    """The processes that were started as ``keeper.PROGRAM RUNTIME_DIR``."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():

@@ -264,7 +264,7 @@ def list_parts(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         # Its last word is where its socket is: below ``directory``, or in a shorter one that has the demo's number.
-        keeps = "keeper.py" in " ".join(words) and (words[-1].startswith(str(directory)) or f"-{pid}-" in words[-1])
+        keeps = "/keeper/" in " ".join(words) and (words[-1].startswith(str(directory)) or f"-{pid}-" in words[-1])
         if keeps or (str(pid) in words and "pidfd_open" in " ".join(words)):
             parts.append(process)
     assert len(parts) >= 4

@@ -36,8 +36,10 @@ from guest_tools import (
     write_file,
 )
 
-from cpumond.executor import Ended, Event, Launch, NotStarted, Started
-from cpumond.executor.systemd import SystemdExecutor
+from cpumond.cgroup.jobs import JobCgroupTree
+from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.executor.model import Ended, Event, Launch, NotStarted, Started
+from cpumond.executor.systemd.executor import SystemdExecutor
 
 FOR_ROOT = "/root/only/for-root"
 MiB = 1 << 20
@@ -86,7 +88,7 @@ class Driver:
     """An executor and what it told so far."""
 
     def __init__(self) -> None:
-        self.executor = SystemdExecutor(None)  # type: ignore[arg-type]
+        self.executor = SystemdExecutor(JobCgroupTree(open_hierarchies(), ""))
         self.events: list[Event] = []
 
     def recover(self, *job_ids: str) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, jobs, writer
-from cpumond.agent.jobs import Tracked
+from cpumond.agent import control, tracked, writer
 from cpumond.agent.loop import choose_stride
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
+from cpumond.agent.tracked import Tracked
 from cpumond.agent.written import WRITTEN_FILE
 from cpumond.answers import AddedJob
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -58,7 +58,7 @@ def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make
 
 
 def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
-    monkeypatch.setattr(jobs, "find_vital", lambda: {"jobs/a": "PID 1 runs in it"})
+    monkeypatch.setattr(tracked, "find_vital", lambda: {"jobs/a": "PID 1 runs in it"})
     node = make_node({"a": FOUR, "b": FOUR}).start()
     node.ticks(8)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
