@@ -25,7 +25,9 @@ def connected(uid: int | None = None) -> Iterator[tuple[socket.socket, socket.so
         if uid is not None:
             os.seteuid(uid)
         try:
-            client = socket.create_connection(server.getsockname())
+            # Not create_connection: what Python imports for it, and may not read now, is missing ever after.
+            client = socket.socket()
+            client.connect(server.getsockname())
         finally:
             os.seteuid(own)
         with client, server.accept()[0] as connection:
