@@ -431,17 +431,20 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     path of the moment: what was counted stays where it was when the operation moves.
     """
     counted = job.counted
-    grown: list[float] = []
+    grown = [0.0] * len(CPU_COUNTERS)
+    has_grown = False
     for number, value in enumerate(told):
-        before = counted[number]
-        if value is None or (before is not None and value <= before):
-            if value is not None and number > 0:
-                counted[number] = value
-            grown.append(0.0)
+        if value is None:
             continue
-        counted[number] = value
-        grown.append(0.0 if before is None else value - before)
-    if any(grown):
+        before = counted[number]
+        if before is None or value > before:
+            counted[number] = value
+            if before is not None:
+                grown[number] = value - before
+                has_grown = True
+        elif number > 0:
+            counted[number] = value
+    if has_grown:
         add_cpu_time(job.element, grown)
 
 

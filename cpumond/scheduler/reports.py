@@ -9,7 +9,7 @@ import msgspec
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
-from cpumond.wire import CPU_COUNTERS, CpuUse, FinishedJob, JobReport, cpu_times
+from cpumond.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 
 Told = TypeVar("Told", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
@@ -41,12 +41,16 @@ def overrules(state: JobState, counted: JobRecord) -> bool:
     return state == "completed" and counted.state in GIVEN_UP
 
 
-def believe(told: Told, node: Node, start_time: float, now: float) -> Told:
+def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> Told:
     """What a node says of a job, without times and usage that no host can have had: one wrong number would stand out
     of every graph and sum of its pools for as long as they are kept."""
     cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
     most = cores * (max(now - start_time, 0.0) + LATE_S)
-    wrong = [name for name, value in zip(CPU_COUNTERS, cpu_times(told), strict=True) if value and value > most]
+    wrong = []
+    # Each job of each heartbeat comes through here: one plain loop.
+    for name, value in zip(CPU_COUNTERS, cpu_times(told), strict=True):
+        if value and value > most:
+            wrong.append(name)
     if isinstance(told, JobReport):
         if told.cpu_usage is not None and told.cpu_usage > cores:
             wrong.append("cpu_usage")
@@ -55,9 +59,8 @@ def believe(told: Told, node: Node, start_time: float, now: float) -> Told:
     return msgspec.structs.replace(told, **dict.fromkeys(wrong)) if wrong else told
 
 
-def _keep_known(before: CpuUse, told: Told) -> Told:
-    """What is told, and of the counters that it leaves out what was told before."""
-    times = cpu_times(told)
+def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
+    """What is told, and of the counters that it leaves out what was told before; ``times`` are its counters."""
     if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
         return told
     missing = {name: then for name, value, then in zip(CPU_COUNTERS, times, earlier, strict=True) if value is None}
@@ -70,12 +73,13 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 def take_report(job: Job, report: JobReport, now: float) -> None:
     """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
-    report = believe(report, job.node, job.start_time, now)
+    report = drop_implausible(report, job.node, job.start_time, now)
+    times = cpu_times(report)
     if job.began_at is None:
         # The node's clock may be another one; a job that was taken over has its start from the node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
-    job.report = _keep_known(job.report, report)
-    count_cpu_time(job, cpu_times(report))
+    job.report = _keep_known(job.report, report, times)
+    count_cpu_time(job, times)
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
@@ -119,5 +123,5 @@ def job_record(
         preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         sequence=job.sequence,
-        **list_counters(job.report if finished is None else _keep_known(job.report, finished)),
+        **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )
