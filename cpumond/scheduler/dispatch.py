@@ -158,7 +158,8 @@ class Dispatch(Registration):
     def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
         """The record of a job that the node says has ended; None if it is counted already or nobody's."""
         job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
-        finished = drop_implausible(finished, node, (finished.start_time or now) if job is None else job.start_time, now)
+        start_time = (finished.start_time or now) if job is None else job.start_time
+        finished = drop_implausible(finished, node, start_time, now)
         if job is not None:
             return job_record(job, finished.state, now, finished)
         live = self.operations.get(finished.operation_id)
