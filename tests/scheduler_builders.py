@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import Vector, add
-from cpumond.scheduler import placement
+from cpumond.scheduler.decide import placement
+from cpumond.scheduler.decide.preemption import PreemptionPlan
+from cpumond.scheduler.decide.snapshot import SnapshotMaker
+from cpumond.scheduler.decide.starvation import update_starvation
 from cpumond.scheduler.elements import (
     Element,
     Job,
@@ -34,9 +37,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     TreeSettings,
 )
-from cpumond.scheduler.preemption import PreemptionPlan
-from cpumond.scheduler.snapshot import SnapshotMaker
-from cpumond.scheduler.starvation import operation_rules, pool_rules, root_rules, update_starvation
+from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
 
 NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
 

@@ -27,6 +27,10 @@ from cpumond.api.figures import (
     show,
 )
 from cpumond.scheduler import resulting
+from cpumond.scheduler.decide.candidates import sort_jobs
+from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
+from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
@@ -56,10 +60,6 @@ from cpumond.scheduler.model import (
     Task,
     to_amounts,
 )
-from cpumond.scheduler.placement import find_stuck_tasks, satisfaction
-from cpumond.scheduler.preemption import sort_jobs
-from cpumond.scheduler.snapshot import operation_weight
-from cpumond.scheduler.starvation import starves_in_s
 from cpumond.scheduler.state import State
 from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times
 

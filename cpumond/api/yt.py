@@ -49,7 +49,7 @@ from cpumond.api.yt_parameters import YtRequest, gather_parameters, read_map, re
 from cpumond.api.yt_replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimits
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.spec_room import weigh as weigh_value
+from cpumond.scheduler.state.spec_room import weigh as weigh_value
 
 log = structlog.get_logger("cpumond.api")
 

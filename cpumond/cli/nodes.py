@@ -19,7 +19,7 @@ from cpumond.cli.scheduler_client import (
     scheduler_options,
 )
 from cpumond.cli.tables import warn
-from cpumond.scheduler.why import show_span
+from cpumond.scheduler.why.operation import show_span
 from cpumond.words import show_cores, show_name, show_number
 
 

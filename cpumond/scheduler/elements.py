@@ -8,7 +8,6 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.fairshare import tree as fairshare
@@ -24,6 +23,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 from cpumond.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
@@ -36,26 +36,6 @@ Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
-
-
-@dataclass(slots=True, eq=False)
-class PreemptionRules:
-    """What holds for an element after inheritance (6.2): times in seconds."""
-
-    tolerance: float
-    fair_share_timeout_s: float
-    min_share_timeout_s: float
-    aggressive_timeout_s: float
-    tolerance_limit: float
-    fair_share_timeout_limit_s: float
-    min_share_timeout_limit_s: float
-    aggressive_starvation: bool
-    """Own flag or that of any ancestor (6.8)."""
-    aggressive_preemption: bool
-    non_preemptible_threshold: Vector | None
-    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
-    says_min_share: bool = True
-    """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 class Element:

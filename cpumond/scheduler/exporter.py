@@ -18,8 +18,8 @@ from prometheus_client.exposition import generate_latest
 from cpumond import __version__
 from cpumond.fairshare.resources import Vector, ratio, share
 from cpumond.scheduler.elements import PoolElement, Tree, flow_ratio, is_integral, volume_capacity, volume_ratio
-from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import to_vector
+from cpumond.scheduler.service import Scheduler
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")

@@ -26,20 +26,20 @@ from cpumond.process import (
     open_tcp_sockets,
     raise_descriptor_limit,
 )
-from cpumond.scheduler.admission import PoolRules
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
+from cpumond.scheduler.decide.admission import PoolRules
 from cpumond.scheduler.exporter import MetricsText
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.notify import tell_manager
 from cpumond.scheduler.peer import LOCAL_USERS
-from cpumond.scheduler.recorder import History
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
-from cpumond.scheduler.store.history import HistoryStore
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
-from cpumond.scheduler.transaction import Rules
 
 log = structlog.get_logger("cpumond.scheduler")
 

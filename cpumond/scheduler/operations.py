@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.attributes import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
@@ -22,6 +21,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     Task,
 )
+from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 
 DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000

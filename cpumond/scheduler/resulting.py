@@ -14,10 +14,10 @@ import msgspec
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED
 from cpumond.monitor.model import DEFAULT_SETTINGS, RULE_DEFAULTS, MonitorSettings
+from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.elements import Operation, OperationElement
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
 from cpumond.scheduler.operations import ALIASES, TREE_OPTIONS
-from cpumond.scheduler.snapshot import operation_weight
 
 Source = Literal["default", "specification"]
 

@@ -80,7 +80,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
         else:
             _create(path, migrations)
         with _explained(path, "open"):
-            connection = _connect(path)
+            connection = connect(path)
             undo.callback(connection.close)
             _prepare(connection)
             _migrate(connection, path, migrations)
@@ -157,17 +157,11 @@ class SqliteStore:
                 f"{self.path}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
                 "which no file can keep; give it another name"
             ) from None
-        with _explained(self.path, "write"):
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                if removed:
-                    self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
-                if put:
-                    self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
+        with _explained(self.path, "write"), transaction(self._connection):
+            if removed:
+                self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
+            if put:
+                self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
         # Removed while it was written? What cannot be mended now is tried again by the next write, or the look before.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
@@ -205,7 +199,7 @@ class SqliteStore:
         put_back(self._connection, self.path)
         # Its end removes a log of that name: before there is a new one.
         self._connection.close()
-        self._connection = _connect(self.path)
+        self._connection = connect(self.path)
         _prepare(self._connection)
         _check_table(self._connection, self.path)
         self._files = self._identify_files()
@@ -213,12 +207,6 @@ class SqliteStore:
     def _check_open(self) -> None:
         if self._lock is None:
             raise StoreError(f"{self.path}: the store was closed; open it again")
-
-    def _roll_back(self) -> None:
-        # After some errors SQLite has done so already, and refuses to do it twice.
-        with contextlib.suppress(sqlite3.Error):
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
         """Copy the log into the database and let another process have it; a second time does nothing."""
@@ -249,10 +237,10 @@ def put_back(connection: sqlite3.Connection, path: str) -> None:
     """Write what ``connection`` has open, whose file was removed from ``path``, there anew; the connection stays with
     the file that has no name. Raises OSError or sqlite3.Error."""
     new = f"{path}.new"
-    _unlink_all(new)
+    unlink_all(new)
     try:
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(_connect(new)) as target:
+        with contextlib.closing(connect(new)) as target:
             connection.backup(target)
             target.execute("PRAGMA journal_mode = WAL")
         _sync_file(new)
@@ -263,7 +251,7 @@ def put_back(connection: sqlite3.Connection, path: str) -> None:
         os.rename(new, path)
         _sync_directory(path)
     finally:
-        _unlink_all(new)
+        unlink_all(new)
 
 
 def _lock(path: str) -> int:
@@ -310,14 +298,14 @@ def _inspect(path: str, newest: int) -> None:
         raise _damaged(path, "it is empty" if not head else "it is not an SQLite database")
     if len(head) < HEADER_BYTES:
         raise _damaged(path, f"it is cut short, to {len(head)} bytes")
-    with _explained(path, "read"), contextlib.closing(_connect(path, _pick_mode(path))) as connection:
-        application = _read_number(connection, "application_id")
+    with _explained(path, "read"), contextlib.closing(connect(path, _pick_mode(path))) as connection:
+        application = read_number(connection, "application_id")
         if application != APPLICATION_ID:
             raise StoreError(
                 f"{path}: belongs to another program (application_id {application:#x}, not {APPLICATION_ID:#x}); "
                 "it was left as it is: set `state_dir` to a directory of the scheduler's own"
             )
-        version = _read_number(connection, "user_version")
+        version = read_number(connection, "user_version")
         if version > newest:
             raise StoreError(
                 f"{path}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it was "
@@ -344,11 +332,11 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
     if left:
         raise _damaged(path, f"the database is gone, but {path}{left[0]} of it is there")
     new = f"{path}.new"
-    _unlink_all(new)
+    unlink_all(new)
     try:
         with _explained(path, "create"):
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            with contextlib.closing(_connect(new)) as connection:
+            with contextlib.closing(connect(new)) as connection:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 _apply(connection, 0, migrations)
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -358,24 +346,24 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
             with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
                 _sync_directory(os.path.dirname(path))
     finally:
-        _unlink_all(new)
+        unlink_all(new)
 
 
 def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration]) -> None:
-    version = _read_number(connection, "user_version")
+    version = read_number(connection, "user_version")
     if version == len(migrations):
         return
     copy, new = f"{path}.v{version}", f"{path}.v{version}.new"
-    _unlink_all(new)
+    unlink_all(new)
     try:
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(_connect(new)) as target:
+        with contextlib.closing(connect(new)) as target:
             connection.backup(target)
         _sync_file(new)
         os.rename(new, copy)
         _sync_directory(path)
     finally:
-        _unlink_all(new)
+        unlink_all(new)
     _apply(connection, version, migrations)
 
 
@@ -457,18 +445,27 @@ def _check_table(connection: sqlite3.Connection, path: str) -> None:
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
     """Each step in one transaction with its version: a crash leaves the one or the other."""
     for number, migration in enumerate(migrations[version:], version + 1):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             migration(connection)
             connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is done inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # After some errors SQLite has rolled back already, and refuses to do it twice.
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise
+        raise
 
 
-def _connect(path: str, mode: str = "rw") -> sqlite3.Connection:
+def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
     """A connection to an existing file, in autocommit: transactions are begun and ended by their words."""
     return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
@@ -479,7 +476,7 @@ def _connect(path: str, mode: str = "rw") -> sqlite3.Connection:
     )
 
 
-def _read_number(connection: sqlite3.Connection, pragma: str) -> int:
+def read_number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
@@ -491,7 +488,7 @@ def _pick_aside(path: str) -> str:
     )
 
 
-def _unlink_all(path: str) -> None:
+def unlink_all(path: str) -> None:
     for suffix in ("", *COMPANIONS):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
