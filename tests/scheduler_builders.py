@@ -29,6 +29,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.model import (
     ROOT_POOL,
+    Config,
     OperationRecord,
     OperationTreeOptions,
     PoolConfig,
@@ -38,6 +39,7 @@ from cpumond.scheduler.model import (
     TreeSettings,
 )
 from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
+from cpumond.scheduler.settings.records import SYSTEM, RecordKey, changed_records
 
 NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -215,3 +217,9 @@ def starve(element: Element, status: StarvationStatus = "starving", since: float
     element.starvation_status = status
     element.scheduling_status = "below_fair_share"
     element.below_since = since
+
+
+def records_of(config: Config) -> dict[RecordKey, dict[str, Any] | None]:
+    """All records of a configuration."""
+    records = {(kind, key): record for kind, key, record in changed_records(Config({}), config)}
+    return {SYSTEM: {"default_tree": config.default_tree}, **records}

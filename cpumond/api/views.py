@@ -27,10 +27,10 @@ from cpumond.api.figures import (
     show,
 )
 from cpumond.scheduler import resulting
-from cpumond.scheduler.decide.candidates import sort_jobs
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.decide.starvation import starves_in_s
+from cpumond.scheduler.decide.victims import sort_jobs
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,

@@ -143,14 +143,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
     _refuse_rights(table, "spec")
-    shared = _read_options("spec", table)
-    per_tree = _table(table.get("scheduling_options_per_pool_tree", {}), "spec/scheduling_options_per_pool_tree")
-    options = {"": shared}
-    for tree, given in per_tree.items():
-        where = f"spec/scheduling_options_per_pool_tree/{tree}"
-        named = _normalise(_table(given, where), where)
-        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, where)
-        options[tree] = _read_options(where, named)
+    shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
     trees = table.get("pool_trees")
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
@@ -168,7 +161,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     return Wish(
         tasks=_read_tasks(table),
         trees=trees,
-        options=options,
+        options={"": shared, **per_tree},
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
         alias=_text(table.get("alias", ""), "spec/alias", 1000),
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
@@ -286,6 +279,18 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 options[name] = normalise_value(value, _OPTION_TYPES[name], place)
             except CommandError as error:
                 raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
+    return options
+
+
+def _read_per_tree(table: Mapping[str, Any], inside: str) -> dict[str, dict[str, Any]]:
+    """``scheduling_options_per_pool_tree``: the options of each tree that it names."""
+    where = f"{inside}/scheduling_options_per_pool_tree"
+    options = {}
+    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
+        place = f"{where}/{tree}"
+        named = _normalise(_table(given, place), place)
+        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
+        options[tree] = _read_options(place, named)
     return options
 
 
@@ -440,13 +445,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     _refuse_rights(table, "parameters")
     given = {name: value for name, value in table.items() if name not in RIGHTS}
     _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree"}, "parameters")
-    result = {"": _read_options("parameters", table)}
-    where = "parameters/scheduling_options_per_pool_tree"
-    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
-        named = _normalise(_table(given, f"{where}/{tree}"), f"{where}/{tree}")
-        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, f"{where}/{tree}")
-        result[tree] = _read_options(f"{where}/{tree}", named)
-    return result
+    return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
 
 
 # --- records -------------------------------------------------------------------------------------------------------

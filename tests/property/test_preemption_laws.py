@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO, Vector, add, subtract, sum_vectors
-from cpumond.scheduler.decide.candidates import is_protected_by_count
 from cpumond.scheduler.decide.placement import ServiceOrder, satisfaction_of
 from cpumond.scheduler.decide.preemption import PreemptionPlan, TargetPriority, Targets, plan_preemption
 from cpumond.scheduler.decide.starvation import priority_of, starving_operations
-from cpumond.scheduler.decide.violations import find_limit_violators, find_overcommit_victims
+from cpumond.scheduler.decide.victims import find_limit_violators, find_overcommit_victims, is_protected_by_count
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,

@@ -10,6 +10,7 @@ import msgspec
 from examples import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
+from scheduler_builders import records_of
 
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
 from cpumond.scheduler.settings.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
@@ -28,7 +29,7 @@ from cpumond.scheduler.settings.commands import (
     apply,
     check_nodes,
 )
-from cpumond.scheduler.settings.records import RecordKey, changed_records, load_config, records_of
+from cpumond.scheduler.settings.records import RecordKey, changed_records, load_config
 from cpumond.scheduler.settings.validation import validate_tree
 
 many = examples(150)

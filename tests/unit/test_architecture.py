@@ -21,8 +21,8 @@ PURE = (
     ),
 )  # fmt: skip
 VALUE_MODULES = {
-    "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno",
-    "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
+    "__future__", "array", "bisect", "collections", "collections.abc", "contextlib", "dataclasses", "decimal", "enum",
+    "errno", "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
 }  # fmt: skip
 """Of the standard library: modules that know values only, neither the machine nor the time."""
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates, greatest, subtract
-from cpumond.scheduler.decide.candidates import (
+from cpumond.scheduler.decide.placement import is_spare
+from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
+from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.victims import (
     ROUNDING,
     as_vector,
     blocks,
@@ -25,9 +28,6 @@ from cpumond.scheduler.decide.candidates import (
     sort_jobs,
     uses,
 )
-from cpumond.scheduler.decide.placement import is_spare
-from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
-from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.elements import (
     PREEMPTIBLE,
     Element,

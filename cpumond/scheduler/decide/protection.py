@@ -11,7 +11,10 @@ from typing import Final, Literal, NamedTuple
 
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.scheduler.decide.candidates import (
+from cpumond.scheduler.decide.preemption import TargetPriority
+from cpumond.scheduler.decide.snapshot import element_name
+from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.victims import (
     blocks,
     is_protected_by_count,
     local_satisfaction,
@@ -19,9 +22,6 @@ from cpumond.scheduler.decide.candidates import (
     sort_jobs,
     unpreemptible_job_count,
 )
-from cpumond.scheduler.decide.preemption import TargetPriority
-from cpumond.scheduler.decide.snapshot import element_name
-from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,

@@ -18,14 +18,13 @@ from cpumond.fairshare.resources import (
     Vector,
     add,
     greatest,
-    ratio,
     scale,
     share,
     subtract,
     sum_vectors,
 )
 from cpumond.fairshare.result import Elements, UpdateResult
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, flow_ratio, is_integral
 from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
 
 OPERATION_PREFIX = "#"
@@ -59,7 +58,7 @@ class SnapshotMaker:
         if settings.infer_weight_from_guarantees_share_multiplier is not None:
             self._guaranteed = guaranteed_shares(tree)
         pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
-        self._sent = {name: (pool, _is_integral(pool)) for name, pool in tree.pools.items()}
+        self._sent = {name: (pool, is_integral(pool)) for name, pool in tree.pools.items()}
         operations: list[fairshare.Operation] = []
         guarantees: list[fairshare.Pool] = []
         self._with_guarantee = []
@@ -111,7 +110,7 @@ class SnapshotMaker:
             pool.fair_share = shares.fair_share.total
             pool.demand_share = shares.demand_share
             pool.strong_guarantee_share = shares.strong_guarantee_share
-            if was_integral and _is_integral(pool):
+            if was_integral and is_integral(pool):
                 pool.volume = shares.accumulated_volume
                 pool.last_integral_ratio = shares.last_share_ratio
             else:
@@ -254,10 +253,6 @@ def _forget(tree: Tree) -> None:
             element.entry = None
 
 
-def _is_integral(pool: PoolElement) -> bool:
-    return pool.settings.integral_guarantees.guarantee_type != "none"
-
-
 def _name(pool: PoolElement) -> str:
     return fairshare.ROOT if pool.parent is None else pool.name
 
@@ -281,10 +276,7 @@ def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
     found: dict[str, tuple[Vector, float]] = {}
     for pool in reversed((tree.root, *tree.pools.values())):
         below = [found[name] for name in pool.children]
-        given = pool.settings.integral_guarantees
-        flow = sum(each[1] for each in below)
-        if given.guarantee_type != "none":
-            flow += ratio(to_vector(given.resource_flow, 0.0), tree.total)
+        flow = sum(each[1] for each in below) + (flow_ratio(pool) if is_integral(pool) else 0.0)
         strong = share(to_vector(pool.settings.strong_guarantee_resources, 0.0), tree.total)
         if pool.parent is None:
             strong = sum_vectors([each[0] for each in below])

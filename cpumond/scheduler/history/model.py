@@ -180,16 +180,8 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums) -> Sums:
         """Both, in time or side by side."""
-        return Sums(
-            self.used + other.used,
-            self.reclaimed + other.reclaimed,
-            self.ordered + other.ordered,
-            self.throttled + other.throttled,
-            self.late + other.late,
-            self.limit + other.limit,
-            max(self.peak, other.peak),
-            self.points + other.points,
-        )
+        both = Sums._make(one + another for one, another in zip(self, other, strict=True))
+        return both._replace(peak=max(self.peak, other.peak))
 
 
 class Summary(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from cpumond.scheduler.history.model import (
     HOUR_S,
@@ -17,6 +18,8 @@ from cpumond.scheduler.history.model import (
 )
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.state import State
+
+CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
 
 
 def make_report(
@@ -65,27 +68,10 @@ def _operation_row(state: State, tree: str, operation_id: str, sums: Sums) -> Re
     record = state.finished.get(operation_id) if live is None else live.record
     if record is None:
         return _row(operation_id, sums)
-    options = record.trees.get(tree)
-    return _row(
-        operation_id,
-        sums,
-        title=record.title,
-        user=record.user,
-        pool="" if options is None else options.pool,
-        state=record.state,
-    )
+    pool = record.trees[tree].pool if tree in record.trees else ""
+    return _row(operation_id, sums, title=record.title, user=record.user, pool=pool, state=record.state)
 
 
-def _row(name: str, sums: Sums, **facts: str) -> ReportRow:
-    return ReportRow(
-        name=name,
-        **facts,
-        ordered=sums.ordered / HOUR_S,
-        limit=sums.limit / HOUR_S,
-        used=sums.used / HOUR_S,
-        reclaimed=sums.reclaimed / HOUR_S,
-        throttled=sums.throttled / HOUR_S,
-        late=sums.late / HOUR_S,
-        peak_limit_cores=sums.peak,
-        points=sums.points,
-    )
+def _row(name: str, sums: Sums, **facts: Any) -> ReportRow:
+    core_hours: dict[str, Any] = {field: getattr(sums, field) / HOUR_S for field in CORE_HOURS}
+    return ReportRow(name=name, **facts, **core_hours, peak_limit_cores=sums.peak, points=sums.points)

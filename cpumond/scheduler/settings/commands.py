@@ -7,6 +7,7 @@ siblings in the order of their names, so that one configuration always looks the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -149,9 +150,9 @@ class Outcome:
     """
 
     config: Config
-    warnings: tuple[str, ...]
     id: str
-    changed: bool
+    warnings: tuple[str, ...] = ()
+    changed: bool = False
 
 
 def apply(
@@ -169,7 +170,7 @@ def apply(
     """
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
     if made.config is config:
-        return Outcome(config, made.warnings, made.id, False)
+        return made
     warnings = list(made.warnings)
     filters_changed = False
     for name, tree in made.config.trees.items():
@@ -187,7 +188,7 @@ def apply(
     if filters_changed:
         check_nodes(made.config, nodes)
         warnings += [text for text in _overlaps(made.config) if text not in _overlaps(config)]
-    return Outcome(made.config, tuple(warnings), made.id, True)
+    return replace(made, warnings=tuple(warnings), changed=True)
 
 
 def _about_edited(error: CommandError, command: ConfigCommand) -> CommandError:
@@ -241,42 +242,31 @@ class _Context:
     new_id: Callable[[], str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A configuration that is not yet checked as a whole."""
-
-    config: Config
-    id: str
-    warnings: tuple[str, ...] = ()
-
-
-def _create_tree(context: _Context, command: CreateTree) -> _Made:
+def _create_tree(context: _Context, command: CreateTree) -> Outcome:
     config = context.config
     existing = config.trees.get(command.name)
     if existing is not None:
         if command.ignore_existing:
-            return _Made(config, existing.id)
+            return Outcome(config, existing.id)
         raise CommandError(f"Pool tree {quoted(command.name)} already exists", ALREADY_EXISTS, {FIELD: "name"})
-    with _At(f"pool tree {quoted(command.name)}"):
+    with _at(f"pool tree {quoted(command.name)}"):
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
     tree = TreeConfig(context.new_id(), command.name, attributes, settings, spelled)
-    return _Made(_with_tree(config, tree), tree.id, _about(tree.name, "", warnings))
+    return Outcome(_with_tree(config, tree), tree.id, _about(tree.name, "", warnings))
 
 
-def _change_tree(context: _Context, command: ChangeTree) -> _Made:
+def _change_tree(context: _Context, command: ChangeTree) -> Outcome:
     tree = find_tree(context.config, command.tree)
-    with _At(f"pool tree {quoted(tree.name)}"):
+    with _at(f"pool tree {quoted(tree.name)}"):
         attributes, spelled, warnings = edit("tree", tree.attributes, tree.spelled, command.edits)
-        warnings = _about(tree.name, "", warnings)
-        if _is_same(tree, attributes, spelled):
-            return _Made(context.config, tree.id, warnings)
-        settings = read_tree(attributes)
-    changed = replace(tree, attributes=attributes, settings=settings, spelled=spelled)
-    return _Made(_with_tree(context.config, changed), tree.id, warnings)
+        changed = tree
+        if not _is_same(tree, attributes, spelled):
+            changed = replace(tree, attributes=attributes, settings=read_tree(attributes), spelled=spelled)
+    return Outcome(_with_tree(context.config, changed), tree.id, _about(tree.name, "", warnings))
 
 
-def _remove_tree(context: _Context, command: RemoveTree) -> _Made:
+def _remove_tree(context: _Context, command: RemoveTree) -> Outcome:
     config = context.config
     tree = find_tree(config, command.tree)
     if tree.pools and not command.recursive:
@@ -288,45 +278,45 @@ def _remove_tree(context: _Context, command: RemoveTree) -> _Made:
             f"another one the default before: {', '.join(map(quoted, trees))}"
         )
     default = "" if config.default_tree == tree.name else config.default_tree
-    return _Made(Config(MappingProxyType(trees), default), tree.id)
+    return Outcome(Config(MappingProxyType(trees), default), tree.id)
 
 
-def _set_default_tree(context: _Context, command: SetDefaultTree) -> _Made:
+def _set_default_tree(context: _Context, command: SetDefaultTree) -> Outcome:
     config = context.config
     if command.tree is None:
-        return _Made(replace(config, default_tree="") if config.default_tree else config, "")
+        return Outcome(replace(config, default_tree="") if config.default_tree else config, "")
     if command.tree not in config.trees:
         missing = _missing("Pool tree", command.tree, config.trees)
         raise CommandError(f"Default tree is missing: {missing}", RESOLVE)
     same = config.default_tree == command.tree
-    return _Made(config if same else replace(config, default_tree=command.tree), config.trees[command.tree].id)
+    return Outcome(config if same else replace(config, default_tree=command.tree), config.trees[command.tree].id)
 
 
-def _create_pool(context: _Context, command: CreatePool) -> _Made:
+def _create_pool(context: _Context, command: CreatePool) -> Outcome:
     config, name = context.config, command.name
     tree = find_tree(config, command.tree)
     existing = tree.pools.get(name)
     if existing is not None:
         if command.ignore_existing and existing.parent == command.parent:
-            return _Made(config, existing.id)
+            return Outcome(config, existing.id)
         place = f" under {quoted(existing.parent)}" if existing.parent != command.parent else ""
         text = f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}{place}"
         raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
     _check_parent(tree, command.parent)
-    with _At(f"pool {quoted(name)}"):
+    with _at(f"pool {quoted(name)}"):
         attributes, spelled, warnings = normalise("pool", command.attributes)
         settings = read_pool(attributes)
     pool = PoolConfig(context.new_id(), name, command.parent, attributes, settings, spelled)
     changed = with_pools(tree, [*tree.pools.values(), pool])
-    return _Made(_with_tree(config, changed), pool.id, _about(tree.name, name, warnings))
+    return Outcome(_with_tree(config, changed), pool.id, _about(tree.name, name, warnings))
 
 
-def _change_pool(context: _Context, command: ChangePool) -> _Made:
+def _change_pool(context: _Context, command: ChangePool) -> Outcome:
     tree = find_tree(context.config, command.tree)
     pool = find_pool(tree, command.pool)
     place = {"name": pool.name, "parent_name": pool.parent}
     edits = []
-    with _At(f"pool {quoted(pool.name)}"):
+    with _at(f"pool {quoted(pool.name)}"):
         for change in command.edits:
             first = canonical_path("pool", change.path[:1])
             if not first or first[0] not in place:
@@ -337,19 +327,18 @@ def _change_pool(context: _Context, command: ChangePool) -> _Made:
                 raise CommandError(text, attributes={FIELD: "name" if first[0] == "name" else "parent"})
             place[first[0]] = change.value
         attributes, spelled, warnings = edit("pool", pool.attributes, pool.spelled, edits)
-        warnings = _about(tree.name, pool.name, warnings)
         changed = pool
         if not _is_same(pool, attributes, spelled):
             changed = replace(pool, attributes=attributes, settings=read_pool(attributes), spelled=spelled)
     moved = _moved(tree, pool, changed, place["parent_name"], place["name"])
-    return _Made(context.config if moved is tree else _with_tree(context.config, moved), pool.id, warnings)
+    return Outcome(_with_tree(context.config, moved), pool.id, _about(tree.name, pool.name, warnings))
 
 
-def _move_pool(context: _Context, command: MovePool) -> _Made:
+def _move_pool(context: _Context, command: MovePool) -> Outcome:
     tree = find_tree(context.config, command.tree)
     pool = find_pool(tree, command.pool)
     moved = _moved(tree, pool, pool, command.new_parent, command.new_name)
-    return _Made(context.config if moved is tree else _with_tree(context.config, moved), pool.id)
+    return Outcome(_with_tree(context.config, moved), pool.id)
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
@@ -381,7 +370,7 @@ def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str,
     return with_pools(tree, result)
 
 
-def _remove_pool(context: _Context, command: RemovePool) -> _Made:
+def _remove_pool(context: _Context, command: RemovePool) -> Outcome:
     tree = find_tree(context.config, command.tree)
     pool = find_pool(tree, command.pool)
     removed = {pool.name}
@@ -392,7 +381,7 @@ def _remove_pool(context: _Context, command: RemovePool) -> _Made:
         raise _not_empty(f"pool {quoted(pool.name)}", len(removed) - 1)
     pools = {name: other for name, other in tree.pools.items() if name not in removed}
     changed = replace(tree, pools=MappingProxyType(pools))
-    return _Made(_with_tree(context.config, changed), pool.id)
+    return Outcome(_with_tree(context.config, changed), pool.id)
 
 
 # --- transfer ----------------------------------------------------------------------------------------------------
@@ -405,7 +394,7 @@ _AMOUNT_PATHS: Final = {
 _COUNTS: Final = ("max_operation_count", "max_running_operation_count")
 
 
-def _transfer(context: _Context, command: TransferPoolResources) -> _Made:
+def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
     tree = find_tree(context.config, command.tree)
     source, destination = find_pool(tree, command.source), find_pool(tree, command.destination)
     amounts = _read_delta(command.delta)
@@ -417,9 +406,9 @@ def _transfer(context: _Context, command: TransferPoolResources) -> _Made:
         for name in names:
             if name not in shared:
                 pools[name] = _transferred(pools[name], amounts, sign, is_end=name == end)
-    if all(pools[name] is tree.pools[name] for name in pools):
-        return _Made(context.config, source.id)
-    return _Made(_with_tree(context.config, replace(tree, pools=MappingProxyType(pools))), source.id)
+    if any(pools[name] is not tree.pools[name] for name in pools):
+        tree = replace(tree, pools=MappingProxyType(pools))
+    return Outcome(_with_tree(context.config, tree), source.id)
 
 
 def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
@@ -441,7 +430,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
                 raise CommandError(f"resource_delta: {key}: given twice; keep one of them", attributes={FIELD: name})
             flat[name] = amounts
     result: dict[tuple[str, ...], float] = {}
-    with _At("resource_delta"):
+    with _at("resource_delta"):
         for name, path in _AMOUNT_PATHS.items():
             checked, _, _ = edit("pool", {}, {}, [Edit(path, flat.get(name))])
             for key in path:
@@ -476,7 +465,7 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
         edits.append(Edit(path, int(left) if is_count else max(left, 0.0)))
     if not edits:
         return pool
-    with _At(f"pool {quoted(pool.name)}"):
+    with _at(f"pool {quoted(pool.name)}"):
         attributes, _, _ = edit("pool", pool.attributes, {}, edits)
         return replace(pool, attributes=attributes, settings=read_pool(attributes))
 
@@ -532,6 +521,8 @@ def _is_same(item: PoolConfig | TreeConfig, attributes: Mapping[str, Any], spell
 
 
 def _with_tree(config: Config, tree: TreeConfig) -> Config:
+    if config.trees.get(tree.name) is tree:
+        return config
     trees = {**config.trees, tree.name: tree}
     if tree.name not in config.trees:
         trees = dict(sorted(trees.items()))
@@ -566,21 +557,16 @@ def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{where}: {warning}" for warning in warnings)
 
 
-class _At:
+@contextlib.contextmanager
+def _at(where: str) -> Iterator[None]:
     """Puts in front of a CommandError from inside where it happened."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CommandError):
-            raise CommandError(f"{self._where}: {error}", error.code, error.attributes, error.inner) from None
+    try:
+        yield
+    except CommandError as error:
+        raise CommandError(f"{where}: {error}", error.code, error.attributes, error.inner) from None
 
 
-_HANDLERS: Final[Mapping[type[msgspec.Struct], Callable[[_Context, Any], _Made]]] = {
+_HANDLERS: Final[Mapping[type[msgspec.Struct], Callable[[_Context, Any], Outcome]]] = {
     CreateTree: _create_tree,
     ChangeTree: _change_tree,
     RemoveTree: _remove_tree,

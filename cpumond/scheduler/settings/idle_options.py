@@ -9,9 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.monitor.model import MonitorSettings, list_idle_options
-from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import ROOT_POOL, OperationTreeOptions, PoolSettings, TreeSettings, to_amounts
-from cpumond.scheduler.settings.preemption_rules import operation_rules
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules, list_own, operation_rules
 
 DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle_poll")
 """Options of ``job_cpu_monitor`` that others depend on; milliseconds or seconds, only 0 makes a difference."""
@@ -44,14 +43,8 @@ def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
 
 def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> Iterator[str]:
     """What would make it more privileged than its pool (6.2)."""
-    holding = operation_rules(rules, options)
-    cuts = (
-        ("fair_share_starvation_timeout", options.fair_share_starvation_timeout, holding.fair_share_timeout_s * 1e3),
-        ("min_share_preemption_timeout", options.min_share_preemption_timeout, holding.min_share_timeout_s * 1e3),
-        ("fair_share_starvation_tolerance", options.fair_share_starvation_tolerance, holding.tolerance),
-    )
-    for option, own, effective in cuts:
-        if own is not None and not math.isclose(own, effective):
+    for option, own, effective in list_own(options, operation_rules(rules, options)):
+        if not math.isclose(own, effective):
             yield (
                 f"{option} {own:g} has no effect: an operation may not be more privileged than its pool, "
                 f"{effective:g} holds"
@@ -66,19 +59,12 @@ def _find_overtaken(
         return
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":
         return
-    waits = (
-        ("fair_share_starvation_timeout", options.fair_share_starvation_timeout, rules.fair_share_timeout_s * 1e3),
-        ("min_share_preemption_timeout", options.min_share_preemption_timeout, rules.min_share_timeout_s * 1e3),
-    )
-    late = [(option, own, of_pool) for option, own, of_pool in waits if own is not None and own > of_pool]
-    tolerance = options.fair_share_starvation_tolerance
-    if tolerance is not None and tolerance < rules.tolerance:
-        late.append(("fair_share_starvation_tolerance", tolerance, rules.tolerance))
-    for option, own, of_pool in late:
-        yield (
-            f'{option} {own:g} has no effect while pool "{name}" starves, for which {of_pool:g} holds: a starving '
-            "pool preempts for all of its operations"
-        )
+    for option, own, of_pool in list_own(options, rules):
+        if own < of_pool if option == "fair_share_starvation_tolerance" else own > of_pool:
+            yield (
+                f'{option} {own:g} has no effect while pool "{name}" starves, for which {of_pool:g} holds: a starving '
+                "pool preempts for all of its operations"
+            )
 
 
 def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions) -> Iterator[str]:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 
 from cpumond.fairshare.resources import Vector, least
 from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, PreemptionSettings, TreeSettings, to_vector
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
             parent.min_share_timeout_limit_s, _seconds(settings.min_share_preemption_timeout_limit, 0.0)
         ),
         aggressive_starvation=parent.aggressive_starvation or bool(settings.enable_aggressive_starvation),
-        aggressive_preemption=_flag(settings.allow_aggressive_preemption, parent.aggressive_preemption),
+        aggressive_preemption=_given(settings.allow_aggressive_preemption, parent.aggressive_preemption),
         non_preemptible_threshold=parent.non_preemptible_threshold if threshold is None else _threshold(threshold),
     )
     rules.says_min_share = settings.min_share_preemption_timeout is not None or parent.says_min_share
@@ -127,18 +129,20 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     )
 
 
+def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
+    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, and that of ``rules``."""
+    holding = (rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance)
+    named = [(name, getattr(options, name), value) for name, value in zip(LIMIT_OF, holding, strict=True)]
+    return [each for each in named if each[1] is not None]
+
+
 def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
     """Sentences about a pool's own options that a limit of its path cuts; ``rules`` are what holds for it (6.2)."""
-    cuts = (
-        ("fair_share_starvation_timeout", settings.fair_share_starvation_timeout, rules.fair_share_timeout_s * 1e3),
-        ("min_share_preemption_timeout", settings.min_share_preemption_timeout, rules.min_share_timeout_s * 1e3),
-        ("fair_share_starvation_tolerance", settings.fair_share_starvation_tolerance, rules.tolerance),
-    )
     return [
         f"{where}: {name} {own:g} is cut to {effective:g} by a limit above it; change {LIMIT_OF[name]} of the tree or "
         "of the pool that sets it"
-        for name, own, effective in cuts
-        if own is not None and not math.isclose(own, effective)
+        for name, own, effective in list_own(settings, rules)
+        if not math.isclose(own, effective)
     ]
 
 
@@ -158,11 +162,7 @@ def _within_limits(rules: PreemptionRules) -> PreemptionRules:
     return rules
 
 
-def _given(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
-
-
-def _flag(value: bool | None, otherwise: bool) -> bool:
+def _given(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -19,8 +20,6 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools
 
-# --- storage -----------------------------------------------------------------------------------------------------
-
 RecordKind = Literal["tree", "pool", "system"]
 
 RecordKey = tuple[RecordKind, str]
@@ -28,35 +27,14 @@ RecordKey = tuple[RecordKind, str]
 SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
-def encode_tree(tree: TreeConfig) -> dict[str, Any]:
-    """A tree without its pools as a dictionary that JSON can hold."""
-    return {
-        "id": tree.id,
-        "name": tree.name,
-        "attributes": dict(tree.attributes),
-        "spelled": dict(tree.spelled),
-    }
+def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
+    """A tree without its pools as a dictionary that JSON can hold; of a pool what it has in common with a tree."""
+    return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 
 def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
     """A pool as a dictionary that JSON can hold."""
-    return {
-        "id": pool.id,
-        "tree": tree_name,
-        "name": pool.name,
-        "parent": pool.parent,
-        "attributes": dict(pool.attributes),
-        "spelled": dict(pool.spelled),
-    }
-
-
-def records_of(config: Config) -> dict[RecordKey, dict[str, Any]]:
-    """All records of a configuration: kind and id (for "system": a name) -> dictionary."""
-    records: dict[RecordKey, dict[str, Any]] = {SYSTEM: {"default_tree": config.default_tree}}
-    for tree in config.trees.values():
-        records["tree", tree.id] = encode_tree(tree)
-        records.update({("pool", pool.id): encode_pool(tree.name, pool) for pool in tree.pools.values()})
-    return records
+    return {**encode_tree(pool), "tree": tree_name, "parent": pool.parent}
 
 
 def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
@@ -102,18 +80,13 @@ class _PoolRecord(_TreeRecord, frozen=True, kw_only=True):
     parent: str
 
 
-class _Stored:
+@contextlib.contextmanager
+def _stored(where: str) -> Iterator[None]:
     """Makes a StateFileError of what is wrong with a record."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (CommandError, msgspec.ValidationError)):
-            raise StateFileError(f"{self._where}: {error}") from None
+    try:
+        yield
+    except (CommandError, msgspec.ValidationError) as error:
+        raise StateFileError(f"{where}: {error}") from None
 
 
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
@@ -125,24 +98,20 @@ def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
     trees: dict[str, TreeConfig] = {}
     pools: dict[str, dict[str, PoolConfig]] = {}
     for (kind, key), record in records.items():
-        where = f"stored {kind} {key}"
-        if kind == "tree":
-            with _Stored(where):
+        with _stored(f"stored {kind} {key}"):
+            if kind == "tree":
                 stored = msgspec.convert(record, _TreeRecord)
-            if stored.name in trees:
-                raise StateFileError(f"{where}: there are two trees named {quoted(stored.name)}")
-            with _Stored(where):
+                if stored.name in trees:
+                    raise CommandError(f"there are two trees named {quoted(stored.name)}")
                 settings = read_tree(stored.attributes)
-            trees[stored.name] = TreeConfig(stored.id, stored.name, stored.attributes, settings, stored.spelled)
-        elif kind == "pool":
-            with _Stored(where):
+                trees[stored.name] = TreeConfig(stored.id, stored.name, stored.attributes, settings, stored.spelled)
+            elif kind == "pool":
                 pool = msgspec.convert(record, _PoolRecord)
-            same = pools.setdefault(pool.tree, {})
-            if pool.name in same:
-                raise StateFileError(f"{where}: there are two pools named {quoted(pool.name)} in one tree")
-            with _Stored(where):
+                same = pools.setdefault(pool.tree, {})
+                if pool.name in same:
+                    raise CommandError(f"there are two pools named {quoted(pool.name)} in one tree")
                 read = read_pool(pool.attributes)
-            same[pool.name] = PoolConfig(pool.id, pool.name, pool.parent, pool.attributes, read, pool.spelled)
+                same[pool.name] = PoolConfig(pool.id, pool.name, pool.parent, pool.attributes, read, pool.spelled)
     for name, members in pools.items():
         if name not in trees:
             raise StateFileError(f"stored pool {quoted(next(iter(members)))}: its tree {quoted(name)} is missing")

@@ -19,7 +19,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, starvation
-from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.model import SUBPOOL_DELIMITER, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.reports import job_record, overrules
@@ -178,9 +178,7 @@ class State(Dispatch):
         Explicit pools are named by their id: a pool that is renamed keeps its volume, a new one of its name does not.
         """
         volumes = {
-            pool.config.id: pool.volume
-            for pool in tree.pools.values()
-            if pool.config is not None and pool.settings.integral_guarantees.guarantee_type != "none"
+            pool.config.id: pool.volume for pool in tree.pools.values() if pool.config is not None and is_integral(pool)
         }
         elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
         since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
@@ -192,7 +190,7 @@ class State(Dispatch):
         elements = {_key_of(each): each for each in known}
         for key, volume in progress.get("volumes", {}).items():
             pool = elements.get(key)
-            if isinstance(pool, PoolElement) and pool.settings.integral_guarantees.guarantee_type != "none":
+            if isinstance(pool, PoolElement) and is_integral(pool):
                 pool.volume = msgspec.convert(volume, tuple[float, float, float, float, float])
         for key, since in progress.get("below_since", {}).items():
             if key in elements:

@@ -10,8 +10,9 @@ import msgspec
 
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler import operations
-from cpumond.scheduler.decide import preemption, preemption_record, starvation, violations
+from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
+from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, Task
 from cpumond.scheduler.state.nodes import Registration
@@ -250,11 +251,11 @@ class Dispatch(Registration):
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
-        for job, why in violations.find_graceful(node):
+        for job, why in find_graceful(node):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
             self._start_jobs(node, tree, now, new_id)
-        victims = violations.find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
+        victims = find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
         for job, why in victims:
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
@@ -297,7 +298,7 @@ class Dispatch(Registration):
                 )
                 self._stop(victim, "preempted", why, now, record)
             self._start(job)
-        for victim, _, why in violations.find_limit_violators(node):
+        for victim, _, why in find_limit_violators(node):
             self._stop(victim, "limit_violated", why, now)
 
     def _targets(self, tree: Tree) -> preemption.Targets:

@@ -211,13 +211,8 @@ class Tables:
             pool.operation_count = pool.running_operation_count = 0
         for pool in tree.pools.values():
             assert pool.parent is not None
-            assert pool.parent.rules is not None
             pool.parent.children[pool.name] = pool
-            pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits(
-                pool.settings, settings
-            )
-            pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)
-            pool.limits = pool_limits(pool)
+            _set_limits(pool)
         for element in tree.operations.values():
             assert element.parent is not None
             self._attach(element, element.parent)
@@ -286,12 +281,7 @@ class Tables:
             parent = admission.default_parent(tree)
         pool = PoolElement(name, parent, tree)
         pool.settings = admission.ephemeral_settings(parent)
-        pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits(
-            pool.settings, tree.config.settings
-        )
-        assert parent.rules is not None
-        pool.rules = preemption_rules.pool_rules(parent.rules, pool.settings)
-        pool.limits = pool_limits(pool)
+        _set_limits(pool)
         parent.children[name] = tree.pools[name] = pool
         self._orders.pop(tree.name, None)
         return pool
@@ -531,6 +521,16 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
         pool.settings = admission.ephemeral_settings(pool.parent)
         if is_rest:
             pool.settings = msgspec.structs.replace(pool.settings, mode="fair_share")
+
+
+def _set_limits(pool: PoolElement) -> None:
+    """Counts, rules and resources that its own settings and those of its parent allow."""
+    limits = admission.operation_limits(pool.settings, pool.tree.config.settings)
+    pool.max_operation_count, pool.max_running_operation_count = limits
+    assert pool.parent is not None
+    assert pool.parent.rules is not None
+    pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)
+    pool.limits = pool_limits(pool)
 
 
 def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:

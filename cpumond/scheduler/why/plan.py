@@ -14,7 +14,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
-from cpumond.scheduler.elements import Operation, OperationElement, PoolElement
+from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, is_integral
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     CommandError,
@@ -129,7 +129,7 @@ def collect(state: State) -> Material:
             tree.name: {
                 pool.config.id: (pool.volume, pool.last_integral_ratio)
                 for pool in tree.pools.values()
-                if pool.config is not None and pool.settings.integral_guarantees.guarantee_type != "none"
+                if pool.config is not None and is_integral(pool)
             }
             for tree in state.trees.values()
         },

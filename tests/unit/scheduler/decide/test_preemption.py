@@ -8,10 +8,16 @@ import pytest
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO
-from cpumond.scheduler.decide.candidates import is_protected_by_count, local_satisfaction, sort_jobs
 from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, TargetPriority, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
-from cpumond.scheduler.decide.violations import find_graceful, find_limit_violators, find_overcommit_victims
+from cpumond.scheduler.decide.victims import (
+    find_graceful,
+    find_limit_violators,
+    find_overcommit_victims,
+    is_protected_by_count,
+    local_satisfaction,
+    sort_jobs,
+)
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from scheduler_builders import records_of
 
 from cpumond.errors import StateFileError
 from cpumond.scheduler.model import (
@@ -44,7 +45,6 @@ from cpumond.scheduler.settings.records import (
     encode_pool,
     encode_tree,
     load_config,
-    records_of,
 )
 from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scheduler_world import World
 
-from cpumond.scheduler.decide.violations import find_limit_violators
+from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
 from cpumond.scheduler.operations import StartOperation, UpdateOperation
