@@ -402,6 +402,9 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
+NOTHING: Final = [0.0] * len(CPU_COUNTERS)
+
+
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
@@ -411,8 +414,7 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     path of the moment: what was counted stays where it was when the operation moves.
     """
     counted = job.counted
-    grown = [0.0] * len(CPU_COUNTERS)
-    has_grown = False
+    grown = list(NOTHING)
     for number, value in enumerate(told):
         if value is None:
             continue
@@ -421,10 +423,9 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
             counted[number] = value
             if before is not None:
                 grown[number] = value - before
-                has_grown = True
         elif number > 0:
             counted[number] = value
-    if has_grown:
+    if grown != NOTHING:
         add_cpu_time(job.element, grown)
 
 

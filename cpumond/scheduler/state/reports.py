@@ -48,9 +48,9 @@ def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> T
     most = cores * (max(now - start_time, 0.0) + LATE_S)
     wrong = []
     # Each job of each heartbeat comes through here: one plain loop.
-    for name, value in zip(CPU_COUNTERS, cpu_times(told), strict=True):
+    for number, value in enumerate(cpu_times(told)):
         if value and value > most:
-            wrong.append(name)
+            wrong.append(CPU_COUNTERS[number])
     if isinstance(told, JobReport):
         if told.cpu_usage is not None and told.cpu_usage > cores:
             wrong.append("cpu_usage")
