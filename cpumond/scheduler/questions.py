@@ -36,7 +36,7 @@ class _Waiting(Generic[Question, Answer]):
     readers: int = field(default=0)
 
 
-class Desk(Generic[Question, Answer]):
+class NodeQuestions(Generic[Question, Answer]):
     """The questions of one kind that wait. Used by the event loop's thread.
 
     ``what`` names an answer in sentences, ``new_id`` gives each question its id; ``timeout_s`` in real seconds.

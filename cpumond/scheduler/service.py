@@ -32,7 +32,7 @@ from cpumond.scheduler.model import (
     TIMEOUT,
     CommandError,
 )
-from cpumond.scheduler.questions import Answer, Desk, Question
+from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Rules, Transaction
@@ -162,8 +162,8 @@ class Scheduler:
         """Why the store is not where the next process looks for it, "" normally: commands are refused until it is."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
-        self.logs: Desk[LogRequest, JobLog] = Desk(make_id, "log")
-        self.requests: Desk[JobRequest, JobReply] = Desk(make_id, "answer")
+        self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")
+        self.requests: NodeQuestions[JobRequest, JobReply] = NodeQuestions(make_id, "answer")
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
@@ -301,7 +301,7 @@ class Scheduler:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
         answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
-        logs, requests = (desk.questions_for(heartbeat.node_id) for desk in (self.logs, self.requests))
+        logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
         if logs or requests:
             answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
         self.timings.heartbeats += 1
@@ -367,7 +367,7 @@ class Scheduler:
         return reply.value
 
     async def _ask(
-        self, desk: Desk[Question, Answer], node: Node, question: Question, later: str, share: bool = True
+        self, asked: NodeQuestions[Question, Answer], node: Node, question: Question, later: str, share: bool = True
     ) -> Answer:
         """Ask a node about a job; ``later``: what can be done when it is back. Raises CommandError."""
         if not node.is_online:
@@ -378,7 +378,7 @@ class Scheduler:
                 NODE_OFFLINE,
             )
         try:
-            return await desk.ask(node.id, question, share)
+            return await asked.ask(node.id, question, share)
         except CommandError as error:
             if error.code != TIMEOUT:
                 raise

@@ -13,7 +13,7 @@ from scheduler_world import ServedNode
 from test_scheduler_service import Watched, make_scheduler, start
 
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
-from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, Desk
+from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, NodeQuestions
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.wire import JobLog, JobReply, LogRequest, LogStream
@@ -30,9 +30,9 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def desk():
+def questions():
     numbers = itertools.count(1)
-    return Desk(lambda: f"r{next(numbers)}", "log", timeout_s=20.0)
+    return NodeQuestions(lambda: f"r{next(numbers)}", "log", timeout_s=20.0)
 
 
 def wanted(job_id: str, stream: LogStream = "stdout", tail_bytes: int = 100) -> LogRequest:
@@ -46,125 +46,125 @@ async def begin(work: Any) -> asyncio.Task[Any]:
     return task
 
 
-# --- the desk
+# --- questions that wait
 
 
 @in_loop
-async def test_a_request_is_repeated_until_the_log_is_there(desk):
-    reading = await begin(desk.ask("n1", wanted("j1", "stderr", 100)))
-    (request,) = desk.questions_for("n1")
+async def test_a_request_is_repeated_until_the_log_is_there(questions):
+    reading = await begin(questions.ask("n1", wanted("j1", "stderr", 100)))
+    (request,) = questions.questions_for("n1")
     assert (request.job_id, request.stream, request.tail_bytes) == ("j1", "stderr", 100)
-    assert desk.questions_for("n1") == [request]
-    assert desk.questions_for("n2") == []
-    assert desk.take(JobLog("n1", request.request_id, b"\xff", 7))
+    assert questions.questions_for("n1") == [request]
+    assert questions.questions_for("n2") == []
+    assert questions.take(JobLog("n1", request.request_id, b"\xff", 7))
     log = await reading
     assert (log.content, log.total_bytes) == (b"\xff", 7)
-    assert len(desk) == 0
-    assert desk.questions_for("n1") == []
+    assert len(questions) == 0
+    assert questions.questions_for("n1") == []
 
 
 @in_loop
-async def test_equal_requests_share_one_and_others_do_not(desk):
-    first = await begin(desk.ask("n1", wanted("j1")))
-    second = await begin(desk.ask("n1", wanted("j1")))
-    other = await begin(desk.ask("n1", wanted("j1", "stdout", 101)))
-    shared, single = desk.questions_for("n1")
-    desk.take(JobLog("n1", shared.request_id, b"a"))
+async def test_equal_requests_share_one_and_others_do_not(questions):
+    first = await begin(questions.ask("n1", wanted("j1")))
+    second = await begin(questions.ask("n1", wanted("j1")))
+    other = await begin(questions.ask("n1", wanted("j1", "stdout", 101)))
+    shared, single = questions.questions_for("n1")
+    questions.take(JobLog("n1", shared.request_id, b"a"))
     assert (await first).content == (await second).content == b"a"
     assert not other.done()
-    desk.take(JobLog("n1", single.request_id, b"b"))
+    questions.take(JobLog("n1", single.request_id, b"b"))
     assert (await other).content == b"b"
 
 
 @in_loop
-async def test_one_reader_that_leaves_does_not_take_the_log_from_the_other(desk):
-    first = await begin(desk.ask("n1", wanted("j1")))
-    second = await begin(desk.ask("n1", wanted("j1")))
+async def test_one_reader_that_leaves_does_not_take_the_log_from_the_other(questions):
+    first = await begin(questions.ask("n1", wanted("j1")))
+    second = await begin(questions.ask("n1", wanted("j1")))
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    (request,) = desk.questions_for("n1")
-    desk.take(JobLog("n1", request.request_id, b"a"))
+    (request,) = questions.questions_for("n1")
+    questions.take(JobLog("n1", request.request_id, b"a"))
     assert (await second).content == b"a"
 
 
 @in_loop
-async def test_nothing_is_asked_for_when_all_readers_have_left(desk):
-    reading = await begin(desk.ask("n1", wanted("j1")))
-    (request,) = desk.questions_for("n1")
+async def test_nothing_is_asked_for_when_all_readers_have_left(questions):
+    reading = await begin(questions.ask("n1", wanted("j1")))
+    (request,) = questions.questions_for("n1")
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    assert desk.questions_for("n1") == []
-    assert len(desk) == 0
-    assert not desk.take(JobLog("n1", request.request_id, b"late"))
+    assert questions.questions_for("n1") == []
+    assert len(questions) == 0
+    assert not questions.take(JobLog("n1", request.request_id, b"late"))
 
 
 @in_loop
-async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(desk):
-    askings = [await begin(desk.ask("n1", wanted("j1"), share=False)) for _ in range(2)]
-    shared = await begin(desk.ask("n1", wanted("j1")))
-    questions = desk.questions_for("n1")
+async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(questions):
+    askings = [await begin(questions.ask("n1", wanted("j1"), share=False)) for _ in range(2)]
+    shared = await begin(questions.ask("n1", wanted("j1")))
+    asked = questions.questions_for("n1")
     assert [question.request_id for question in questions] == ["r1", "r2", "r3"]
-    for number, question in enumerate(questions):
-        desk.take(JobLog("n1", question.request_id, b"%d" % number))
+    for number, question in enumerate(asked):
+        questions.take(JobLog("n1", question.request_id, b"%d" % number))
     assert [(await each).content for each in (*askings, shared)] == [b"0", b"1", b"2"]
-    assert len(desk) == 0
+    assert len(questions) == 0
 
 
 @in_loop
-async def test_the_next_who_asks_the_same_later_gets_a_new_answer(desk):
+async def test_the_next_who_asks_the_same_later_gets_a_new_answer(questions):
     for content in (b"old", b"new"):
-        reading = await begin(desk.ask("n1", wanted("j1")))
-        (question,) = desk.questions_for("n1")
-        desk.take(JobLog("n1", question.request_id, content))
+        reading = await begin(questions.ask("n1", wanted("j1")))
+        (question,) = questions.questions_for("n1")
+        questions.take(JobLog("n1", question.request_id, content))
         assert (await reading).content == content
 
 
 @in_loop
-async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(desk):
-    reading = await begin(desk.ask("n1", wanted("j1")))
-    (request,) = desk.questions_for("n1")
+async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(questions):
+    reading = await begin(questions.ask("n1", wanted("j1")))
+    (request,) = questions.questions_for("n1")
     with pytest.raises(CommandError, match="node n2 was not asked"):
-        desk.take(JobLog("n2", request.request_id, b"forged"))
-    desk.take(JobLog("n1", request.request_id, b"true"))
+        questions.take(JobLog("n2", request.request_id, b"forged"))
+    questions.take(JobLog("n1", request.request_id, b"true"))
     assert (await reading).content == b"true"
-    assert not desk.take(JobLog("n1", request.request_id, b"again"))
+    assert not questions.take(JobLog("n1", request.request_id, b"again"))
 
 
 @in_loop
-async def test_a_node_that_does_not_send_it_in_time_is_an_error(desk):
-    desk.timeout_s = 0.0
+async def test_a_node_that_does_not_send_it_in_time_is_an_error(questions):
+    questions.timeout_s = 0.0
     with pytest.raises(CommandError, match="node n1 did not send the log within 0 s") as caught:
-        await desk.ask("n1", wanted("j1"))
+        await questions.ask("n1", wanted("j1"))
     assert caught.value.code == TIMEOUT
-    assert len(desk) == 0
+    assert len(questions) == 0
 
 
 @in_loop
-async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(desk):
-    readings = [await begin(desk.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
-    assert [each.job_id for each in desk.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
+async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(questions):
+    readings = [await begin(questions.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
+    assert [each.job_id for each in questions.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
     with pytest.raises(CommandError, match=f"{MAX_PER_NODE} logs from node n1 are being waited for") as caught:
-        await desk.ask("n1", wanted("one too many"))
+        await questions.ask("n1", wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
-    again = await begin(desk.ask("n1", wanted("j0")))  # shares one that is there
-    other = await begin(desk.ask("n2", wanted("j0")))
-    assert len(desk.questions_for("n2")) == 1
+    again = await begin(questions.ask("n1", wanted("j0")))  # shares one that is there
+    other = await begin(questions.ask("n2", wanted("j0")))
+    assert len(questions.questions_for("n2")) == 1
     for reading in (*readings, again, other):
         reading.cancel()
     await asyncio.gather(*readings, again, other, return_exceptions=True)
-    assert len(desk) == 0
+    assert len(questions) == 0
 
 
 @in_loop
-async def test_requests_are_bounded_in_all(desk):
-    readings = [await begin(desk.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
+async def test_requests_are_bounded_in_all(questions):
+    readings = [await begin(questions.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
     with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are being waited for") as caught:
-        await desk.ask("another", wanted("one too many"))
+        await questions.ask("another", wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
     for reading in readings:
         reading.cancel()
     await asyncio.gather(*readings, return_exceptions=True)
-    assert len(desk) == 0
+    assert len(questions) == 0
 
 
 # --- the scheduler
