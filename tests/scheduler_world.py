@@ -18,7 +18,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord, Rules
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -32,7 +32,7 @@ from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePo
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
-from cpumond.scheduler.state.transaction import NOTHING, Rules, Transaction
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.wire import (
     CPU_COUNTERS,
     FinishedJob,

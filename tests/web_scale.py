@@ -15,13 +15,12 @@ from typing import Any
 import httpx2
 import msgspec
 
-from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import encode
 from cpumond.scheduler.settings.records import SYSTEM, RecordKey, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 

@@ -297,7 +297,7 @@ class Node:
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """Jobs of its last heartbeat that nobody needs and that are not stopping yet."""
+        """Jobs of its last heartbeat that no operation needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
+    OperationFacts,
     OperationRecord,
     OperationState,
     OperationTreeOptions,
@@ -108,8 +109,8 @@ OperationCommand = (
 # --- reading a specification ---------------------------------------------------------------------------------------
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a specification asks for, checked, before pools are looked for.
+class Specification(OperationFacts, frozen=True):
+    """A specification, read and checked, before pools are looked for.
 
     ``trees`` None: it does not say, which is the default tree. ``options`` by tree, "" for all of them: names of
     ``TREE_OPTIONS`` and ``pool`` to values.
@@ -118,13 +119,6 @@ class Wish(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     trees: tuple[str, ...] | None
     options: dict[str, dict[str, Any]]
-    title: str
-    alias: str
-    preemption_mode: Literal["normal", "graceful"]
-    is_gang: bool
-    max_failed_job_count: int
-    time_limit: float | None
-    job_cpu_monitor: dict[str, Any]
 
 
 KNOWN: Final = frozenset(
@@ -139,7 +133,7 @@ ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
 TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
 
 
-def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Wish:
+def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Specification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
     _refuse_rights(table, "spec")
@@ -158,7 +152,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     elif per_tree:
         trees = tuple(per_tree)
     monitor = table.get("job_cpu_monitor", {})
-    return Wish(
+    return Specification(
         tasks=_read_tasks(table),
         trees=trees,
         options={"": shared, **per_tree},
@@ -434,9 +428,9 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else names.get(type(value), type(value).__name__)
 
 
-def tree_options(wish_options: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
+def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
     """The options of one tree: what is said for it, else what is said for all (2.5); ``pool`` is the resolved one."""
-    return OperationTreeOptions(**{**wish_options.get("", {}), **wish_options.get(tree, {}), "pool": pool})
+    return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

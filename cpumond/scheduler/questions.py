@@ -1,7 +1,7 @@
 """What is asked of the nodes, on its way to them and back: questions that wait, and the nodes' answers.
 
 Nodes only connect to the scheduler, never the other way round. A question therefore travels in the answers to the
-node's heartbeats, again and again, until the node has answered it or nobody waits for it any more.
+node's heartbeats, again and again, until the node has answered it or no reader waits for it any more.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NodeQuestions(Generic[Question, Answer]):
         waiting = self._waiting[self._shared[key]] if share and key in self._shared else self._add(*key, share)
         waiting.readers += 1
         try:
-            # One who gives up must not take the answer away from the others.
+            # A reader that gives up must not take the answer away from the others.
             return await asyncio.wait_for(asyncio.shield(waiting.answer), self.timeout_s)
         except TimeoutError:
             text = f"node {node_id} did not send the {self._what} within {self.timeout_s:g} s"
@@ -105,7 +105,7 @@ class NodeQuestions(Generic[Question, Answer]):
         return list(islice(mine, MAX_PER_ANSWER))
 
     def take(self, answer: Answer) -> bool:
-        """An answer arrives; False when nobody waits for it any more.
+        """An answer arrives; False when no reader waits for it any more.
 
         Raises CommandError when another node was asked.
         """

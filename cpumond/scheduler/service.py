@@ -1,6 +1,6 @@
 """The running scheduler: one fair-share update per period, commands and heartbeats between them.
 
-The event loop's thread owns the state and nobody else touches it. Two things leave the thread: the computation of an
+The event loop's thread alone reads and changes the state. Two things leave the thread: the computation of an
 update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, changes follow
 each other one by one; heartbeats that change nothing lasting do not wait for them.
 """
@@ -31,11 +31,12 @@ from cpumond.scheduler.model import (
     NODE_OFFLINE,
     TIMEOUT,
     CommandError,
+    Rules,
 )
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
-from cpumond.scheduler.state.transaction import Rules, Transaction
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, load_state
 from cpumond.scheduler.tokens import hash_token
@@ -179,7 +180,7 @@ class Scheduler:
     async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
-        What ``remember`` gives is stored in the same moment, for whoever must know that the command was carried out;
+        What ``remember`` gives is stored in the same moment, for a client that repeats the command;
         it is of kind MUTATION and kept for MUTATION_AGE_S.
         """
         return await _to_the_end(self._execute(command, user, remember))
@@ -259,7 +260,7 @@ class Scheduler:
                 await self._commit(change)
         except StoreError:
             # The command itself is stored and stands; its consequences come with the next change or update.
-            self.state.look_again()
+            self.state.mark_unsettled()
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
@@ -416,7 +417,7 @@ class Scheduler:
                 await self.update_all()
                 self.ready.set()
                 if self.history is not None:
-                    self.history.look(self.clock.now())
+                    self.history.take_if_due(self.clock.now())
                 now = loop.time()
                 if now - collected > COLLECT_PERIOD_S:
                     collected, collections = now, collections + 1

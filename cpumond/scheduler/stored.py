@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 
 from cpumond.decode import ContentError, decode_json
-from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
-from cpumond.scheduler.state.transaction import Rules, Transaction
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Store, StoreError
 
 DEFAULT_TREE = "default"
 MUTATION = "mutation"
-"""The kind of the records that ``Scheduler.execute`` stores for whoever must know that a command was carried out."""
+"""The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
 
 
 def load_state(

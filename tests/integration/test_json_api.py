@@ -23,9 +23,8 @@ from waiting import wait_until
 
 from cpumond.api.json import make_json_routes
 from cpumond.process import open_tcp_sockets
-from cpumond.scheduler.model import AUTHENTICATION, CommandError
+from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 PERIOD_S = 0.02

@@ -17,16 +17,9 @@ from cpumond.scheduler.model import (
     CommandError,
     EphemeralSubpoolConfig,
     PoolSettings,
+    Rules,
     TreeSettings,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRules:
-    """What the scheduler's configuration says about the pools of operations (2.9)."""
-
-    require_specified_pools_existence: bool = False
-    ephemeral_pool_name_regex: str = "[-_a-z0-9:A-Z]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +39,7 @@ def default_parent(tree: Tree) -> PoolElement:
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
 
 
-def choose_pool(
-    tree: Tree, wanted: str, user: str, rules: PoolRules, moved: OperationElement | None = None
-) -> PoolChoice:
+def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
     """The pool for an operation of ``user`` that asks for ``wanted`` ("" = its user's name) (2.8, 2.9).
 
     ``moved`` is the operation if it lives already: an ephemeral pool that it leaves empty does not count.
@@ -89,7 +80,7 @@ def _immediate(name: str) -> CommandError:
     )
 
 
-def _choose_subpool(tree: Tree, name: str, rules: PoolRules) -> PoolChoice:
+def _choose_subpool(tree: Tree, name: str, rules: Rules) -> PoolChoice:
     parent_name, _, child = name.partition(SUBPOOL_DELIMITER)
     parent = tree.pools.get(parent_name)
     if parent is None or not parent.settings.create_ephemeral_subpools:
@@ -99,7 +90,7 @@ def _choose_subpool(tree: Tree, name: str, rules: PoolRules) -> PoolChoice:
     return PoolChoice(name, parent, tree.pools.get(name))
 
 
-def _check_name(part: str, name: str, rules: PoolRules) -> None:
+def _check_name(part: str, name: str, rules: Rules) -> None:
     if not re.fullmatch(rules.ephemeral_pool_name_regex, part) or len(name) > 100:
         raise CommandError(
             f'Pool name "{name[:200]}" is not allowed for an ephemeral pool: "{part[:200]}" must match '

@@ -153,7 +153,7 @@ class ServiceOrder:
         return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0][0])
 
     def best(self) -> OperationElement | None:
-        """The operation that is served next, None when nobody wants a job."""
+        """The operation that is served next, None when none wants a job."""
         pool = self.tree.root
         while True:
             top = self._heaps[pool].top()
@@ -175,7 +175,7 @@ class ServiceOrder:
         self._place(element, None)
 
     def restore(self) -> None:
-        """End of a heartbeat: whoever was set aside takes part again."""
+        """End of a heartbeat: operations that were set aside take part again."""
         for element in self._aside:
             self.refresh(element)
         self._aside.clear()
@@ -227,7 +227,7 @@ class ServiceOrder:
             heap.versions[child] = -1 if key is None else self._version
             if key is not None:
                 heappush(heap.entries, (key, heap.ranks[child], self._version, child))
-            # Even where nobody wants a job the use of the pools above has changed.
+            # Even where no operation wants a job the usage of the pools above has changed.
             key = self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
 

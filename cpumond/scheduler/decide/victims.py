@@ -275,7 +275,7 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
 def find_graceful(node: Node) -> list[tuple[Job, str]]:
     """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
 
-    They are asked to end whether or not anybody starves; the count rule protects them as it does others.
+    They are asked to end whether or not an operation starves; the count rule protects them, too.
     """
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]

@@ -62,7 +62,7 @@ class History:
         self._worker = _Worker()
         state.ended_elements = deque(maxlen=KEPT_ELEMENTS)
 
-    def look(self, now: float) -> None:
+    def take_if_due(self, now: float) -> None:
         """Take a tick if it is time; called often. Never raises."""
         if now < self._due_at:
             return
@@ -165,7 +165,7 @@ class History:
             reading = self._shared[key] = _Reading(self._worker.submit(kind, work))
         reading.readers += 1
         try:
-            # One who gives up must not take the answer away from the others.
+            # A reader that gives up must not take the answer away from the others.
             answer: T = await asyncio.wait_for(asyncio.shield(reading.answer), self.read_timeout_s)
         except TimeoutError:
             raise CommandError(
@@ -258,11 +258,9 @@ class _Worker:
             if task.answer.done():
                 continue
             try:
-                result = task.work()
+                tell = partial(_answer, task.answer.set_result, task.answer, task.work())
             except Exception as error:
-                tell = partial(_refuse, task.answer, error)
-            else:
-                tell = partial(_answer, task.answer, result)
+                tell = partial(_answer, task.answer.set_exception, task.answer, error)
             with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
                 task.answer.get_loop().call_soon_threadsafe(tell)
 
@@ -277,11 +275,6 @@ class _Worker:
                 self._changed.wait()
 
 
-def _answer(future: asyncio.Future[Any], result: object) -> None:
+def _answer(tell: Callable[[Any], None], future: asyncio.Future[Any], what: object) -> None:
     if not future.done():
-        future.set_result(result)
-
-
-def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+        tell(what)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpumond.scheduler.model import (
+    SUBPOOL_DELIMITER,
     Config,
     PoolConfig,
     TreeConfig,
@@ -82,3 +83,18 @@ def _attribute_changes(
 
 def _is_dictionary(value: Any) -> bool:
     return value is None or isinstance(value, Mapping)
+
+
+# --- names of pools ----------------------------------------------------------------------------------------------
+
+
+def find_renamed(old: TreeConfig, new: TreeConfig) -> dict[str, str]:
+    """Old name of a pool -> its new one, where they differ."""
+    names = {pool.id: pool.name for pool in new.pools.values()}
+    return {pool.name: names[pool.id] for pool in old.pools.values() if names.get(pool.id, pool.name) != pool.name}
+
+
+def rename_pool(name: str, renamed: Mapping[str, str]) -> str:
+    """What a pool, or an ephemeral sub-pool of one, is called after ``renamed``."""
+    parent, delimiter, child = name.partition(SUBPOOL_DELIMITER)
+    return renamed.get(parent, parent) + delimiter + child

@@ -31,7 +31,7 @@ class PreemptionRules:
     non_preemptible_threshold: Vector | None
     """Infinite for a resource that it does not name; None protects nothing (6.4)."""
     says_min_share: bool = True
-    """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
+    """Whether an element on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 def root_rules(settings: TreeSettings) -> PreemptionRules:

@@ -145,7 +145,7 @@ def _refuse(
 ) -> CommandError:
     """A refusal about the option ``field`` of a tree or pool.
 
-    ``at_parent``: the pool above and its option that is the other half of a rule, for whoever changed that one.
+    ``at_parent``: the pool above and its option that is the other half of a rule, for a command that changes that one.
     """
     attributes: dict[str, Any] = {FIELD: field}
     if at_parent is not None:
@@ -194,7 +194,7 @@ def _check_structure(
 
 @functools.lru_cache(maxsize=1024)
 def read_filter(text: str) -> NodesFilter:
-    """``parse_nodes_filter``, remembered: trees keep their filters over many changes of theirs."""
+    """``parse_nodes_filter``, cached: most changes of a tree leave its filter as it is."""
     return parse_nodes_filter(text)
 
 

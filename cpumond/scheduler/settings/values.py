@@ -27,7 +27,7 @@ MAX_DEPTH: Final = 32
 
 FIELD: Final = "field"
 """Attribute of a refusal: the option that it is about, a path of the documents' names (weight,
-integral_guarantees/resource_flow/cpu), for whoever shows a form. Not there when it is about no single one."""
+integral_guarantees/resource_flow/cpu), for clients that show a form. Not there when it is about no single one."""
 
 SHOWN: Final = 80
 """Characters of a value or name that a message shows."""
@@ -226,7 +226,7 @@ def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
 
 
 def refuse(where: str, what: str) -> CommandError:
-    """The refusal of an option's value; its attribute ``field`` names the option, for whoever shows a form."""
+    """The refusal of an option's value; its attribute ``field`` names the option, for clients that show a form."""
     return CommandError(f"{cut(where)}: {what}", attributes={FIELD: cut(where)})
 
 

@@ -70,7 +70,7 @@ class State(Dispatch):
         unsettled = self._settled_config is not self.config or bool(self._freed) or any(self._arrived.values())
         return unsettled or bool(self._expired)
 
-    def look_again(self) -> None:
+    def mark_unsettled(self) -> None:
         """What ``settle`` found was not applied: find it once more."""
         self._settled_config = None
         self._freed = dict.fromkeys(self.trees, True)

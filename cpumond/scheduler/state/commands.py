@@ -21,12 +21,14 @@ from cpumond.scheduler.model import (
     TOO_MANY_OPERATIONS,
     CommandError,
     Config,
+    OperationFacts,
     OperationRecord,
     OperationTreeOptions,
     TreeConfig,
 )
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.settings import commands, preemption_rules
+from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
 from cpumond.scheduler.settings.validation import find_overcommit
@@ -105,11 +107,9 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
         after = config.trees.get(name)
         if after is None or after is tree.config:
             continue
-        names = {pool.id: pool.name for pool in after.pools.values()}
-        renames = {pool.name: names.get(pool.id, pool.name) for pool in tree.config.pools.values()}
+        renamed = find_renamed(tree.config, after)
         for element in tree.operations.values():
-            base, delimiter, child = element.options.pool.partition(SUBPOOL_DELIMITER)
-            new = f"{renames.get(base, base)}{delimiter}{child}"
+            new = rename_pool(element.options.pool, renamed)
             record = changed.get(element.name, element.operation.record)
             parents = with_parent(record, name, element.parent, after)
             if new != element.options.pool or parents != record.parents:
@@ -153,7 +153,7 @@ def _prepare_start(
     if command.type != "vanilla":
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
-    wish = operations.read_spec(command.spec, state.rules.read_monitor)
+    asked = operations.read_spec(command.spec, state.rules.read_monitor)
     state.spec_room.check(command.spec, user)
     if len(state.operations) >= state.rules.max_operation_count:
         raise CommandError(
@@ -161,10 +161,10 @@ def _prepare_start(
             "been reached",
             TOO_MANY_OPERATIONS,
         )
-    if wish.alias and any(each.record.alias == wish.alias for each in state.operations.values()):
-        text = f'Operation alias "{wish.alias}" is already used by a live operation'
+    if asked.alias and any(each.record.alias == asked.alias for each in state.operations.values()):
+        text = f'Operation alias "{asked.alias}" is already used by a live operation'
         raise CommandError(text, attributes={FIELD: "alias"})
-    names = wish.trees
+    names = asked.trees
     if names is None:
         if not state.config.default_tree:
             raise CommandError(
@@ -184,16 +184,16 @@ def _prepare_start(
             tree = state.find_tree(name)
         except CommandError as error:
             raise name_field(error, "pool_trees") from None
-        wanted = wish.options.get(name, {}).get("pool", wish.options[""].get("pool", ""))
+        wanted = asked.options.get(name, {}).get("pool", asked.options[""].get("pool", ""))
         try:
-            choice = admission.choose_pool(tree, wanted, user, state.rules.pools)
+            choice = admission.choose_pool(tree, wanted, user, state.rules)
             admission.check_start(tree, choice)
         except CommandError as error:
             if error.code != TOO_MANY_OPERATIONS or not state.rules.erase_trees_with_pool_limit_violations:
                 raise name_field(error, "pool") from None
             refused.append(error)
             continue
-        chosen[name] = operations.tree_options(wish.options, name, choice.name)
+        chosen[name] = operations.tree_options(asked.options, name, choice.name)
         parents |= with_parent(None, name, choice.pool, tree.config)
         told += _note_new_pool(tree, choice, wanted)
         told += _check_options(tree, choice, chosen[name])
@@ -206,23 +206,17 @@ def _prepare_start(
         sequence=state.sequence + 1,
         user=user,
         start_time=now,
-        tasks=wish.tasks,
+        tasks=asked.tasks,
         trees=chosen,
         type=command.type,
         state="running" if running else "pending",
         running_in=tuple(running),
-        title=wish.title,
-        alias=wish.alias,
-        preemption_mode=wish.preemption_mode,
-        is_gang=wish.is_gang,
-        max_failed_job_count=wish.max_failed_job_count,
-        time_limit=wish.time_limit,
-        job_cpu_monitor=wish.job_cpu_monitor,
+        **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
         spec=command.spec,
         parents=parents,
     )
-    told += find_idle_monitor_options(wish.job_cpu_monitor)
-    told += placement.find_too_large(wish.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
+    told += find_idle_monitor_options(asked.job_cpu_monitor)
+    told += placement.find_too_large(asked.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 
@@ -242,7 +236,7 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
         choice = admission.PoolChoice(element.parent.name, element.parent, element.parent)
         if wanted:
             try:
-                choice = admission.choose_pool(tree, wanted, record.user, state.rules.pools, element)
+                choice = admission.choose_pool(tree, wanted, record.user, state.rules, element)
                 admission.check_move(tree, element, choice)
             except CommandError as error:
                 raise name_field(error, "pool") from None

@@ -81,7 +81,7 @@ class Dispatch(Registration):
                     too_long[job.id] = job
             elif report.from_scheduler:
                 reported.add(report.job_id)
-                # One that ends already is nobody's: taken over, it would count as work that goes on. Unless it has run
+                # One that is stopping is not taken over: it would count as work that goes on. Unless it has run
                 # too long, and another one is wanted only when it has ended.
                 task = self._task_of(report)
                 is_too_long = is_over(task, report.start_time, now)
@@ -158,7 +158,7 @@ class Dispatch(Registration):
         return now - job.first_sent_at > sent_timeout_s
 
     def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
-        """The record of a job that the node says has ended; None if it is counted already or nobody's."""
+        """The record of a job that the node says has ended; None if it is counted already or not known."""
         job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
         start_time = (finished.start_time or now) if job is None else job.start_time
         finished = drop_implausible(finished, node, start_time, now)

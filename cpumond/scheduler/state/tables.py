@@ -40,12 +40,12 @@ from cpumond.scheduler.model import (
     OperationRecord,
     OperationTreeOptions,
     PreemptionRecord,
+    Rules,
     to_vector,
 )
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.wire import cpu_times
 
 KEPT_PREEMPTIONS = 10_000

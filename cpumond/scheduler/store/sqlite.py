@@ -140,7 +140,7 @@ class SqliteStore:
     def write(self, changes: Sequence[Change]) -> None:
         """Make all changes or none, on disk when this returns. Raises StoreError.
 
-        Files that somebody removed meanwhile are written anew first, with all that is in them.
+        Files that were removed meanwhile are written anew first, with all that is in them.
         """
         self._check_open()
         self._stay_in_place()
@@ -373,7 +373,7 @@ def _tell_of_dropped_writes(path: str) -> None:
 
     A connection that has read something must be open: SQLite has noted in the log's index which is the last frame that
     it takes. It must be closed before the one that writes is opened: with the file that is closed here go all locks of
-    this process on the index, and a foreign program would take the index for one that nobody uses.
+    this process on the index, and a foreign program would take the index for an unused one.
     """
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
@@ -539,7 +539,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
-    # Errors of the module itself have no code; text that cannot be decoded is one of them, and nobody wrote such text.
+    # Errors of the module itself have no code; text that cannot be decoded is one of them, and no store writes it.
     code = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", "no code")
     primary = None if code is None else code & 0xFF

@@ -16,21 +16,21 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, is_integral
 from cpumond.scheduler.model import (
-    SUBPOOL_DELIMITER,
     CommandError,
     Config,
     IntegralGuarantees,
     NodeRecord,
     OperationRecord,
+    Rules,
     TreeConfig,
     to_amounts,
 )
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.state.transaction import Rules, Transaction
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 from cpumond.words import count
 
@@ -188,11 +188,16 @@ def rebuild(material: Material, config: Config, now: float, changed: Sequence[Op
     """
     parents = {record.id: record.parents for record in changed}
     state = State(material.rules, config)
-    renamed = _renamed_pools(material.config, config)
+    renamed = {
+        name: find_renamed(was, tree)
+        for name, was in material.config.trees.items()
+        if (tree := config.trees.get(name)) is not None
+    }
     known: dict[str, KnownOperation] = {}
     records = []
     for each in material.operations:
-        record = operations.keep_trees(_in_renamed_pools(each.record, renamed), config.trees, now)
+        names = {name: rename_pool(options.pool, renamed.get(name, {})) for name, options in each.record.trees.items()}
+        record = operations.keep_trees(_in_pools(each.record, names), config.trees, now)
         record = msgspec.structs.replace(record, parents=parents.get(record.id, record.parents))
         if not record.is_finished:
             records.append(record)
@@ -212,28 +217,6 @@ def rebuild(material: Material, config: Config, now: float, changed: Sequence[Op
             break
         state.apply(settled, now)
     return state
-
-
-def _renamed_pools(old: Config, new: Config) -> dict[str, dict[str, str]]:
-    """Tree -> old name of a pool -> its new name, where they differ."""
-    renamed = {}
-    for name, tree in new.trees.items():
-        was = old.trees.get(name)
-        if was is None or was is tree:
-            continue
-        names = {pool.id: pool.name for pool in tree.pools.values()}
-        renamed[name] = {
-            pool.name: names[pool.id] for pool in was.pools.values() if names.get(pool.id, pool.name) != pool.name
-        }
-    return renamed
-
-
-def _in_renamed_pools(record: OperationRecord, renamed: Mapping[str, Mapping[str, str]]) -> OperationRecord:
-    def new_name(tree: str, pool: str) -> str:
-        parent, delimiter, child = pool.partition(SUBPOOL_DELIMITER)
-        return renamed.get(tree, {}).get(parent, parent) + delimiter + child
-
-    return _in_pools(record, {name: new_name(name, options.pool) for name, options in record.trees.items()})
 
 
 def _in_pools(record: OperationRecord, pools: Mapping[str, str]) -> OperationRecord:

@@ -19,9 +19,8 @@ from cpumond.api.yson import write_yson
 from cpumond.api.yt import COMMANDS
 from cpumond.api.yt_commands import LISTED_ATTRIBUTES, YtBackend
 from cpumond.api.yt_parameters import YtRequest
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 ORCHID = "//sys/scheduler/orchid/scheduler"

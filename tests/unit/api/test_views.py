@@ -13,10 +13,10 @@ from scheduler_world import TREE, World
 from cpumond.api import node_views, orchid_attributes, overview, views
 from cpumond.api.tree_view import TreeView
 from cpumond.scheduler import operations
-from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord
+from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.state.transaction import Rules, Transaction
+from cpumond.scheduler.state.transaction import Transaction
 
 NOW = 5000.0
 

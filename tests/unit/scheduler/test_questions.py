@@ -103,7 +103,7 @@ async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(questio
     askings = [await begin(questions.ask("n1", wanted("j1"), share=False)) for _ in range(2)]
     shared = await begin(questions.ask("n1", wanted("j1")))
     asked = questions.questions_for("n1")
-    assert [question.request_id for question in questions] == ["r1", "r2", "r3"]
+    assert [question.request_id for question in asked] == ["r1", "r2", "r3"]
     for number, question in enumerate(asked):
         questions.take(JobLog("n1", question.request_id, b"%d" % number))
     assert [(await each).content for each in (*askings, shared)] == [b"0", b"1", b"2"]

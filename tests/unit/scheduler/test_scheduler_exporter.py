@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond.scheduler.exporter import PREEMPTION_KINDS, MetricsText
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import CreatePool
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 
 NAME = "cpumond_preemptions_total"

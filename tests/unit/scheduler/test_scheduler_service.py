@@ -15,11 +15,10 @@ from scheduler_world import ServedNode, StillClock
 
 from cpumond.scheduler import service
 from cpumond.scheduler.exporter import MetricsText
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation
 from cpumond.scheduler.service import Clock, Scheduler, make_id
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 

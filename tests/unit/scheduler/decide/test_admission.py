@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
-from cpumond.scheduler.decide.admission import PoolRules
-from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError
+from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
-from cpumond.scheduler.state.transaction import Rules
 
 
 def rules(**given: Any) -> Rules:
@@ -148,13 +146,13 @@ def test_2_9_the_name_of_an_ephemeral_pool_must_match(world, name):
 
 
 def test_2_9_the_expression_for_names_is_configurable():
-    world = World(rules(pools=PoolRules(ephemeral_pool_name_regex="[a-z.]+")))
+    world = World(rules(ephemeral_pool_name_regex="[a-z.]+"))
     world.start("a.b")
     refused(world, "A")
 
 
 def test_2_9_pools_may_have_to_exist():
-    world = World(rules(pools=PoolRules(require_specified_pools_existence=True)))
+    world = World(rules(require_specified_pools_existence=True))
     world.create_pool("p")
     world.start("p")
     error = refused(world, "x")

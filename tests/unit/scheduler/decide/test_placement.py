@@ -10,9 +10,8 @@ from scheduler_world import EASY, GIB, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.decide.placement import satisfaction_of
-from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.state.transaction import Rules
 
 NEVER = math.inf
 

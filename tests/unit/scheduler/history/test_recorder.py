@@ -20,10 +20,9 @@ from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, ReportView, Summary, Tick
 from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, History
 from cpumond.scheduler.history.store import HistoryStore
-from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError
+from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
@@ -108,7 +107,7 @@ def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
     async def work() -> None:
         operation = await world.run_a_job(30.0)
         world.clock.at += 10.0
-        world.history.look(world.clock.at)
+        world.history.take_if_due(world.clock.at)
         now = world.clock.at
         for kind, tree, name in (
             ("pool", "default", "p"),
@@ -138,7 +137,7 @@ def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
 def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):
     async def work() -> None:
         for after_s in (0.0, 9.9, 10.0, 10.5, 19.0, 20.0, 75.0, 76.0, 85.0):
-            world.history.look(START + after_s)
+            world.history.take_if_due(START + after_s)
         view = await world.history.read("pool", "default", ROOT_POOL, START, START + 100.0)
         assert [time - START for time in view.times] == [10.0, 20.0, 75.0, 85.0]
         assert view.intervals == [10.0, 10.0, 55.0, 10.0]
@@ -166,11 +165,11 @@ def test_a_collector_that_fails_is_said_once_and_disturbs_nobody(world, monkeypa
         monkeypatch.setattr(Collector, "collect", fail)
         with capture_logs() as logs:
             for number in range(1, 4):
-                world.history.look(START + 10.0 * number)
+                world.history.take_if_due(START + 10.0 * number)
         assert [entry["event"] for entry in logs] == ["history_collect_failed"]
         assert world.history.describe().write_errors == 3
         monkeypatch.undo()
-        world.history.look(START + 50.0)
+        world.history.take_if_due(START + 50.0)
         assert (await world.history.read("pool", "default", ROOT_POOL, START, START + 50.0)).times == [START + 50.0]
         await world.history.close(START + 50.0)
 
@@ -181,7 +180,7 @@ def test_a_disk_that_does_not_answer_holds_up_nobody(held):
     async def work() -> None:
         with capture_logs() as logs:
             for number in range(1, MAX_WAITING_TICKS + 11):
-                held.history.look(START + 10.0 * number)
+                held.history.take_if_due(START + 10.0 * number)
                 await held.scheduler.update_all()
         assert [entry["event"] for entry in logs].count("history_does_not_answer") == 1
         assert held.history.describe().write_errors == 10
@@ -203,14 +202,14 @@ def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
         at = START
         for number in range(1, MAX_WAITING_TICKS + 6):
             at += 10.0
-            world.history.look(at)
+            world.history.take_if_due(at)
             if number == MAX_WAITING_TICKS + 2:
                 operation = await world.run_a_job(30.0)
         world.store.answer.set()
         for _ in range(60):
             await world.history.read("node", "", "n1", START, START)
             at += 10.0
-            world.history.look(at)
+            world.history.take_if_due(at)
         view = await world.history.read("operation", "", operation, START, at)
         assert len(view.times) == 60
         assert view.intervals[:2] == [60.0, 10.0]
@@ -237,7 +236,7 @@ def test_a_tick_that_the_store_fails_at_is_said_once_and_counted(world, monkeypa
         monkeypatch.setattr(world.store, "add", fail)
         with capture_logs() as logs:
             for number in range(1, 4):
-                world.history.look(START + 10.0 * number)
+                world.history.take_if_due(START + 10.0 * number)
             await world.history.read("node", "", "n1", START, START)
         assert [entry["event"] for entry in logs] == ["history_add_failed"]
         assert world.history.describe().write_errors == 3
@@ -281,7 +280,7 @@ def test_ticks_go_before_graphs_and_graphs_before_reports(held):
         await asyncio.sleep(0)
         asked.append(asyncio.create_task(held.history.read("node", "", "n1", START, START + 5.0)))
         await asyncio.sleep(0)
-        held.history.look(START + 10.0)
+        held.history.take_if_due(START + 10.0)
         held.store.answer.set()
         await asyncio.gather(*asked)
         assert held.store.done == ["read first", "add", "read n1", "report"]
@@ -397,7 +396,7 @@ def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
 def test_the_history_says_how_large_it_is(world):
     async def work() -> None:
         metrics = MetricsText(world.scheduler, 10)
-        world.history.look(START + 10.0)
+        world.history.take_if_due(START + 10.0)
         await world.history.read("pool", "default", "x", START, START)
         status = world.history.describe()
         assert (status.series, status.left_out, status.since, status.write_errors) == (1, 0, START, 0)

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
-from cpumond.scheduler.model import JobCounts
+from cpumond.scheduler.model import JobCounts, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.state.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
-from cpumond.scheduler.state.transaction import Rules
 
 WAIT_S = 30.0
 """waiting_job_timeout of these worlds."""

@@ -7,8 +7,7 @@ import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.model import ROOT_POOL
-from cpumond.scheduler.state.transaction import Rules
+from cpumond.scheduler.model import ROOT_POOL, Rules
 
 
 class Small(World):

@@ -11,10 +11,9 @@ from scheduler_world import TREE, World
 
 from cpumond.fairshare.explain import explain
 from cpumond.scheduler import operations
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.state.transaction import Rules
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations, show_span
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
 
