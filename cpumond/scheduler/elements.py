@@ -322,17 +322,8 @@ class Tree:
     """One pool tree with everything in it."""
 
     __slots__ = (
-        "config",
-        "root",
-        "pools",
-        "operations",
-        "nodes",
-        "total",
-        "queue",
-        "changed",
-        "errors",
-        "update_count",
-    )
+        "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
+    )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
         self.config = config

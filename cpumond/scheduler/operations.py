@@ -168,11 +168,11 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What in a specification, at its root and in its tasks, means nothing here; as it was given."""
-    found = {key: value for key, value in spec.items() if _canonical(key) not in ROOT_OPTIONS}
+    found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
     tasks = {
         name: unknown
         for name, task in spec.get("tasks", {}).items()
-        if (unknown := {key: value for key, value in task.items() if _canonical(key) not in TASK_OPTIONS})
+        if (unknown := {key: value for key, value in task.items() if canonical(key) not in TASK_OPTIONS})
     }
     return {**found, "tasks": tasks} if tasks else found
 
@@ -189,11 +189,12 @@ def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
-    near = nearest(_canonical(key), known, 0.7)
+    near = nearest(canonical(key), known, 0.7)
     return f'spec option "{where}{key}" is not recognized' + (f'; did you mean "{near}"?' if near else "")
 
 
-def _canonical(key: object) -> str:
+def canonical(key: object) -> str:
+    """The name of an option as it is called here, of any spelling of it."""
     name = str(key).replace("-", "_")
     return ALIASES.get(name, name)
 
@@ -238,7 +239,7 @@ def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
     result: dict[str, Any] = {}
     for key, value in table.items():
-        name = _canonical(key)
+        name = canonical(key)
         if name in result:
             error = _refuse(where, f"option {name!r} is given twice in two spellings; keep one of them")
             raise name_field(error, _field_of(f"{where}/{name}"))

@@ -26,13 +26,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.history.recorder import History
-from cpumond.scheduler.model import (
-    NO_SUCH_JOB,
-    NODE_OFFLINE,
-    TIMEOUT,
-    CommandError,
-    Rules,
-)
+from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError

@@ -28,19 +28,10 @@ from cpumond.scheduler.decide.victims import (
     sort_jobs,
     uses,
 )
-from cpumond.scheduler.elements import (
-    PREEMPTIBLE,
-    Element,
-    Job,
-    Node,
-    OperationElement,
-    PoolElement,
-    Tree,
-)
+from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import Task
 
 TargetPriority = Literal["normal", "aggressive"]
-
 
 LEAST_GAIN: Final = 0.1
 """How much better the lesser satisfaction must become, as a part of it, to be worth a job that had its share."""
@@ -59,12 +50,6 @@ class PreemptionPlan:
     priority: TargetPriority
     victims: tuple[tuple[Job, str], ...]
     freed: Vector
-
-
-# --- 6.4: which jobs are protected -------------------------------------------------------------------------------
-
-
-# --- 6.5, 7.2: satisfaction, and what blocks from above ----------------------------------------------------------
 
 
 # --- 6.6: one preemptive attempt ---------------------------------------------------------------------------------
@@ -452,9 +437,3 @@ def _make_plan(
         freed = add(freed, job.usage)
     told = tuple((job, f"{reason}; {tell_shares(job.element)}") for job in victims)
     return PreemptionPlan(target, task, priority, told, freed)
-
-
-# --- 6.6, 6.7, 1.9: jobs that go for no other job's sake ---------------------------------------------------------
-
-
-# --- 6.6, step 6: records and sentences --------------------------------------------------------------------------

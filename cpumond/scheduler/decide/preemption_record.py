@@ -7,13 +7,7 @@ from typing import Final, Literal
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import named, printable
 from cpumond.scheduler.decide.starvation import starving_element
-from cpumond.scheduler.elements import (
-    Element,
-    Job,
-    OperationElement,
-    PoolElement,
-    usage_share,
-)
+from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import PreemptionRecord, to_amounts
 
 Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]

@@ -9,22 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from cpumond.scheduler.elements import (
-    Element,
-    OperationElement,
-    PoolElement,
-    SchedulingStatus,
-    Tree,
-    usage_share,
-)
+from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
 
 Priority = Literal["none", "normal", "aggressive"]
 
 EPSILON: Final = 1e-6
 """Shares and satisfactions that differ by less are the same (6.2)."""
-
-
-# --- inheritance -------------------------------------------------------------------------------------------------
 
 
 # --- the state machine -------------------------------------------------------------------------------------------
@@ -43,12 +34,7 @@ def update_starvation(tree: Tree, now: float) -> None:
         _move(pool, _find_status(pool) if pools_starve else "normal", now)
     for operation in tree.operations.values():
         operation.lists_are_old = True
-        _move(operation, _find_status(operation) if _wants_jobs(operation) else "normal", now)
-
-
-def _wants_jobs(element: OperationElement) -> bool:
-    operation = element.operation
-    return element.is_running and not operation.record.suspended and operation.needed_job_count > 0
+        _move(operation, _find_status(operation) if wants_jobs(operation) else "normal", now)
 
 
 def _find_status(element: Element) -> SchedulingStatus:
@@ -147,4 +133,4 @@ def starving_operations(tree: Tree) -> list[OperationElement]:
 
     Graceful ones too: the mode is about how their own jobs are taken (6.7). In the order in which the tree holds them.
     """
-    return [element for element in tree.operations.values() if _wants_jobs(element) and priority_of(element) != "none"]
+    return [element for element in tree.operations.values() if wants_jobs(element) and priority_of(element) != "none"]

@@ -9,14 +9,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from cpumond.scheduler.history.model import (
-    KINDS,
-    WIDTHS,
-    Tick,
-)
+from cpumond.scheduler.history.model import KINDS, WIDTHS, Tick
 
 VALUE_BYTES: Final = 4
-
 
 _HEAD: Final = struct.Struct("<ddI4I")
 

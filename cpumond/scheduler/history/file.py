@@ -12,10 +12,7 @@ import structlog
 
 from cpumond.errors import describe
 from cpumond.scheduler.history.chunks import Chunk, DamageError, decode_tick, decode_times
-from cpumond.scheduler.history.model import (
-    Key,
-    Tick,
-)
+from cpumond.scheduler.history.model import Key, Tick
 from cpumond.scheduler.store.sqlite import (
     COMPANIONS,
     DAMAGE,
@@ -29,23 +26,17 @@ from cpumond.scheduler.store.sqlite import (
 
 T = TypeVar("T")
 
-
 log = structlog.get_logger("cpumond.scheduler")
-
 
 APPLICATION_ID: Final = 0x43504D48
 """Bytes 68 to 71 of the file: "CPMH"."""
 
-
 SCHEMA: Final = 2
-
 
 PAGE_BYTES: Final = 16_384
 """A row of points fits into a quarter of it, else SQLite would give it a page of its own."""
 
-
 WAL_KEPT_BYTES: Final = 4 * 2**20
-
 
 _TABLES: Final = (
     "CREATE TABLE series (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, tree TEXT NOT NULL, name TEXT NOT NULL)",
@@ -62,7 +53,6 @@ _TABLES: Final = (
     ) WITHOUT ROWID""",
     "CREATE TABLE journal (seq INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
-
 
 _SELECT_ONLY_IN: Final = """
     SELECT DISTINCT series FROM points AS mine WHERE chunk = ?1 AND NOT EXISTS (

@@ -38,8 +38,6 @@ WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
 
 RATES: Final = 5
 
-RATE_NAMES: Final = COLUMNS["pool"][-RATES:]
-
 HAS_RATES: Final = (True, False, True, False)
 
 LIMIT_COLUMNS: Final = (COLUMNS["pool"].index("limit_cores"), 0, COLUMNS["operation"].index("limit_cores"), 0)

@@ -21,15 +21,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cpumond.scheduler.history.chunks import (
-    Chunk,
-    encode_tick,
-    find_range,
-    find_row,
-    join_times,
-    pack,
-    unpack,
-)
+from cpumond.scheduler.history.chunks import Chunk, encode_tick, find_range, find_row, join_times, pack, unpack
 from cpumond.scheduler.history.file import HistoryFile, log
 from cpumond.scheduler.history.model import (
     HAS_RATES,

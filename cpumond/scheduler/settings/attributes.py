@@ -40,10 +40,8 @@ from cpumond.scheduler.settings.values import (
 
 Kind = Literal["pool", "tree"]
 
-
 MIN_WEIGHT: Final = 2.0**-26
 """The least weight; a smaller one, 0 included, is taken as this (0.3 no. 4)."""
-
 
 CONFIG: Final = "config"
 MAX_NAME_LENGTH: Final = 256
@@ -51,7 +49,6 @@ MAX_NAME_LENGTH: Final = 256
 MAX_CUSTOM_ATTRIBUTES: Final = 200
 MAX_HINTS: Final = 20
 """Unknown attributes for which the option is looked for that may be meant; each look takes 0.2 ms."""
-
 
 FREE_PAIR: Final = "strong_guarantee_resources"
 """The option of which either name overwrites the other at any time (0.2)."""
@@ -85,7 +82,6 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
 }
 """Other accepted names of options -> the name used here; hyphens are folded before (2.4, 2.5)."""
 
-
 RESERVED: Final = frozenset({
     "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
     "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage", "revision",
@@ -97,7 +93,6 @@ RIGHTS: Final = frozenset({"acl", "inherit_acl"})
 """Attributes that would restrict who may do what: refused, since nothing enforces them."""
 
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
-
 
 _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for kind, struct in _STRUCTS.items()}
 
@@ -433,9 +428,6 @@ def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse(where, f"is {shown(value)} and has no keys; set it as a whole")
     return value
-
-
-# --- values ------------------------------------------------------------------------------------------------------
 
 
 # --- types and words ---------------------------------------------------------------------------------------------

@@ -6,12 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpumond.scheduler.model import (
-    SUBPOOL_DELIMITER,
-    Config,
-    PoolConfig,
-    TreeConfig,
-)
+from cpumond.scheduler.model import SUBPOOL_DELIMITER, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import is_same
 
 

@@ -16,15 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.fairshare.validate import did_you_mean, nearest, number, quoted
-from cpumond.scheduler.model import (
-    ALREADY_EXISTS,
-    RESOLVE,
-    ROOT_POOL,
-    CommandError,
-    Config,
-    PoolConfig,
-    TreeConfig,
-)
+from cpumond.scheduler.model import ALREADY_EXISTS, RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Edit, canonical_path, edit, is_same, normalise, read_pool, read_tree
 from cpumond.scheduler.settings.validation import (
     AT_PARENT,
@@ -577,6 +569,3 @@ _HANDLERS: Final[Mapping[type[msgspec.Struct], Callable[[_Context, Any], Outcome
     MovePool: _move_pool,
     TransferPoolResources: _transfer,
 }
-
-
-# --- what has changed --------------------------------------------------------------------------------------------

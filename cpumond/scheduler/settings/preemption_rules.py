@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -65,7 +65,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
     The tolerance is at most the smallest tolerance limit on the path, each time-out at least the largest limit of its
     kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
     """
-    if not says_something(settings):
+    if _inherited(settings) == _NOTHING:
         return parent
     threshold = settings.non_preemptible_resource_usage_threshold
     rules = PreemptionRules(
@@ -91,13 +91,7 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
 
 
 _inherited: Final = attrgetter(*PreemptionSettings.__struct_fields__)
-
 _NOTHING: Final = (None,) * len(PreemptionSettings.__struct_fields__)
-
-
-def says_something(settings: PoolSettings) -> bool:
-    """Whether a pool sets any of the options that it would otherwise inherit as they are."""
-    return _inherited(settings) != _NOTHING
 
 
 def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> PreemptionRules:
@@ -115,16 +109,11 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     threshold = pool.non_preemptible_threshold
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
         threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
-    return PreemptionRules(
+    return replace(
+        pool,
         tolerance=min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance)),
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
-        aggressive_timeout_s=pool.aggressive_timeout_s,
-        tolerance_limit=pool.tolerance_limit,
-        fair_share_timeout_limit_s=pool.fair_share_timeout_limit_s,
-        min_share_timeout_limit_s=pool.min_share_timeout_limit_s,
-        aggressive_starvation=pool.aggressive_starvation,
-        aggressive_preemption=pool.aggressive_preemption,
         non_preemptible_threshold=threshold,
     )
 

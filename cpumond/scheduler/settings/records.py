@@ -11,12 +11,7 @@ import msgspec
 
 from cpumond.errors import StateFileError
 from cpumond.fairshare.validate import quoted
-from cpumond.scheduler.model import (
-    CommandError,
-    Config,
-    PoolConfig,
-    TreeConfig,
-)
+from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools
 

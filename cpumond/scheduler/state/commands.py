@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 Command = ConfigCommand | OperationCommand
 
-MAX_WARNINGS = 100
 MAX_MESSAGE = 1000
 """Characters that are kept of why an operation was aborted."""
 

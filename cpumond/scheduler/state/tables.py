@@ -79,7 +79,6 @@ class Tables:
         """(tree, pool of the victim, kind) -> preemptions since the start."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
         """Operations that left a tree, for a history: it puts one in place that has room, and takes them out."""
-        self.config_warnings: dict[tuple[str, str], tuple[str, ...]] = {}
         self.sequence = 0
         self.job_sequence = 0
         self._makers: dict[str, SnapshotMaker] = {}

@@ -122,7 +122,7 @@ class SqliteStore:
         self._connection = connection
         self._lock: int | None = lock
         self.lost_total = 0
-        self._files = self._identify_files()
+        self._files = identify_files(self.path)
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records, in order, each checked against its checksum. Raises StoreError."""
@@ -166,9 +166,6 @@ class SqliteStore:
         with contextlib.suppress(StoreError):
             self._stay_in_place()
 
-    def _identify_files(self) -> list[tuple[int, int] | None]:
-        return identify_files(self.path)
-
     def _stay_in_place(self) -> None:
         """What is written must be where the next process looks for it, and no other process may have it.
 
@@ -182,7 +179,7 @@ class SqliteStore:
             os.close(self._lock)
             self._lock = lock
             log.error("store_lost", path=f"{self.path}.lock", advice="find out who removed it; it was made anew")
-        found = self._identify_files()
+        found = identify_files(self.path)
         if found == self._files:
             return
         if found[0] is not None and found[0] != self._files[0]:
@@ -202,7 +199,7 @@ class SqliteStore:
         self._connection = connect(self.path)
         _prepare(self._connection)
         _check_table(self._connection, self.path)
-        self._files = self._identify_files()
+        self._files = identify_files(self.path)
 
     def _check_open(self) -> None:
         if self._lock is None:
@@ -236,15 +233,22 @@ def identify_files(path: str) -> list[tuple[int, int] | None]:
 def put_back(connection: sqlite3.Connection, path: str) -> None:
     """Write what ``connection`` has open, whose file was removed from ``path``, there anew; the connection stays with
     the file that has no name. Raises OSError or sqlite3.Error."""
+    with _make_anew(path) as target:
+        connection.backup(target)
+        target.execute("PRAGMA journal_mode = WAL")
+
+
+@contextlib.contextmanager
+def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
+    """An empty database under another name, which is at ``path``, whole and on disk, after all was done inside."""
     new = f"{path}.new"
     unlink_all(new)
     try:
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with contextlib.closing(connect(new)) as target:
-            connection.backup(target)
-            target.execute("PRAGMA journal_mode = WAL")
+            yield target
         _sync_file(new)
-        # A log that is left of the database is not the new one's. What is open does not need its name.
+        # A log that is left of an earlier database is not the new one's. What is open does not need its name.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
@@ -331,39 +335,20 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
         raise _damaged(path, f"the database is gone, but {path}{left[0]} of it is there")
-    new = f"{path}.new"
-    unlink_all(new)
-    try:
-        with _explained(path, "create"):
-            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            with contextlib.closing(connect(new)) as connection:
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                _apply(connection, 0, migrations)
-                connection.execute("PRAGMA journal_mode = WAL")
-            _sync_file(new)
-            os.rename(new, path)
-            _sync_directory(path)
-            with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
-                _sync_directory(os.path.dirname(path))
-    finally:
-        unlink_all(new)
+    with _explained(path, "create"), _make_anew(path) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        _apply(connection, 0, migrations)
+        connection.execute("PRAGMA journal_mode = WAL")
+    with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
+        _sync_directory(os.path.dirname(path))
 
 
 def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration]) -> None:
     version = read_number(connection, "user_version")
     if version == len(migrations):
         return
-    copy, new = f"{path}.v{version}", f"{path}.v{version}.new"
-    unlink_all(new)
-    try:
-        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(connect(new)) as target:
-            connection.backup(target)
-        _sync_file(new)
-        os.rename(new, copy)
-        _sync_directory(path)
-    finally:
-        unlink_all(new)
+    with _make_anew(f"{path}.v{version}") as target:
+        connection.backup(target)
     _apply(connection, version, migrations)
 
 

@@ -21,10 +21,7 @@ from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
-from cpumond.scheduler.model import (
-    OperationRecord,
-    PreemptionRecord,
-)
+from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
 from cpumond.units import format_span
 from cpumond.words import count
@@ -328,6 +325,3 @@ def _amounts(vector: Vector) -> str:
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
-
-
-# --- what a change would do --------------------------------------------------------------------------------------
