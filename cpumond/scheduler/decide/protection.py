@@ -66,7 +66,7 @@ def find_protections(target: OperationElement, priority: TargetPriority) -> list
             continue
         sort_jobs(element)
         for job in element.jobs.values():
-            cause = _judge_list(element, job.preemptibility, aggressive)
+            cause = _cause_of_list(element, job.preemptibility, aggressive)
             key = (cause, _forbidder(element) if cause == "forbids" else element)
             found[key] = found.get(key, 0) + 1
     protections = [Protection(cause, element, jobs) for (cause, element), jobs in found.items()]
@@ -96,7 +96,7 @@ def _find_blocker(
     return None
 
 
-def _judge_list(element: OperationElement, preemptibility: int, aggressive: bool) -> Cause:
+def _cause_of_list(element: OperationElement, preemptibility: int, aggressive: bool) -> Cause:
     if preemptibility == PREEMPTIBLE:
         return "free"
     if preemptibility == AGGRESSIVELY_PREEMPTIBLE:

@@ -92,7 +92,7 @@ class Collector:
         try:
             return self._collect(state, now, interval_s)
         except BaseException:
-            # Nobody will hear of the names that this tick had: the next one tells them all again.
+            # The names of this tick are lost with it: the next one gives all of them again.
             self._tick += 1
             for named in self._named:
                 named.clear()

@@ -154,7 +154,7 @@ class HistoryFile:
         self._open_again()
 
     def _begin_anew(self, error: Exception) -> None:
-        """Set the file aside, keep what is in memory."""
+        """Set the file aside and begin an empty one; the points in memory stay."""
         assert self.path is not None
         self._disconnect()
         # One is enough to look at; a disk that damages one file after the other must not be filled by them.

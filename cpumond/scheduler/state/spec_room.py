@@ -1,6 +1,6 @@
 """How much memory the specifications of operations take, in all and of each user, and all trees and pools; pure.
 
-Nobody else bounds what users write into a specification or an attribute: it is kept, stored and shown as it came.
+What users write into a specification or an attribute is kept, stored and shown as it came; only this bounds it.
 """
 
 from __future__ import annotations
