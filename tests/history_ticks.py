@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 
-from cpumond.scheduler.history import COLUMNS, KINDS, WIDTHS, HistoryView, Key, Tick
+from cpumond.scheduler.history.model import COLUMNS, KINDS, WIDTHS, HistoryView, Key, Tick
 
 START = 1_000_000.0
 PERIOD_S = 10.0

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import Vector, add
-from cpumond.scheduler import placement
+from cpumond.scheduler.decide import placement
+from cpumond.scheduler.decide.preemption import PreemptionPlan
+from cpumond.scheduler.decide.snapshot import SnapshotMaker
+from cpumond.scheduler.decide.starvation import update_starvation
 from cpumond.scheduler.elements import (
     Element,
     Job,
@@ -26,6 +29,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.model import (
     ROOT_POOL,
+    Config,
     OperationRecord,
     OperationTreeOptions,
     PoolConfig,
@@ -34,9 +38,8 @@ from cpumond.scheduler.model import (
     TreeConfig,
     TreeSettings,
 )
-from cpumond.scheduler.preemption import PreemptionPlan
-from cpumond.scheduler.snapshot import SnapshotMaker
-from cpumond.scheduler.starvation import operation_rules, pool_rules, root_rules, update_starvation
+from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
+from cpumond.scheduler.settings.records import SYSTEM, RecordKey, changed_records
 
 NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -214,3 +217,9 @@ def starve(element: Element, status: StarvationStatus = "starving", since: float
     element.starvation_status = status
     element.scheduling_status = "below_fair_share"
     element.below_since = since
+
+
+def records_of(config: Config) -> dict[RecordKey, dict[str, Any] | None]:
+    """All records of a configuration."""
+    records = {(kind, key): record for kind, key, record in changed_records(Config({}), config)}
+    return {SYSTEM: {"default_tree": config.default_tree}, **records}

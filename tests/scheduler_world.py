@@ -17,11 +17,8 @@ from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
-from cpumond.scheduler.commands import Command, prepare
-from cpumond.scheduler.config_commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.loop import Clock, Scheduler
-from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord, Rules
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -30,9 +27,12 @@ from cpumond.scheduler.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.registration import SeveralTreesError
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.state import State
-from cpumond.scheduler.transaction import NOTHING, Rules, Transaction
+from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.state.nodes import SeveralTreesError
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.wire import (
     CPU_COUNTERS,
     FinishedJob,

@@ -15,15 +15,14 @@ from typing import Any
 import httpx2
 import msgspec
 
-from cpumond.scheduler.commands import prepare
-from cpumond.scheduler.config_commands import SYSTEM, RecordKey, load_config
-from cpumond.scheduler.loop import encode
-from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.service import encode
+from cpumond.scheduler.settings.records import SYSTEM, RecordKey, load_config
 from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 POOLS = 2000
 OPERATIONS = 20_000

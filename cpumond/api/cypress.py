@@ -20,11 +20,12 @@ from cpumond.api.values import Attributed, YtError, quote_text
 from cpumond.api.ypath import YPath, escape_literal
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.attributes import REMOVE, Edit, canonical_name, is_option, read_attribute
-from cpumond.scheduler.config_commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.elements import Node
-from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
+from cpumond.scheduler.settings.values import REMOVE
 
 Edits = tuple[Edit, ...]
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import Element, usage_share
 from cpumond.scheduler.model import to_amounts
-from cpumond.scheduler.starvation import starves_in_s
 
 Amounts = dict[str, float]
 

@@ -29,7 +29,6 @@ from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.values import MAX_VALUES
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
     ALREADY_EXISTS,
@@ -44,6 +43,7 @@ from cpumond.scheduler.model import (
     TOO_MANY_REQUESTS,
     CommandError,
 )
+from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.tokens import User
 from cpumond.web import accepts_gzip, matches_etag

@@ -19,17 +19,20 @@ from cpumond.api import node_views, openapi, overview, pool_views, tables, views
 from cpumond.api.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.fairshare.explain import Explanation, explain
-from cpumond.scheduler import config_commands, operations, why
-from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.commands import Command
+from cpumond.scheduler import operations
+from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.elements import PoolElement, Tree
-from cpumond.scheduler.history import HistoryView, ReportView
-from cpumond.scheduler.loop import Scheduler
+from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.model import NO_SUCH_JOB, RESOLVE, CommandError, Config, OperationRecord, TreeConfig
-from cpumond.scheduler.recorder import History
-from cpumond.scheduler.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.tokens import User
+from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
 from cpumond.wire import RequestKind
 
 READY_PERIODS: Final = 5
@@ -179,18 +182,16 @@ class JsonApi:
         kept = self.scheduler.updates.get(tree.name)
         return UpdatedTree(tree, None if kept is None else kept.result)
 
-    async def make_plan(self, call: Call) -> why.Plan:
+    async def make_plan(self, call: Call) -> Plan:
         scheduler = self.scheduler
         async with self._thinking:
             now = self.now()
-            change = why.try_command(scheduler.state, call.body, call.user, now)
-            if isinstance(change, why.Plan):
+            change = try_command(scheduler.state, call.body, call.user, now)
+            if isinstance(change, Plan):
                 return change
-            material = why.collect(scheduler.state)
+            material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-            return await asyncio.to_thread(
-                why.make_plan, material, change, now, previous, everything=call.query.everything
-            )
+            return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
 
     # --- operations
 
@@ -256,7 +257,7 @@ class JsonApi:
     async def take_job_reply(self, call: Call) -> views.Taken:
         return views.Taken(self.scheduler.requests.take(call.body))
 
-    async def explain_operation(self, call: Call) -> why.OperationAnswer:
+    async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
         shares = {}
         async with self._thinking:
@@ -264,9 +265,9 @@ class JsonApi:
                 told = await self._explain_share(name, GUARANTEE_PREFIX + record.id)
                 told = told or await self._explain_share(name, OPERATION_PREFIX + record.id)
                 if told is not None:
-                    shares[name] = (told.rule, why.name_operations(self.state, told.lines))
+                    shares[name] = (told.rule, name_operations(self.state, told.lines))
         record = self.state.find_record(record.id)
-        return why.explain_operation(self.state, record, self.now(), shares)
+        return explain_operation(self.state, record, self.now(), shares)
 
     async def _explain_share(self, tree: str, element: str) -> Explanation | None:
         """What the last update of a tree says about an element; None where it does not know it."""
@@ -455,17 +456,17 @@ def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:
 
 
 _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
-    "create_tree": lambda _, c: config_commands.CreateTree(c.body.name, c.body.attributes, c.body.ignore_existing),
-    "change_tree": lambda _, c: config_commands.ChangeTree(c.path["tree"], _edits(c.body)),
-    "remove_tree": lambda _, c: config_commands.RemoveTree(c.path["tree"], c.query.recursive),
-    "set_default_tree": lambda _, c: config_commands.SetDefaultTree(c.body.tree),
-    "create_pool": lambda _, c: config_commands.CreatePool(
+    "create_tree": lambda _, c: commands.CreateTree(c.body.name, c.body.attributes, c.body.ignore_existing),
+    "change_tree": lambda _, c: commands.ChangeTree(c.path["tree"], _edits(c.body)),
+    "remove_tree": lambda _, c: commands.RemoveTree(c.path["tree"], c.query.recursive),
+    "set_default_tree": lambda _, c: commands.SetDefaultTree(c.body.tree),
+    "create_pool": lambda _, c: commands.CreatePool(
         c.path["tree"], c.body.name, c.body.parent, c.body.attributes, c.body.ignore_existing
     ),
-    "change_pool": lambda _, c: config_commands.ChangePool(c.path["tree"], c.path["pool"], _edits(c.body)),
-    "remove_pool": lambda _, c: config_commands.RemovePool(c.path["tree"], c.path["pool"], c.query.recursive),
+    "change_pool": lambda _, c: commands.ChangePool(c.path["tree"], c.path["pool"], _edits(c.body)),
+    "remove_pool": lambda _, c: commands.RemovePool(c.path["tree"], c.path["pool"], c.query.recursive),
     "move_pool": lambda api, c: _move_pool(api.state.config, c),
-    "transfer_resources": lambda _, c: config_commands.TransferPoolResources(
+    "transfer_resources": lambda _, c: commands.TransferPoolResources(
         c.path["tree"], c.path["pool"], c.body.destination, c.body.delta
     ),
     "start_operation": lambda _, c: operations.StartOperation(c.body.spec, c.body.type),
@@ -507,7 +508,7 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
 """What is made of the state as it is."""
 
 
-def _move_pool(config: Config, call: Call) -> config_commands.MovePool:
-    tree = config_commands.find_tree(config, call.path["tree"])
-    pool = config_commands.find_pool(tree, call.path["pool"])
-    return config_commands.MovePool(tree.name, pool.name, call.body.parent or pool.parent, call.body.name or pool.name)
+def _move_pool(config: Config, call: Call) -> commands.MovePool:
+    tree = commands.find_tree(config, call.path["tree"])
+    pool = commands.find_pool(tree, call.path["pool"])
+    return commands.MovePool(tree.name, pool.name, call.body.parent or pool.parent, call.body.name or pool.name)

@@ -8,7 +8,7 @@ from cpumond.api.figures import Amounts, View
 from cpumond.api.views import JobView, show_living_job
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.elements import Node
-from cpumond.scheduler.history import used_now
+from cpumond.scheduler.history.collector import used_now
 from cpumond.scheduler.model import RESOLVE, CommandError, PreemptionRecord, to_amounts
 from cpumond.scheduler.state import State
 

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.api import node_views, overview, pool_views, tables, views
-from cpumond.scheduler.config_commands import ConfigCommand
-from cpumond.scheduler.history import HistoryView, ReportView
-from cpumond.scheduler.why import OperationAnswer, Plan
+from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.why.operation import OperationAnswer
+from cpumond.scheduler.why.plan import Plan
 from cpumond.wire import (
     MAX_LOG_BYTES,
     Heartbeat,

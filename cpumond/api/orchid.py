@@ -19,8 +19,8 @@ from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
-from cpumond.scheduler import admission, operations, placement, resulting
-from cpumond.scheduler.attributes import ALIASES
+from cpumond.scheduler import operations, resulting
+from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import Job, Node, Operation, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
@@ -30,6 +30,7 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     to_vector,
 )
+from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.state import State
 from cpumond.wire import JobReport
 

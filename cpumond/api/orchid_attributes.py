@@ -14,21 +14,21 @@ from cpumond.api.lazy import MISSING, Description, Lazy, amounts, iso_time, whol
 from cpumond.api.updated_tree import UpdatedTree, own_options
 from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, least, scale, share
 from cpumond.fairshare.result import FairShare
-from cpumond.scheduler import placement, preemption
+from cpumond.scheduler.decide import placement, victims
+from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     PREEMPTIBLE,
     Element,
     OperationElement,
     PoolElement,
-    PreemptionRules,
     is_integral,
     usage_share,
     volume_capacity,
     volume_ratio,
 )
 from cpumond.scheduler.model import Resources, to_amounts
-from cpumond.scheduler.snapshot import operation_weight
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 
 MAX_SATISFACTION: Final = 1e9
 """Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
@@ -320,7 +320,7 @@ def _is_schedulable(element: OperationElement) -> bool:
 def _count_jobs(preemptibility: int) -> Reader:
     def count(_: UpdatedTree, element: OperationElement) -> int:
         # Only what the next preemption would compute anyhow.
-        preemption.sort_jobs(element)
+        victims.sort_jobs(element)
         return sum(job.preemptibility == preemptibility for job in element.jobs.values())
 
     return count

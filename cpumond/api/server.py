@@ -23,9 +23,9 @@ from cpumond.api.yt_commands import YtBackend
 from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
 from cpumond.config import is_loopback
 from cpumond.scheduler.config import Api
-from cpumond.scheduler.loop import Scheduler
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS
+from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import Tokens, User
 from cpumond.web import make_web_routes
 
@@ -58,7 +58,7 @@ def make_app(
     )
     bodies = Bodies()
     replies = ReplyCache(scheduler.clock.now)
-    replies.restore(scheduler.remembered)
+    replies.restore(scheduler.remembered.values())
     app = Starlette(
         routes=[
             Route("/metrics", read_metrics),

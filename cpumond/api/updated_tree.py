@@ -10,10 +10,8 @@ from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, share, subtract, sum_vectors
 from cpumond.fairshare.result import ElementShares, UpdateResult
-from cpumond.scheduler import placement
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
-from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, to_vector
-from cpumond.scheduler.snapshot import (
+from cpumond.scheduler.decide import placement
+from cpumond.scheduler.decide.snapshot import (
     GUARANTEE_PREFIX,
     OPERATION_PREFIX,
     fifo_order,
@@ -21,6 +19,8 @@ from cpumond.scheduler.snapshot import (
     has_guarantee,
     operation_weight,
 )
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, to_vector
 
 Results = Mapping[str, UpdateResult | None]
 """Tree -> result of its last update."""

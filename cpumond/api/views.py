@@ -14,6 +14,9 @@ from typing import Any, Final, Literal
 
 from cpumond.api.figures import Amounts, View, show_shares
 from cpumond.scheduler import resulting
+from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
+from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.decide.victims import sort_jobs
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
@@ -36,9 +39,6 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     Task,
 )
-from cpumond.scheduler.placement import find_stuck_tasks, satisfaction
-from cpumond.scheduler.preemption import sort_jobs
-from cpumond.scheduler.snapshot import operation_weight
 from cpumond.scheduler.state import State
 from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times
 

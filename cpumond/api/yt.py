@@ -42,7 +42,7 @@ from cpumond.api.yt_replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimit
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import GENERIC
-from cpumond.scheduler.spec_room import weigh as weigh_value
+from cpumond.scheduler.state.spec_room import weigh as weigh_value
 
 log = structlog.get_logger("cpumond.api")
 

@@ -42,18 +42,7 @@ from cpumond.api.yt_parameters import (
 )
 from cpumond.api.yt_replies import export_reply
 from cpumond.scheduler import operations
-from cpumond.scheduler.attributes import REMOVE, Edit, canonical_name
-from cpumond.scheduler.commands import Command
-from cpumond.scheduler.config_commands import (
-    CreatePool,
-    CreateTree,
-    MovePool,
-    RemovePool,
-    RemoveTree,
-    TransferPoolResources,
-)
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.loop import MUTATION, Reply, Scheduler
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     NO_SUCH_JOB,
@@ -65,7 +54,20 @@ from cpumond.scheduler.model import (
     JobRecord,
     OperationRecord,
 )
+from cpumond.scheduler.service import Reply, Scheduler
+from cpumond.scheduler.settings.attributes import Edit, canonical_name
+from cpumond.scheduler.settings.commands import (
+    CreatePool,
+    CreateTree,
+    MovePool,
+    RemovePool,
+    RemoveTree,
+    TransferPoolResources,
+)
+from cpumond.scheduler.settings.values import REMOVE
+from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
+from cpumond.scheduler.stored import MUTATION
 from cpumond.wire import MAX_LOG_BYTES
 
 MAX_EDITS: Final = 1000

@@ -12,7 +12,7 @@ from cpumond.cli.options import given, quote_name
 from cpumond.cli.pools import show_amounts
 from cpumond.cli.scheduler_client import Cell, SchedulerClient, print_fields, print_table, scheduler_options
 from cpumond.cli.tables import warn
-from cpumond.scheduler.why import show_span
+from cpumond.scheduler.why.operation import show_span
 from cpumond.words import show_cores, show_name, show_number
 
 

@@ -32,7 +32,7 @@ from cpumond.cli.tables import show_title, warn
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import UsageError
 from cpumond.fairshare.explain import show_percent
-from cpumond.scheduler.why import OperationAnswer, show_span
+from cpumond.scheduler.why.operation import OperationAnswer, show_span
 from cpumond.wire import MAX_LOG_BYTES
 from cpumond.words import count, show_cores, show_name, show_number, show_time
 

@@ -27,9 +27,10 @@ from cpumond.errors import EXIT_CONFIG, CpumondError, UsageError
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import number
-from cpumond.scheduler.attributes import is_option
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
-from cpumond.scheduler.why import Effect, Outlook, Plan, show_span
+from cpumond.scheduler.settings.attributes import is_option
+from cpumond.scheduler.why.operation import show_span
+from cpumond.scheduler.why.plan import Effect, Outlook, Plan
 from cpumond.words import count, show_cores, show_name
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."

@@ -36,9 +36,9 @@ from cpumond.cli.tables import draw, measure, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
-from cpumond.scheduler.history import HistoryView, ReportTree, ReportView
+from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.model import ROOT_POOL
-from cpumond.scheduler.why import show_span
+from cpumond.scheduler.why.operation import show_span
 from cpumond.words import show_cores, show_name
 
 if TYPE_CHECKING:

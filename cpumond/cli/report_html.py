@@ -23,8 +23,8 @@ from cpumond.cli.report_rows import (
     list_pools,
 )
 from cpumond.fairshare.explain import show_percent
-from cpumond.scheduler.history import HistoryView, ReportRow, ReportTree, ReportView
-from cpumond.scheduler.why import show_span
+from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
+from cpumond.scheduler.why.operation import show_span
 from cpumond.words import show_time
 
 LINES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (

@@ -13,8 +13,8 @@ import msgspec
 
 from cpumond.errors import UnavailableError
 from cpumond.fairshare.validate import did_you_mean, quoted
-from cpumond.scheduler.history import ReportRow, ReportTree, ReportView
-from cpumond.scheduler.why import show_span
+from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
+from cpumond.scheduler.why.operation import show_span
 from cpumond.words import count, show_time
 
 Kind = Literal["total", "pool", "operation", "sum"]

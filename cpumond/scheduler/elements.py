@@ -8,7 +8,6 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.fairshare import tree as fairshare
@@ -24,6 +23,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 from cpumond.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
@@ -36,26 +36,6 @@ Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
-
-
-@dataclass(slots=True, eq=False)
-class PreemptionRules:
-    """What holds for an element after inheritance (6.2): times in seconds."""
-
-    tolerance: float
-    fair_share_timeout_s: float
-    min_share_timeout_s: float
-    aggressive_timeout_s: float
-    tolerance_limit: float
-    fair_share_timeout_limit_s: float
-    min_share_timeout_limit_s: float
-    aggressive_starvation: bool
-    """Own flag or that of any ancestor (6.8)."""
-    aggressive_preemption: bool
-    non_preemptible_threshold: Vector | None
-    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
-    says_min_share: bool = True
-    """Whether anybody on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
 
 
 class Element:
@@ -317,7 +297,7 @@ class Node:
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """Jobs of its last heartbeat that nobody needs and that are not stopping yet."""
+        """Jobs of its last heartbeat that no operation needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
@@ -342,17 +322,8 @@ class Tree:
     """One pool tree with everything in it."""
 
     __slots__ = (
-        "config",
-        "root",
-        "pools",
-        "operations",
-        "nodes",
-        "total",
-        "queue",
-        "changed",
-        "errors",
-        "update_count",
-    )
+        "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
+    )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
         self.config = config
@@ -422,6 +393,9 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
+NOTHING: Final = [0.0] * len(CPU_COUNTERS)
+
+
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
@@ -431,17 +405,18 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     path of the moment: what was counted stays where it was when the operation moves.
     """
     counted = job.counted
-    grown: list[float] = []
+    grown = list(NOTHING)
     for number, value in enumerate(told):
-        before = counted[number]
-        if value is None or (before is not None and value <= before):
-            if value is not None and number > 0:
-                counted[number] = value
-            grown.append(0.0)
+        if value is None:
             continue
-        counted[number] = value
-        grown.append(0.0 if before is None else value - before)
-    if any(grown):
+        before = counted[number]
+        if before is None or value > before:
+            counted[number] = value
+            if before is not None:
+                grown[number] = value - before
+        elif number > 0:
+            counted[number] = value
+    if grown != NOTHING:
         add_cpu_time(job.element, grown)
 
 

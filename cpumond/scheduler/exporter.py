@@ -16,23 +16,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
-from cpumond.fairshare.resources import Vector, ratio, share
-from cpumond.scheduler.elements import PoolElement, Tree, flow_ratio, is_integral, volume_capacity, volume_ratio
-from cpumond.scheduler.loop import Scheduler
+from cpumond.fairshare.resources import ratio
+from cpumond.scheduler.elements import (
+    PoolElement,
+    Tree,
+    flow_ratio,
+    is_integral,
+    usage_share,
+    volume_capacity,
+    volume_ratio,
+)
 from cpumond.scheduler.model import to_vector
+from cpumond.scheduler.service import Scheduler
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 PoolValue = Callable[[PoolElement], float | None]
 
 
-def _usage_share(pool: PoolElement) -> Vector:
-    return share(pool.usage, pool.tree.total)
-
-
 POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
     "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
-    "usage_ratio": ("Usage, its largest component as a fraction of the tree.", lambda p: max(_usage_share(p))),
+    "usage_ratio": ("Usage, its largest component as a fraction of the tree.", lambda p: max(usage_share(p))),
     "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
     "strong_guarantee_ratio": (
         "Strong guarantee after the scaling of an overcommitted cluster, largest component.",

@@ -26,20 +26,18 @@ from cpumond.process import (
     open_tcp_sockets,
     raise_descriptor_limit,
 )
-from cpumond.scheduler.admission import PoolRules
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
 from cpumond.scheduler.exporter import MetricsText
-from cpumond.scheduler.loop import Clock, Scheduler
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.notify import tell_manager
 from cpumond.scheduler.peer import LOCAL_USERS
-from cpumond.scheduler.recorder import History
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
-from cpumond.scheduler.store.history import HistoryStore
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
-from cpumond.scheduler.transaction import Rules
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -56,16 +54,9 @@ def make_rules(config: SchedulerConfig) -> Rules:
     """What decisions read of the configuration."""
     spare = config.min_spare_job_resources_on_node
     return Rules(
-        max_operation_count=config.max_operation_count,
-        pools=PoolRules(config.require_specified_pools_existence, config.ephemeral_pool_name_regex),
-        pool_name_regex=config.pool_name_regex,
-        erase_trees_with_pool_limit_violations=config.erase_trees_with_pool_limit_violations,
-        node_heartbeat_timeout_s=config.node_heartbeat_timeout_s,
-        waiting_job_timeout_s=config.waiting_job_timeout_s,
+        **{name: getattr(config, name) for name in config.__struct_fields__ if name in Rules.__dataclass_fields__},
         overcommit_duration_s=config.allowed_node_resources_overcommit_duration_s,
         spare=(float(spare.user_slots), spare.cpu, 0.0, float(spare.memory), 0.0),
-        finished_operation_retention_count=config.finished_operation_retention_count,
-        max_specification_memory=config.max_specification_memory,
         read_monitor=read_monitor,
     )
 
@@ -210,7 +201,7 @@ async def _serve(
         tasks.create_task(tell_manager(manager, scheduler, stopping))
         await stopping.wait()
         log.info("stopping")
-        # Requests that are never finished are cancelled then, which is no error of anybody.
+        # Requests that are never finished are cancelled then, which is no error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving

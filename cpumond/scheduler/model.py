@@ -9,7 +9,7 @@ fractions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -232,6 +232,29 @@ class Config:
     default_tree: str = ""
 
 
+# --- the scheduler's own configuration -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The part of the scheduler's configuration that decisions read; times in seconds."""
+
+    max_operation_count: int = 5000
+    require_specified_pools_existence: bool = False
+    ephemeral_pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    erase_trees_with_pool_limit_violations: bool = False
+    heartbeat_period_s: float = 1.0
+    node_heartbeat_timeout_s: float = 60.0
+    waiting_job_timeout_s: float = 30.0
+    overcommit_duration_s: float = 15.0
+    spare: Vector = (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
+    finished_operation_retention_count: int = 1000
+    max_specification_memory: int = 67_108_864
+    read_monitor: Callable[[Any], dict[str, Any]] = dict
+    """Checks a section ``job_cpu_monitor``."""
+
+
 # --- operations and jobs -----------------------------------------------------------------------------------------
 
 OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
@@ -295,7 +318,20 @@ class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     lost: int = 0
 
 
-class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a specification says of an operation as a whole."""
+
+    title: str = ""
+    alias: str = ""
+    preemption_mode: Literal["normal", "graceful"] = "normal"
+    is_gang: bool = False
+    max_failed_job_count: int = 10
+    time_limit: float | None = None
+    """Milliseconds from ``start_time`` after which it fails; None for no limit."""
+    job_cpu_monitor: dict[str, Any] = {}
+
+
+class OperationRecord(OperationFacts, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
     ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.
@@ -312,17 +348,9 @@ class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     running_in: tuple[str, ...] = ()
     suspended: bool = False
     finish_time: float | None = None
-    title: str = ""
-    alias: str = ""
-    preemption_mode: Literal["normal", "graceful"] = "normal"
-    is_gang: bool = False
-    max_failed_job_count: int = 10
-    time_limit: float | None = None
-    """Milliseconds from ``start_time`` after which it fails; None for no limit."""
     counts: dict[str, JobCounts] = {}
     error: str = ""
     """Why it failed or was aborted."""
-    job_cpu_monitor: dict[str, Any] = {}
     spec: dict[str, Any] = {}
     """As the user gave it."""
     parents: dict[str, str] = {}

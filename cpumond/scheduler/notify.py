@@ -11,7 +11,7 @@ from cpumond.words import count
 
 if TYPE_CHECKING:
     from cpumond.process import ServiceManager
-    from cpumond.scheduler.loop import Scheduler
+    from cpumond.scheduler.service import Scheduler
 
 STATUS_PERIOD_S = 10.0
 TROUBLE_S = 60.0

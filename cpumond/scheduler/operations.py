@@ -13,15 +13,16 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.attributes import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
+    OperationFacts,
     OperationRecord,
     OperationState,
     OperationTreeOptions,
     Task,
 )
+from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 
 DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000
@@ -108,8 +109,8 @@ OperationCommand = (
 # --- reading a specification ---------------------------------------------------------------------------------------
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a specification asks for, checked, before pools are looked for.
+class Specification(OperationFacts, frozen=True):
+    """A specification, read and checked, before pools are looked for.
 
     ``trees`` None: it does not say, which is the default tree. ``options`` by tree, "" for all of them: names of
     ``TREE_OPTIONS`` and ``pool`` to values.
@@ -118,13 +119,6 @@ class Wish(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     trees: tuple[str, ...] | None
     options: dict[str, dict[str, Any]]
-    title: str
-    alias: str
-    preemption_mode: Literal["normal", "graceful"]
-    is_gang: bool
-    max_failed_job_count: int
-    time_limit: float | None
-    job_cpu_monitor: dict[str, Any]
 
 
 KNOWN: Final = frozenset(
@@ -139,18 +133,11 @@ ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
 TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
 
 
-def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Wish:
+def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Specification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
     _refuse_rights(table, "spec")
-    shared = _read_options("spec", table)
-    per_tree = _table(table.get("scheduling_options_per_pool_tree", {}), "spec/scheduling_options_per_pool_tree")
-    options = {"": shared}
-    for tree, given in per_tree.items():
-        where = f"spec/scheduling_options_per_pool_tree/{tree}"
-        named = _normalise(_table(given, where), where)
-        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, where)
-        options[tree] = _read_options(where, named)
+    shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
     trees = table.get("pool_trees")
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
@@ -165,10 +152,10 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     elif per_tree:
         trees = tuple(per_tree)
     monitor = table.get("job_cpu_monitor", {})
-    return Wish(
+    return Specification(
         tasks=_read_tasks(table),
         trees=trees,
-        options=options,
+        options={"": shared, **per_tree},
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
         alias=_text(table.get("alias", ""), "spec/alias", 1000),
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
@@ -181,11 +168,11 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What in a specification, at its root and in its tasks, means nothing here; as it was given."""
-    found = {key: value for key, value in spec.items() if _canonical(key) not in ROOT_OPTIONS}
+    found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
     tasks = {
         name: unknown
         for name, task in spec.get("tasks", {}).items()
-        if (unknown := {key: value for key, value in task.items() if _canonical(key) not in TASK_OPTIONS})
+        if (unknown := {key: value for key, value in task.items() if canonical(key) not in TASK_OPTIONS})
     }
     return {**found, "tasks": tasks} if tasks else found
 
@@ -202,11 +189,12 @@ def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
-    near = nearest(_canonical(key), known, 0.7)
+    near = nearest(canonical(key), known, 0.7)
     return f'spec option "{where}{key}" is not recognized' + (f'; did you mean "{near}"?' if near else "")
 
 
-def _canonical(key: object) -> str:
+def canonical(key: object) -> str:
+    """The name of an option as it is called here, of any spelling of it."""
     name = str(key).replace("-", "_")
     return ALIASES.get(name, name)
 
@@ -251,7 +239,7 @@ def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
     result: dict[str, Any] = {}
     for key, value in table.items():
-        name = _canonical(key)
+        name = canonical(key)
         if name in result:
             error = _refuse(where, f"option {name!r} is given twice in two spellings; keep one of them")
             raise name_field(error, _field_of(f"{where}/{name}"))
@@ -286,6 +274,18 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 options[name] = normalise_value(value, _OPTION_TYPES[name], place)
             except CommandError as error:
                 raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
+    return options
+
+
+def _read_per_tree(table: Mapping[str, Any], inside: str) -> dict[str, dict[str, Any]]:
+    """``scheduling_options_per_pool_tree``: the options of each tree that it names."""
+    where = f"{inside}/scheduling_options_per_pool_tree"
+    options = {}
+    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
+        place = f"{where}/{tree}"
+        named = _normalise(_table(given, place), place)
+        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
+        options[tree] = _read_options(place, named)
     return options
 
 
@@ -429,9 +429,9 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else names.get(type(value), type(value).__name__)
 
 
-def tree_options(wish_options: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
+def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
     """The options of one tree: what is said for it, else what is said for all (2.5); ``pool`` is the resolved one."""
-    return OperationTreeOptions(**{**wish_options.get("", {}), **wish_options.get(tree, {}), "pool": pool})
+    return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -440,13 +440,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     _refuse_rights(table, "parameters")
     given = {name: value for name, value in table.items() if name not in RIGHTS}
     _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree"}, "parameters")
-    result = {"": _read_options("parameters", table)}
-    where = "parameters/scheduling_options_per_pool_tree"
-    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
-        named = _normalise(_table(given, f"{where}/{tree}"), f"{where}/{tree}")
-        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, f"{where}/{tree}")
-        result[tree] = _read_options(f"{where}/{tree}", named)
-    return result
+    return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
 
 
 # --- records -------------------------------------------------------------------------------------------------------

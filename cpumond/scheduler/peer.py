@@ -12,14 +12,13 @@ from typing import Final
 from cpumond.scheduler.tokens import User
 
 OVERFLOW_UID: Final = 65534
-"""What the kernel calls everybody whom our user namespace does not know, and "nobody", whom many share."""
+"""What the kernel calls each user that our user namespace does not map, and "nobody", which many programs share."""
 
 _ESTABLISHED: Final = 1
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _NETLINK_SOCK_DIAG: Final = 4
 _NLM_F_REQUEST: Final = 1
 _ANY_COOKIE: Final = b"\xff" * 8
-
 
 LOCAL_USERS: Final = "root and the account that it runs as"
 
@@ -42,7 +41,7 @@ def find_peer_uid(connection: socket.socket) -> int | None:
     """The uid that made the other end of a TCP connection over IPv4 on this machine; None if there is none.
 
     The kernel tells. An end that was closed has no owner any more: a uid counts only while the connection stands before
-    and after the look, so that nobody can leave and have a later socket of somebody else taken for it.
+    and after the look, so that a later socket of another user is not taken for one that was closed.
     """
     try:
         if connection.family != socket.AF_INET or not _is_established(connection):
@@ -84,13 +83,13 @@ def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | Non
 
 def _search_table(host: str, port: int, our_host: str, our_port: int) -> int | None:
     """In the kernel's table of all connections, which takes milliseconds. Raises OSError."""
-    theirs, ours = (
+    remote_end, local_end = (
         f"{struct.unpack('=I', socket.inet_aton(name))[0]:08X}:{number:04X}"
         for name, number in ((host, port), (our_host, our_port))
     )
     with open("/proc/self/net/tcp", encoding="ascii") as table:
         for line in table:
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-            if (local, remote) == (theirs, ours):
+            if (local, remote) == (remote_end, local_end):
                 return int(uid) if inode != "0" and state == "01" else None
     return None

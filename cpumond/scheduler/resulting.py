@@ -14,10 +14,11 @@ import msgspec
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED
 from cpumond.monitor.model import DEFAULT_SETTINGS, RULE_DEFAULTS, MonitorSettings
+from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.decide.victims import unpreemptible_job_count
 from cpumond.scheduler.elements import Operation, OperationElement
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
-from cpumond.scheduler.operations import ALIASES, TREE_OPTIONS
-from cpumond.scheduler.snapshot import operation_weight
+from cpumond.scheduler.operations import ROOT_OPTIONS, TREE_OPTIONS, canonical
 
 Source = Literal["default", "specification"]
 
@@ -85,17 +86,13 @@ def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]
     return {**for_all_trees, **resulting_specification(record, live)}
 
 
-_READ: Final = TREE_OPTIONS | {
-    "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode", "is_gang",
-    "max_failed_job_count", "job_cpu_monitor", "time_limit",
-}  # fmt: skip
+_READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by"}
 """Options whose values stand in the record."""
 
 
 def _given(record: OperationRecord) -> dict[str, Any]:
     """The root of the specification under canonical names."""
-    names = {key: str(key).replace("-", "_") for key in record.spec}
-    return {ALIASES.get(name, name): record.spec[key] for key, name in names.items()}
+    return {canonical(key): value for key, value in record.spec.items()}
 
 
 def _options(options: OperationTreeOptions, element: OperationElement | None) -> dict[str, Any]:
@@ -114,10 +111,7 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
         shown["non_preemptible_resource_usage_threshold"] = {
             name: amount for name, amount in zip(RESOURCES, threshold, strict=True) if math.isfinite(amount)
         }
-    of_tree = element.tree.config.settings.max_unpreemptible_running_job_count
-    own = options.max_unpreemptible_running_job_count
-    # Where the tree says none, nothing is protected, whatever the operation says (6.4).
-    shown["max_unpreemptible_running_job_count"] = of_tree if own is None or of_tree is None else min(own, of_tree)
+    shown["max_unpreemptible_running_job_count"] = unpreemptible_job_count(element)
     return shown
 
 

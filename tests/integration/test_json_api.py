@@ -23,10 +23,9 @@ from waiting import wait_until
 
 from cpumond.api.json import make_json_routes
 from cpumond.process import open_tcp_sockets
-from cpumond.scheduler.loop import Clock, Scheduler
-from cpumond.scheduler.model import AUTHENTICATION, CommandError
+from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 PERIOD_S = 0.02
 T = TypeVar("T")

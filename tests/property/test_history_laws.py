@@ -16,9 +16,10 @@ from history_ticks import PERIOD_S, RATES, START, Tape, integral, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.scheduler.history import OPERATION, POOL, Key, Sums, merge_columns, split
-from cpumond.scheduler.store import history
-from cpumond.scheduler.store.history import HistoryStore
+from cpumond.scheduler.history import store
+from cpumond.scheduler.history.model import OPERATION, POOL, Key, Sums
+from cpumond.scheduler.history.series import merge_columns, split
+from cpumond.scheduler.history.store import HistoryStore
 
 KEYS = (Key(POOL, "t", "<Root>"), Key(POOL, "t", "p"), Key(OPERATION, "t", "o"), Key(OPERATION, "u", "o"))
 numbers = st.floats(0.0, 1000.0, width=32)
@@ -49,7 +50,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
-    with mock.patch.multiple(history, CHUNK_TICKS=4, FINE_TICKS=8, MOVED_SERIES=1):
+    with mock.patch.multiple(store, CHUNK_TICKS=4, FINE_TICKS=8, MOVED_SERIES=1):
         yield
 
 

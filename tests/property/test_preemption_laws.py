@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO, Vector, add, subtract, sum_vectors
+from cpumond.scheduler.decide.placement import ServiceOrder, satisfaction_of
+from cpumond.scheduler.decide.preemption import PreemptionPlan, TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.starvation import priority_of, starving_operations
+from cpumond.scheduler.decide.victims import find_limit_violators, find_overcommit_victims, is_protected_by_count
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
@@ -24,17 +28,6 @@ from cpumond.scheduler.elements import (
     change_usage,
 )
 from cpumond.scheduler.model import ROOT_POOL, Task
-from cpumond.scheduler.placement import ServiceOrder, satisfaction_of
-from cpumond.scheduler.preemption import (
-    PreemptionPlan,
-    TargetPriority,
-    Targets,
-    find_limit_violators,
-    find_overcommit_victims,
-    is_protected_by_count,
-    plan_preemption,
-)
-from cpumond.scheduler.starvation import priority_of, starving_operations
 
 EPS = 1e-6
 INF = float("inf")

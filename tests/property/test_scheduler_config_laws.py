@@ -10,29 +10,27 @@ import msgspec
 from examples import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
+from scheduler_builders import records_of
 
-from cpumond.scheduler.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
-from cpumond.scheduler.config_commands import (
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
+from cpumond.scheduler.settings.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
+from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
     ConfigCommand,
     CreatePool,
     CreateTree,
     MovePool,
-    RecordKey,
     RemovePool,
     RemoveTree,
     SetDefaultTree,
     TransferPoolResources,
     apply,
-    changed_records,
     check_nodes,
-    describe_change,
-    load_config,
-    records_of,
 )
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
-from cpumond.scheduler.validation import validate_tree
+from cpumond.scheduler.settings.records import RecordKey, changed_records, load_config
+from cpumond.scheduler.settings.validation import validate_tree
 
 many = examples(150)
 

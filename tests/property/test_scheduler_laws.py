@@ -12,12 +12,11 @@ from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
-from cpumond.scheduler.commands import prepare
-from cpumond.scheduler.config_commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.elements import PoolElement
-from cpumond.scheduler.model import ROOT_POOL, CommandError
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.transaction import Rules
+from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
+from cpumond.scheduler.state.commands import prepare
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
 EXPLICIT = st.sampled_from(["a", "b", "c", "d"])

@@ -13,10 +13,9 @@ import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU, ZERO, add, subtract, sum_vectors
+from cpumond.scheduler.decide.starvation import priority_of
 from cpumond.scheduler.elements import NON_PREEMPTIBLE, Element, Job, Node, OperationElement
-from cpumond.scheduler.model import CommandError, PreemptionRecord
-from cpumond.scheduler.starvation import priority_of
-from cpumond.scheduler.transaction import Rules
+from cpumond.scheduler.model import CommandError, PreemptionRecord, Rules
 
 NODES, CORES, STEP_S = 50, 20.0, 60.0
 TOTAL = NODES * CORES

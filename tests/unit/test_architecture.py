@@ -15,30 +15,26 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "attributes", "validation", "config_commands", "operations", "elements", "state", "tables",
-            "registration", "dispatch", "reports", "admission",
-            "commands", "transaction", "snapshot", "placement", "starvation", "preemption", "nodes_filter", "why",
-            "history", "resulting", "idle_options", "protection", "spec_room",
+            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "history.model",
+            "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
 )  # fmt: skip
 VALUE_MODULES = {
-    "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "decimal", "enum", "errno",
-    "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
+    "__future__", "array", "bisect", "collections", "collections.abc", "contextlib", "dataclasses", "decimal", "enum",
+    "errno", "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
 }  # fmt: skip
 """Of the standard library: modules that know values only, neither the machine nor the time."""
 
 MORE_FOR = {
     "cpumond.errors": {"os"},  # os.strerror, the system's words for an errno
-    "cpumond.scheduler.spec_room": {"sys"},  # sys.getsizeof
+    "cpumond.scheduler.history.chunks": {"zlib"},
+    "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.units": {"sys"},  # sys.float_info
     "cpumond.words": {"datetime"},  # times as people read them
     # suggestions for misspelt names
     "cpumond.fairshare.validate": {"difflib"},
-    "cpumond.scheduler.attributes": {"difflib"},
-    "cpumond.scheduler.config_commands": {"difflib"},
-    "cpumond.scheduler.operations": {"difflib"},
-    "cpumond.scheduler.nodes_filter": {"lark"},  # a parser from a grammar
+    "cpumond.scheduler.settings.nodes_filter": {"lark"},  # a parser from a grammar
     "cpumond.api.lazy": {"datetime"},  # times as people read them
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info
     "cpumond.monitor.shapes": {"random"},  # a generator with a seed: the same numbers each time
@@ -85,8 +81,8 @@ HOME = {
     "cysystemd": {"cpumond.process", "cpumond.log"},
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},
-    "lark": {"cpumond.scheduler.nodes_filter"},
-    "sqlite3": {"cpumond.scheduler.store"},
+    "lark": {"cpumond.scheduler.settings.nodes_filter"},
+    "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},
     "yt": set(),  # its client is what tests run against us
     "starlette": {"cpumond.agent.api", "cpumond.cli.receiver", "cpumond.api", "cpumond.scheduler.main", "cpumond.web"},
     "uvicorn": {

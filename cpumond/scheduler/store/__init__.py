@@ -30,7 +30,7 @@ class Store(Protocol):
     """Records of one scheduler. Any backend keeps the contract of ``test_store_contract.py``.
 
     Kinds and keys are any text without lone surrogates, values any bytes. Used from one thread at a time, not always
-    the one that opened it. ``lost_total``: how often it was removed by somebody else, and written anew.
+    the one that opened it. ``lost_total``: how often another program removed it, and it was written anew.
     """
 
     lost_total: int

@@ -80,7 +80,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
         else:
             _create(path, migrations)
         with _explained(path, "open"):
-            connection = _connect(path)
+            connection = connect(path)
             undo.callback(connection.close)
             _prepare(connection)
             _migrate(connection, path, migrations)
@@ -122,7 +122,7 @@ class SqliteStore:
         self._connection = connection
         self._lock: int | None = lock
         self.lost_total = 0
-        self._files = self._identify_files()
+        self._files = identify_files(self.path)
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records, in order, each checked against its checksum. Raises StoreError."""
@@ -140,7 +140,7 @@ class SqliteStore:
     def write(self, changes: Sequence[Change]) -> None:
         """Make all changes or none, on disk when this returns. Raises StoreError.
 
-        Files that somebody removed meanwhile are written anew first, with all that is in them.
+        Files that were removed meanwhile are written anew first, with all that is in them.
         """
         self._check_open()
         self._stay_in_place()
@@ -157,23 +157,14 @@ class SqliteStore:
                 f"{self.path}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
                 "which no file can keep; give it another name"
             ) from None
-        with _explained(self.path, "write"):
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                if removed:
-                    self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
-                if put:
-                    self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
+        with _explained(self.path, "write"), transaction(self._connection):
+            if removed:
+                self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
+            if put:
+                self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
         # Removed while it was written? What cannot be mended now is tried again by the next write, or the look before.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
-
-    def _identify_files(self) -> list[tuple[int, int] | None]:
-        return identify_files(self.path)
 
     def _stay_in_place(self) -> None:
         """What is written must be where the next process looks for it, and no other process may have it.
@@ -188,7 +179,7 @@ class SqliteStore:
             os.close(self._lock)
             self._lock = lock
             log.error("store_lost", path=f"{self.path}.lock", advice="find out who removed it; it was made anew")
-        found = self._identify_files()
+        found = identify_files(self.path)
         if found == self._files:
             return
         if found[0] is not None and found[0] != self._files[0]:
@@ -205,20 +196,14 @@ class SqliteStore:
         put_back(self._connection, self.path)
         # Its end removes a log of that name: before there is a new one.
         self._connection.close()
-        self._connection = _connect(self.path)
+        self._connection = connect(self.path)
         _prepare(self._connection)
         _check_table(self._connection, self.path)
-        self._files = self._identify_files()
+        self._files = identify_files(self.path)
 
     def _check_open(self) -> None:
         if self._lock is None:
             raise StoreError(f"{self.path}: the store was closed; open it again")
-
-    def _roll_back(self) -> None:
-        # After some errors SQLite has done so already, and refuses to do it twice.
-        with contextlib.suppress(sqlite3.Error):
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
         """Copy the log into the database and let another process have it; a second time does nothing."""
@@ -248,22 +233,29 @@ def identify_files(path: str) -> list[tuple[int, int] | None]:
 def put_back(connection: sqlite3.Connection, path: str) -> None:
     """Write what ``connection`` has open, whose file was removed from ``path``, there anew; the connection stays with
     the file that has no name. Raises OSError or sqlite3.Error."""
+    with _make_anew(path) as target:
+        connection.backup(target)
+        target.execute("PRAGMA journal_mode = WAL")
+
+
+@contextlib.contextmanager
+def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
+    """An empty database under another name, which is at ``path``, whole and on disk, after all was done inside."""
     new = f"{path}.new"
-    _unlink_all(new)
+    unlink_all(new)
     try:
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(_connect(new)) as target:
-            connection.backup(target)
-            target.execute("PRAGMA journal_mode = WAL")
+        with contextlib.closing(connect(new)) as target:
+            yield target
         _sync_file(new)
-        # A log that is left of the database is not the new one's. What is open does not need its name.
+        # A log that is left of an earlier database is not the new one's. What is open does not need its name.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
         os.rename(new, path)
         _sync_directory(path)
     finally:
-        _unlink_all(new)
+        unlink_all(new)
 
 
 def _lock(path: str) -> int:
@@ -310,14 +302,14 @@ def _inspect(path: str, newest: int) -> None:
         raise _damaged(path, "it is empty" if not head else "it is not an SQLite database")
     if len(head) < HEADER_BYTES:
         raise _damaged(path, f"it is cut short, to {len(head)} bytes")
-    with _explained(path, "read"), contextlib.closing(_connect(path, _pick_mode(path))) as connection:
-        application = _read_number(connection, "application_id")
+    with _explained(path, "read"), contextlib.closing(connect(path, _pick_mode(path))) as connection:
+        application = read_number(connection, "application_id")
         if application != APPLICATION_ID:
             raise StoreError(
                 f"{path}: belongs to another program (application_id {application:#x}, not {APPLICATION_ID:#x}); "
                 "it was left as it is: set `state_dir` to a directory of the scheduler's own"
             )
-        version = _read_number(connection, "user_version")
+        version = read_number(connection, "user_version")
         if version > newest:
             raise StoreError(
                 f"{path}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it was "
@@ -343,39 +335,20 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
         raise _damaged(path, f"the database is gone, but {path}{left[0]} of it is there")
-    new = f"{path}.new"
-    _unlink_all(new)
-    try:
-        with _explained(path, "create"):
-            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            with contextlib.closing(_connect(new)) as connection:
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                _apply(connection, 0, migrations)
-                connection.execute("PRAGMA journal_mode = WAL")
-            _sync_file(new)
-            os.rename(new, path)
-            _sync_directory(path)
-            with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
-                _sync_directory(os.path.dirname(path))
-    finally:
-        _unlink_all(new)
+    with _explained(path, "create"), _make_anew(path) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        _apply(connection, 0, migrations)
+        connection.execute("PRAGMA journal_mode = WAL")
+    with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
+        _sync_directory(os.path.dirname(path))
 
 
 def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration]) -> None:
-    version = _read_number(connection, "user_version")
+    version = read_number(connection, "user_version")
     if version == len(migrations):
         return
-    copy, new = f"{path}.v{version}", f"{path}.v{version}.new"
-    _unlink_all(new)
-    try:
-        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(_connect(new)) as target:
-            connection.backup(target)
-        _sync_file(new)
-        os.rename(new, copy)
-        _sync_directory(path)
-    finally:
-        _unlink_all(new)
+    with _make_anew(f"{path}.v{version}") as target:
+        connection.backup(target)
     _apply(connection, version, migrations)
 
 
@@ -385,7 +358,7 @@ def _tell_of_dropped_writes(path: str) -> None:
 
     A connection that has read something must be open: SQLite has noted in the log's index which is the last frame that
     it takes. It must be closed before the one that writes is opened: with the file that is closed here go all locks of
-    this process on the index, and a foreign program would take the index for one that nobody uses.
+    this process on the index, and a foreign program would take the index for an unused one.
     """
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
@@ -457,18 +430,27 @@ def _check_table(connection: sqlite3.Connection, path: str) -> None:
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
     """Each step in one transaction with its version: a crash leaves the one or the other."""
     for number, migration in enumerate(migrations[version:], version + 1):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             migration(connection)
             connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is done inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # After some errors SQLite has rolled back already, and refuses to do it twice.
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise
+        raise
 
 
-def _connect(path: str, mode: str = "rw") -> sqlite3.Connection:
+def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
     """A connection to an existing file, in autocommit: transactions are begun and ended by their words."""
     return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
@@ -479,7 +461,7 @@ def _connect(path: str, mode: str = "rw") -> sqlite3.Connection:
     )
 
 
-def _read_number(connection: sqlite3.Connection, pragma: str) -> int:
+def read_number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
@@ -491,7 +473,7 @@ def _pick_aside(path: str) -> str:
     )
 
 
-def _unlink_all(path: str) -> None:
+def unlink_all(path: str) -> None:
     for suffix in ("", *COMPANIONS):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)
@@ -542,7 +524,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
-    # Errors of the module itself have no code; text that cannot be decoded is one of them, and nobody wrote such text.
+    # Errors of the module itself have no code; text that cannot be decoded is one of them, and no store writes it.
     code = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", "no code")
     primary = None if code is None else code & 0xFF

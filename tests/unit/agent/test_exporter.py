@@ -42,9 +42,9 @@ from cpumond.config import Metrics
 from cpumond.discovery import FoundJob
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
 from cpumond.scheduler import exporter as scheduler_exporter
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 BASE = CpuReading(total_cpu_s=120.5, at_s=5.0, throttled_s=2.25)
 STATE = JobState(

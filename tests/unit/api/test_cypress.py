@@ -19,10 +19,9 @@ from cpumond.api.yson import write_yson
 from cpumond.api.yt import COMMANDS
 from cpumond.api.yt_commands import LISTED_ATTRIBUTES, YtBackend
 from cpumond.api.yt_parameters import YtRequest
-from cpumond.scheduler.loop import Scheduler
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT = f"{ORCHID}/pool_trees/default"

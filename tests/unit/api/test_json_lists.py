@@ -14,10 +14,10 @@ from cpumond.api import json_handlers, tables
 from cpumond.api.json_handlers import Call, JsonApi, Made
 from cpumond.api.openapi import OperationsQuery, Query
 from cpumond.api.views import OperationList
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 
 @pytest.fixture

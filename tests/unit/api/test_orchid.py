@@ -12,8 +12,8 @@ from cpumond.api.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES
 from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.scheduler.config_commands import ChangePool, ChangeTree, Edit
-from cpumond.scheduler.transaction import Rules
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, Edit
 
 START_S = 1_000_000.0
 START_TIME = "1970-01-12T13:46:40.000000Z"

@@ -12,11 +12,11 @@ from scheduler_world import TREE, World
 
 from cpumond.api import node_views, orchid_attributes, overview, pool_views, views
 from cpumond.api.updated_tree import UpdatedTree
-from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
-from cpumond.scheduler.attributes import Edit
-from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord
-from cpumond.scheduler.transaction import Rules, Transaction
+from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.state.transaction import Transaction
 
 NOW = 5000.0
 

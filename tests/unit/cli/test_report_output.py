@@ -15,7 +15,7 @@ from cpumond.cli.report import choose_output, guard_cell, render_csv, render_tex
 from cpumond.cli.report_html import MAX_BARS, render_report
 from cpumond.cli.report_rows import keep_pool, list_pools
 from cpumond.errors import UnavailableError, UsageError
-from cpumond.scheduler.history import HistoryView, ReportRow, ReportTree, ReportView
+from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
 
 DAY_S = 86_400.0
 UNTIL = 1_800_000_000.0

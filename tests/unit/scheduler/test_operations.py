@@ -9,6 +9,7 @@ import pytest
 from scheduler_world import World, assert_consistent, describe
 
 from cpumond.errors import ConfigError
+from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobCounts, OperationRecord, Task
 from cpumond.scheduler.operations import (
     AbortOperation,
@@ -20,7 +21,6 @@ from cpumond.scheduler.operations import (
     read_parameters,
     read_spec,
 )
-from cpumond.scheduler.placement import find_stuck_tasks
 
 ONE = {"t": {"job_count": 1}}
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpumond.scheduler.config_commands import CreatePool
 from cpumond.scheduler.exporter import PREEMPTION_KINDS, MetricsText
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.commands import CreatePool
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 
 NAME = "cpumond_preemptions_total"
 

@@ -13,13 +13,13 @@ import pytest
 
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.process import ServiceManager
-from cpumond.scheduler.config_commands import CreatePool, CreateTree
-from cpumond.scheduler.loop import Clock, Scheduler
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.notify import describe_status, tell_manager
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.commands import CreatePool, CreateTree
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.transaction import Rules
 from cpumond.wire import NodeRegistration, NodeResources
 
 PERIOD_S = 0.02

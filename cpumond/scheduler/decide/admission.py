@@ -1,0 +1,229 @@
+"""Which pool an operation goes to, whether it may start, and when it runs: semantics.md 2.8, 2.9 and 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cpumond.fairshare.validate import did_you_mean
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import (
+    NO_POOL_SETTINGS,
+    RESOLVE,
+    ROOT_POOL,
+    SUBPOOL_DELIMITER,
+    TOO_MANY_OPERATIONS,
+    CommandError,
+    EphemeralSubpoolConfig,
+    PoolSettings,
+    Rules,
+    TreeSettings,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made. The root is its own."""
+
+    name: str
+    parent: PoolElement
+    pool: PoolElement | None
+    """None when it has to be made."""
+
+
+def default_parent(tree: Tree) -> PoolElement:
+    """Where ephemeral pools are made: ``default_parent_pool``, or the root if it cannot have sub-pools (2.4)."""
+    name = tree.config.settings.default_parent_pool
+    pool = tree.pools.get(name)
+    return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
+
+
+def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
+    """The pool for an operation of ``user`` that asks for ``wanted`` ("" = its user's name) (2.8, 2.9).
+
+    ``moved`` is the operation if it lives already: an ephemeral pool that it leaves empty does not count.
+    Raises CommandError; changes nothing.
+    """
+    name = wanted or user
+    if name == ROOT_POOL:
+        if tree.config.settings.forbid_immediate_operations_in_root:
+            raise _immediate(ROOT_POOL)
+        return PoolChoice(ROOT_POOL, tree.root, tree.root)
+    if name.count(SUBPOOL_DELIMITER) > 1:
+        raise CommandError(
+            f"Malformed pool name {name!r}: delimiter '{SUBPOOL_DELIMITER}' is found more than once; expected "
+            "parent$child"
+        )
+    if SUBPOOL_DELIMITER in name:
+        return _choose_subpool(tree, name, rules)
+    pool = tree.pools.get(name)
+    if pool is not None:
+        if pool.settings.create_ephemeral_subpools:
+            return _choose_subpool(tree, f"{name}{SUBPOOL_DELIMITER}{user}", rules)
+        if pool.settings.forbid_immediate_operations:
+            raise _immediate(name)
+        assert pool.parent is not None
+        return PoolChoice(name, pool.parent, pool)
+    if rules.require_specified_pools_existence:
+        near = did_you_mean(name, tree.config.pools)
+        raise CommandError(f'Pool "{name}" not found in tree "{tree.name}"{near}', RESOLVE)
+    _check_name(name, name, rules)
+    parent = default_parent(tree)
+    _check_pools_of_user(tree, parent, name, user, moved)
+    return PoolChoice(name, parent, None)
+
+
+def _immediate(name: str) -> CommandError:
+    return CommandError(
+        f'Starting operations immediately in pool "{name}" is forbidden; start them in one of its sub-pools'
+    )
+
+
+def _choose_subpool(tree: Tree, name: str, rules: Rules) -> PoolChoice:
+    parent_name, _, child = name.partition(SUBPOOL_DELIMITER)
+    parent = tree.pools.get(parent_name)
+    if parent is None or not parent.settings.create_ephemeral_subpools:
+        what = "does not exist" if parent is None else "does not have create_ephemeral_subpools"
+        raise CommandError(f'Pool name "{name}": pool "{parent_name}" {what} in tree "{tree.name}"')
+    _check_name(child, name, rules)
+    return PoolChoice(name, parent, tree.pools.get(name))
+
+
+def _check_name(part: str, name: str, rules: Rules) -> None:
+    if not re.fullmatch(rules.ephemeral_pool_name_regex, part) or len(name) > 100:
+        raise CommandError(
+            f'Pool name "{name[:200]}" is not allowed for an ephemeral pool: "{part[:200]}" must match '
+            f'"{rules.ephemeral_pool_name_regex}" and have at most 100 characters'
+        )
+
+
+def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str, moved: OperationElement | None) -> None:
+    limit = tree.config.settings.max_ephemeral_pools_per_user
+    made = [
+        pool.name
+        for pool in parent.children.values()
+        if pool.is_ephemeral and pool.owner == user and SUBPOOL_DELIMITER not in pool.name
+        if moved is None or moved.parent is not pool or len(pool.operations) > 1
+    ]
+    if len(made) >= limit:
+        raise CommandError(
+            f'Cannot make ephemeral pool "{name}": limit of {limit} ephemeral pools (max_ephemeral_pools_per_user) for '
+            f'user "{user}" in tree "{tree.name}" has been reached: {", ".join(sorted(made))}; use one of '
+            "these, or have the pool created first"
+        )
+
+
+def ephemeral_settings(parent: PoolElement) -> PoolSettings:
+    """The settings of an ephemeral pool: defaults, and its parent's ``ephemeral_subpool_config`` (2.9)."""
+    given: EphemeralSubpoolConfig = parent.settings.ephemeral_subpool_config
+    if given == NO_POOL_SETTINGS.ephemeral_subpool_config:
+        return NO_POOL_SETTINGS
+    return PoolSettings(
+        mode=given.mode or "fair_share",
+        max_running_operation_count=given.max_running_operation_count,
+        max_operation_count=given.max_operation_count,
+        resource_limits=given.resource_limits,
+    )
+
+
+def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, int]:
+    """Effective ``max_operation_count`` and ``max_running_operation_count`` of a pool: own, else the tree's (2.5)."""
+    most, running = settings.max_operation_count, settings.max_running_operation_count
+    return (
+        tree.max_operation_count_per_pool if most is None else most,
+        tree.max_running_operation_count_per_pool if running is None else running,
+    )
+
+
+def check_start(tree: Tree, choice: PoolChoice) -> None:
+    """Raises CommandError, TooManyOperations, if a limit of operations on the way to the root is reached (3.1)."""
+    pool = choice.pool
+    if pool is None:
+        limit, _ = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
+        if limit == 0:
+            raise too_many(choice.name, 0, tree.name)
+        pool = choice.parent
+    full = find_overfull(pool)
+    if full is not None:
+        raise too_many(full.name, full.max_operation_count, tree.name)
+
+
+def too_many(pool: str, limit: int, tree: str) -> CommandError:
+    """The refusal of section 3.1."""
+    return CommandError(
+        f'Limit for the number of concurrent operations {limit} for pool "{pool}" in tree "{tree}" has been reached',
+        TOO_MANY_OPERATIONS,
+        {"pool": pool, "limit": limit, "pool_tree": tree},
+    )
+
+
+def _path(pool: PoolElement) -> Iterator[PoolElement]:
+    yield pool
+    yield from pool.ancestors()
+
+
+def find_overfull(pool: PoolElement) -> PoolElement | None:
+    """The first pool on the way to the root that takes no more operations at all, None if all do (3.1)."""
+    for element in _path(pool):
+        if element.operation_count >= element.max_operation_count:
+            return element
+    return None
+
+
+def find_full(element: OperationElement) -> PoolElement | None:
+    """The first pool on the way to the root that runs as many operations as it may (3.2)."""
+    for pool in element.ancestors():
+        if pool.running_operation_count >= pool.max_running_operation_count:
+            return pool
+    return None
+
+
+def may_run(tree: Tree, choice: PoolChoice) -> bool:
+    """Whether an operation that starts now runs at once: no pool on its way to the root is full (3.2)."""
+    if choice.pool is None:
+        _, running = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
+        if running == 0:
+            return False
+    path = _path(choice.pool or choice.parent)
+    return all(pool.running_operation_count < pool.max_running_operation_count for pool in path)
+
+
+def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
+    """Those of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
+
+    A blocked one keeps its place and does not hold back those behind it; the scan ends when the root is full.
+    """
+    added: dict[PoolElement, int] = {}
+    found: list[OperationElement] = []
+    for element in pending:
+        if tree.root.running_operation_count + len(found) >= tree.root.max_running_operation_count:
+            break
+        path = list(element.ancestors())
+        if all(pool.running_operation_count + added.get(pool, 0) < pool.max_running_operation_count for pool in path):
+            found.append(element)
+            for pool in path:
+                added[pool] = added.get(pool, 0) + 1
+    return found
+
+
+def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
+    """Whether a live operation may go to another pool: limits of the pools that are new for it (3.5).
+
+    Raises CommandError.
+    """
+    old = set(element.ancestors())
+    first = choice.pool or choice.parent
+    if choice.pool is None:
+        most, running = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
+        if most == 0:
+            raise CommandError(f'Max operation count of pool "{choice.name}" violated')
+        if element.is_running and running == 0:
+            raise CommandError(f'Max running operation count of pool "{choice.name}" violated')
+    for pool in _path(first):
+        if pool in old:
+            continue
+        if pool.operation_count >= pool.max_operation_count:
+            raise CommandError(f'Max operation count of pool "{pool.name}" violated')
+        if element.is_running and pool.running_operation_count >= pool.max_running_operation_count:
+            raise CommandError(f'Max running operation count of pool "{pool.name}" violated')

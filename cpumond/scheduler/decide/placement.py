@@ -1,0 +1,342 @@
+"""Which operations get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
+
+``ServiceOrder`` keeps, for each pool, a heap of what below it wants jobs, the least satisfied first; a change of one
+operation moves only its own path. ``find_jobs`` is one regular stage of one heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import RESOURCES, Vector, dominates, share, subtract
+from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
+from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import Task
+
+SHARE_EPS = 1e-9
+"""Shares that differ by less are equal; sums of floats do."""
+ROUNDING = 1e-9
+NEVER = float("inf")
+MAX_TOLD = 10
+"""Tasks of one operation that are told of."""
+
+Key = tuple[float, float]
+"""What decides between siblings, lower is earlier; the second number decides between equals."""
+
+NO_KEY: Key = (NEVER, NEVER)
+
+Entry = tuple[Key, int, int, Element]
+"""Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
+
+
+def satisfaction(element: Element) -> float:
+    """How much of its fair share an element uses: lower is served earlier, 1 is exactly the fair share (7.2).
+
+    Of an operation from its own usage; what a pool's is, its heap says.
+    """
+    return satisfaction_of(share(element.usage, element.tree.total), element.fair_share, element.demand_share)
+
+
+def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
+    """Section 7.2 for shares: of usage, the fair share and the demand."""
+    if max(fair) <= SHARE_EPS:
+        return NEVER
+    # Each job that starts asks once for every pool above it: one plain loop.
+    over, open_ratio, blocked = 0.0, -1.0, NEVER
+    for u, f, d in zip(usage, fair, demand, strict=True):
+        if f <= SHARE_EPS:
+            if u > f + SHARE_EPS:
+                return NEVER
+            continue
+        ratio = u / f
+        if u > f + SHARE_EPS and ratio > over:
+            over = ratio
+        if ratio > open_ratio and f < d - SHARE_EPS:
+            open_ratio = ratio
+        if ratio < blocked:
+            blocked = ratio
+    if over:
+        return over
+    return blocked if open_ratio < 0.0 else open_ratio
+
+
+def pool_key(pool: PoolElement, least: float) -> Key:
+    """The key of a pool whose least satisfied child has ``least`` (7.1); its own satisfaction decides between equals.
+
+    A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has a
+    child without any: by the minimum alone the first such pool would get every slot, however far above its share.
+    """
+    own = satisfaction(pool)
+    return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
+
+
+def wants_jobs(element: OperationElement) -> bool:
+    """Whether it takes part in placement: it runs here, is not suspended, and has jobs to start."""
+    operation = element.operation
+    return element.is_running and not operation.record.suspended and bool(operation.needed)
+
+
+class _Heap:
+    """The children of one pool that want jobs."""
+
+    __slots__ = ("entries", "versions", "ranks")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.versions: dict[Element, int] = {}
+        """Element -> version of its valid entry; -1 for one that is out."""
+        self.ranks: dict[Element, int] = {}
+
+    def top(self) -> Entry | None:
+        entries, versions = self.entries, self.versions
+        while entries:
+            entry = entries[0]
+            if versions[entry[3]] == entry[2]:
+                return entry
+            heappop(entries)
+        return None
+
+
+class ServiceOrder:
+    """The order in which operations of one tree are served, from one fair-share update to the next (7.1)."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._heaps: dict[PoolElement, _Heap] = {}
+        self._version = 0
+        self._aside: list[OperationElement] = []
+        tree.changed.clear()
+        self._build(tree.root)
+
+    def _build(self, pool: PoolElement) -> Key | None:
+        heap = self._heaps[pool] = _Heap()
+        for child in pool.children.values():
+            key = self._build(child)
+            heap.ranks[child] = len(heap.ranks)
+            self._enter(heap, child, key)
+        if pool.mode == "fifo":
+            for element in fifo_order(pool):
+                heap.ranks[element] = len(heap.ranks)
+        else:
+            for element in pool.operations.values():
+                if element.is_running:
+                    heap.ranks[element] = len(heap.ranks)
+        for element in pool.operations.values():
+            if element in heap.ranks:
+                self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
+        heapify(heap.entries)
+        return self._key_of_pool(pool, heap)
+
+    def _enter(self, heap: _Heap, child: Element, key: Key | None) -> None:
+        """Note an entry in a heap that is being built; None for one that wants nothing."""
+        self._version += 1
+        heap.versions[child] = -1 if key is None else self._version
+        if key is not None:
+            heap.entries.append((key, heap.ranks[child], self._version, child))
+
+    def _key_of(self, element: OperationElement) -> Key:
+        parent = element.parent
+        assert parent is not None
+        element.satisfaction = satisfaction(element)
+        if parent.mode == "fifo" and self.tree.config.settings.fifo_pool_scheduling_order == "fifo":
+            return (0.0, 0.0)
+        return (element.satisfaction, 0.0)
+
+    def _key_of_pool(self, pool: PoolElement, heap: _Heap) -> Key | None:
+        """A pool's key, from its best child; None when nothing below wants a job."""
+        top = heap.top()
+        if top is None:
+            return None
+        child = top[3]
+        return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0][0])
+
+    def best(self) -> OperationElement | None:
+        """The operation that is served next, None when none wants a job."""
+        pool = self.tree.root
+        while True:
+            top = self._heaps[pool].top()
+            if top is None:
+                return None
+            child = top[3]
+            if isinstance(child, OperationElement):
+                return child
+            assert isinstance(child, PoolElement)
+            pool = child
+
+    def refresh(self, element: OperationElement) -> None:
+        """Its usage or its needs changed."""
+        self._place(element, self._key_of(element) if wants_jobs(element) else None)
+
+    def set_aside(self, element: OperationElement) -> None:
+        """Pass it over until ``restore`` (7.1, deactivation)."""
+        self._aside.append(element)
+        self._place(element, None)
+
+    def restore(self) -> None:
+        """End of a heartbeat: operations that were set aside take part again."""
+        for element in self._aside:
+            self.refresh(element)
+        self._aside.clear()
+
+    def catch_up(self) -> None:
+        """Take in what happened to operations since the last look."""
+        changed = self.tree.changed
+        for element in list(changed):
+            self.refresh(element)
+        changed.clear()
+
+    def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
+        """Operations that want jobs, least satisfied on every level first; for preemptive stages (6.6)."""
+        inside: dict[PoolElement, list[Element]] = {}
+        for element in elements:
+            side: Element = element
+            for pool in element.ancestors():
+                children = inside.setdefault(pool, [])
+                children.append(side)
+                if len(children) > 1:
+                    break
+                side = pool
+
+        def key(child: Element) -> tuple[Key, str]:
+            if isinstance(child, PoolElement):
+                return (self._key_of_pool(child, self._heaps[child]) or NO_KEY, child.name)
+            assert isinstance(child, OperationElement)
+            assert child.parent is not None
+            is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None
+            return ((float(child.fifo_index or 0) if is_fifo else child.satisfaction, 0.0), child.name)
+
+        def walk(pool: PoolElement) -> Iterator[OperationElement]:
+            for child in sorted(inside.get(pool, ()), key=key):
+                if isinstance(child, PoolElement):
+                    yield from walk(child)
+                elif isinstance(child, OperationElement):
+                    yield child
+
+        return list(walk(self.tree.root))
+
+    def _place(self, element: OperationElement, key: Key | None) -> None:
+        child: Element = element
+        pool = element.parent
+        while pool is not None:
+            heap = self._heaps.get(pool)
+            if heap is None or child not in heap.versions:
+                return  # came or moved after this order was made; the next update's has it
+            self._version += 1
+            heap.versions[child] = -1 if key is None else self._version
+            if key is not None:
+                heappush(heap.entries, (key, heap.ranks[child], self._version, child))
+            # Even where no operation wants a job the usage of the pools above has changed.
+            key = self._key_of_pool(pool, heap)
+            child, pool = pool, pool.parent
+
+
+def fits(room: Vector, wanted: Vector) -> bool:
+    """Whether there is room, up to what sums of floats are off by."""
+    return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
+
+
+def largest_nodes(trees: Iterable[Tree]) -> frozenset[Vector]:
+    """What the nodes of these trees have in all; nodes that have the same count once."""
+    return frozenset(node.capacity for tree in trees for node in tree.nodes.values())
+
+
+def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str]:
+    """Sentences about tasks of which no node could hold a job, however empty; ``nodes`` as of ``largest_nodes``.
+
+    Nothing is said where there is no node at all.
+    """
+    told: list[str] = []
+    for task in tasks:
+        if not nodes or any(fits(node, task.resources) for node in nodes):
+            continue
+        if len(told) == MAX_TOLD:
+            return [*told, "and others"]
+        most = tuple(max(amounts) for amounts in zip(*nodes, strict=True))
+        over = [r for r, wanted in enumerate(task.resources) if wanted > most[r]]
+        if over:
+            what = ", ".join(f"{_tell(task.resources, r)} (the most that a node has: {_tell(most, r)})" for r in over)
+        else:
+            what = ", ".join(_tell(task.resources, r) for r, x in enumerate(task.resources) if x) + " together"
+        told.append(f'task "{task.name}": none of its jobs can start, no node can hold one: it orders {what}')
+    return told
+
+
+def find_stuck_tasks(live: Operation, nodes: dict[tuple[str, ...], frozenset[Vector]] | None = None) -> list[str]:
+    """The same of an operation that lives: tasks without a job, of which some are to be started.
+
+    ``nodes`` keeps what the trees' nodes have from one operation to the next.
+    """
+    tasks = [task for task in live.next_tasks() if not live.active.get(task.name)]
+    if not tasks:
+        return []
+    trees, known = tuple(live.elements), {} if nodes is None else nodes
+    if trees not in known:
+        known[trees] = largest_nodes(element.tree for element in live.elements.values())
+    return find_too_large(tasks, known[trees])
+
+
+def _tell(amounts: Sequence[float], resource: int) -> str:
+    return f"{show_amount(resource, amounts[resource])} {RESOURCES[resource]}"
+
+
+def refuse(element: OperationElement, task: Task, free: Vector) -> str:
+    """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
+    if not fits(free, task.resources):
+        return "node_resources"
+    left, tightest = room_left(element)
+    if not fits(left, task.resources):
+        return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+    return ""
+
+
+def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str]:
+    """The first task that may start a job with ``free`` on the node, or None and why the last one may not."""
+    reason = "no_needed_jobs"
+    if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
+        return None, "graceful_over_fair_share"
+    for task in element.operation.next_tasks():
+        reason = refuse(element, task, free)
+        if not reason:
+            return task, ""
+    return None, reason
+
+
+def is_spare(node: Node, free: Vector, spare: Vector) -> bool:
+    """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
+    return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
+
+
+def place_jobs(
+    order: ServiceOrder,
+    node: Node,
+    spare: Vector,
+    make_job: Callable[[OperationElement, Task, Node], Job],
+    start: Callable[[Job], None],
+) -> list[Job]:
+    """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
+
+    Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
+    not counted anywhere.
+    """
+    started: list[Job] = []
+    order.catch_up()
+    free = node.free
+    while is_spare(node, free, spare):
+        element = order.best()
+        if element is None:
+            break
+        task, reason = find_task(element, free)
+        if task is None:
+            element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+            order.set_aside(element)
+            continue
+        job = make_job(element, task, node)
+        start(job)
+        order.refresh(element)
+        started.append(job)
+        free = subtract(free, task.resources)
+    order.restore()
+    order.tree.changed.clear()
+    return started

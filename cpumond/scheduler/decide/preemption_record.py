@@ -1,0 +1,88 @@
+"""The record of a preemption and the sentences that say why (semantics.md 6.6 step 6)."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import named, printable
+from cpumond.scheduler.decide.starvation import starving_element
+from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
+from cpumond.scheduler.model import PreemptionRecord, to_amounts
+
+Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]
+
+GIB: Final = 2.0**30
+
+
+def make_record(
+    job: Job,
+    kind: Kind,
+    why: str,
+    now: float,
+    preemptor_job_id: str = "",
+    preemptor: OperationElement | None = None,
+    priority: Literal["", "normal", "aggressive"] = "",
+) -> PreemptionRecord:
+    """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` a reason from this module.
+
+    Call it while the job still has its usage. The record's ``why`` is the whole sentence.
+    """
+    element = job.element
+    assert element.parent is not None
+    head = _HEADS[kind]
+    for_operation = for_pool = ""
+    if preemptor is not None:
+        assert preemptor.parent is not None
+        for_operation, for_pool = preemptor.name, preemptor.parent.name
+        if kind == "preempted":
+            where = f"{named('operation', for_operation)} in {named('pool', for_pool)}"
+            head = f"preempted to start job {printable(preemptor_job_id)} of {where}"
+    return PreemptionRecord(
+        job_id=job.id,
+        operation_id=element.name,
+        tree=element.tree.name,
+        pool=element.parent.name,
+        node_id=job.node.id,
+        at=now,
+        kind=kind,
+        why=f"{head}: {why}" if why else head,
+        freed=to_amounts(job.usage),
+        preemptor_job_id=preemptor_job_id,
+        preemptor_operation_id=for_operation,
+        preemptor_pool=for_pool,
+        priority=priority,
+    )
+
+
+_HEADS: Final[dict[Kind, str]] = {
+    "preempted": "preempted",
+    "limit_violated": "preempted because of violated resource limits",
+    "overcommit": "preempted because the node is overcommitted",
+    "graceful": "preempted gracefully",
+    "aborted": "aborted",
+}
+
+
+def tell_starvation(target: OperationElement, now: float) -> str:
+    element: OperationElement | PoolElement = starving_element(target) or target
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    how = "aggressively starving" if element.starvation_status == "aggressively_starving" else "starving"
+    below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
+    return (
+        f"{tell_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
+        f"it uses {usage:.1%}, its fair share is {fair_share:.1%} of the cluster"
+    )
+
+
+def tell_shares(element: Element) -> str:
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    return f"{tell_name(element)} uses {usage:.1%}, its fair share is {fair_share:.1%}"
+
+
+def tell_name(element: Element) -> str:
+    return named("operation" if isinstance(element, OperationElement) else "pool", element.name)
+
+
+def tell_amount(resource: int, amount: float) -> str:
+    return f"{amount / GIB:.4g} GiB" if RESOURCES[resource] == "memory" else f"{amount:.6g}"

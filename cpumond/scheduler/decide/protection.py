@@ -1,0 +1,244 @@
+"""What protects the jobs of others from an operation that starves: found by the rules of preemption, told in words.
+
+Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and what to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.scheduler.decide.preemption import TargetPriority
+from cpumond.scheduler.decide.snapshot import element_name
+from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.victims import (
+    blocks,
+    is_protected_by_count,
+    local_satisfaction,
+    path_of,
+    sort_jobs,
+    unpreemptible_job_count,
+)
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    OperationElement,
+    PoolElement,
+    usage_share,
+)
+
+Cause = Literal["count", "graceful", "starving", "share", "forbids", "threshold", "list", "aggressive", "free"]
+"""The count rule; ``preemption_mode``; the element starves itself; it has no more than its share; it would give more if
+it did not forbid aggression; the two parts of the non-preemptible list; the list that aggression may take; nothing."""
+
+SHOWN: Final = 3
+"""Pools or operations that are named for one cause, those with most jobs first."""
+
+
+class Protection(NamedTuple):
+    """``jobs`` jobs at or below ``element`` that an operation may not take, and the cause."""
+
+    cause: Cause
+    element: OperationElement | PoolElement
+    jobs: int
+
+
+def find_protections(target: OperationElement, priority: TargetPriority) -> list[Protection]:
+    """Why ``target`` may or may not take the active jobs of the other operations of its tree, most jobs first.
+
+    One entry per element and cause; cause "free" is of jobs that nothing protects by itself: whether a node has enough
+    of them, and whether the swap leaves the others no worse off than the target is now, is decided on each heartbeat.
+    """
+    own = set(target.ancestors())
+    aggressive = priority == "aggressive"
+    found: dict[tuple[Cause, OperationElement | PoolElement], int] = {}
+    for element in target.tree.operations.values():
+        if element is target or not element.jobs:
+            continue
+        blocker = _find_blocker(element, own, aggressive)
+        if blocker is not None:
+            found[blocker] = found.get(blocker, 0) + len(element.jobs)
+            continue
+        sort_jobs(element)
+        for job in element.jobs.values():
+            cause = _cause_of_list(element, job.preemptibility, aggressive)
+            key = (cause, _forbidder(element) if cause == "forbids" else element)
+            found[key] = found.get(key, 0) + 1
+    protections = [Protection(cause, element, jobs) for (cause, element), jobs in found.items()]
+    return sorted(protections, key=lambda each: -each.jobs)
+
+
+def _find_blocker(
+    element: OperationElement, own: set[PoolElement], aggressive: bool
+) -> tuple[Cause, OperationElement | PoolElement] | None:
+    """What protects all jobs of an operation: the operation's own state, or the nearest element above that blocks."""
+    if element.operation.record.preemption_mode == "graceful":
+        return "graceful", element
+    if is_protected_by_count(element, len(element.jobs)):
+        return "count", element
+    settings = element.tree.config.settings
+    for above in path_of(element):
+        if settings.enable_conditional_preemption and above in own:
+            break
+        if not blocks(above, element, aggressive):
+            continue
+        if settings.preemption_check_starvation and above.starvation_status != "non_starving":
+            return "starving", above
+        lowest = settings.aggressive_preemption_satisfaction_threshold + EPSILON
+        if aggressive and local_satisfaction(above) >= lowest:
+            return "forbids", _forbidder(above if not _allows(above) else element)
+        return "share", above
+    return None
+
+
+def _cause_of_list(element: OperationElement, preemptibility: int, aggressive: bool) -> Cause:
+    if preemptibility == PREEMPTIBLE:
+        return "free"
+    if preemptibility == AGGRESSIVELY_PREEMPTIBLE:
+        if not aggressive:
+            return "aggressive"
+        return "free" if _allows(element) else "forbids"
+    assert preemptibility == NON_PREEMPTIBLE
+    assert element.rules is not None
+    return "list" if element.rules.non_preemptible_threshold is None else "threshold"
+
+
+def _allows(element: Element) -> bool:
+    return element.rules is None or element.rules.aggressive_preemption
+
+
+def _forbidder(element: OperationElement | PoolElement) -> OperationElement | PoolElement:
+    """The pool at or above that says ``allow_aggressive_preemption``; the root for the tree's own value."""
+    pool = element if isinstance(element, PoolElement) else element.parent
+    while pool is not None and pool.parent is not None and pool.settings.allow_aggressive_preemption is None:
+        pool = pool.parent
+    assert pool is not None
+    return pool
+
+
+# --- in words ----------------------------------------------------------------------------------------------------
+
+
+def tell_protections(target: OperationElement, priority: TargetPriority) -> Iterator[str]:
+    """Sentences on what protects the others, the cause with most jobs first."""
+    by_cause: dict[Cause, list[Protection]] = {}
+    for each in find_protections(target, priority):
+        by_cause.setdefault(each.cause, []).append(each)
+    if not by_cause:
+        yield "no other operation has jobs in this tree that it could take"
+    for cause, protections in sorted(by_cause.items(), key=lambda item: -sum(each.jobs for each in item[1])):
+        if cause in ("count", "free"):
+            yield (_tell_count if cause == "count" else _tell_free)(protections)
+            continue
+        yield from (_tell(each, target) for each in protections[:SHOWN])
+        left = protections[SHOWN:]
+        if left:
+            yield f"the same holds for {len(left)} more, with {_jobs(left)}"
+
+
+def _tell_count(protections: list[Protection]) -> str:
+    element = protections[0].element
+    assert isinstance(element, OperationElement)
+    limit, where = unpreemptible_job_count(element), _tree(element)
+    if element.options.max_unpreemptible_running_job_count == limit:
+        where = element_name(element)
+    few = "fewer than" if element.tree.config.settings.strict_unpreemptible_running_job_count else "at most"
+    return (
+        f"{_jobs(protections)} of others are protected by their number ({_names(protections)}): an operation with "
+        f"{few} {limit} jobs loses none, max_unpreemptible_running_job_count of {where} is {limit}; lower it, "
+        "0 protects nobody"
+    )
+
+
+def _tell_free(protections: list[Protection]) -> str:
+    settings = protections[0].element.tree.config.settings
+    return (
+        f"{_jobs(protections)} of others may be taken ({_names(protections)}), where those of one node make enough "
+        "room and the others still have more of their share than it has of its own; a node looks once in "
+        f"preemptive_scheduling_backoff, {settings.preemptive_scheduling_backoff / 1e3:g} s"
+    )
+
+
+def _tell(each: Protection, target: OperationElement) -> str:
+    element, settings = each.element, target.tree.config.settings
+    tree, name, jobs = _tree(target), element_name(element), _jobs([each])
+    if each.cause == "graceful":
+        return (
+            f"{name} keeps its {jobs}: its preemption_mode is graceful, it gives up by itself what is above its share"
+        )
+    if each.cause == "starving":
+        return f"{name} starves itself and keeps its {jobs}: preemption_check_starvation of {tree} is true"
+    if each.cause == "forbids":
+        return f"{_tell_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
+    if each.cause == "share":
+        return (
+            f"{name} uses {max(usage_share(element)):.1%} of the cluster, its fair share is "
+            f"{max(element.fair_share):.1%}: it has no more than its share and keeps its {jobs} "
+            f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
+            f"{_tell_aggression(target, element)}"
+        )
+    assert isinstance(element, OperationElement)
+    if each.cause == "aggressive":
+        return f"{name} keeps {jobs} within its fair share{_tell_aggression(target, element)}"
+    text = (
+        f"{name} keeps {jobs} of its non-preemptible list, within "
+        f"{settings.aggressive_preemption_satisfaction_threshold:g} of its fair share "
+        f"(aggressive_preemption_satisfaction_threshold of {tree})"
+    )
+    threshold = None if element.rules is None else element.rules.non_preemptible_threshold
+    if each.cause == "list" or threshold is None:
+        return text
+    amounts = [f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(threshold) if math.isfinite(x)]
+    place = _tell_threshold_place(element)
+    return f"{text} or within non_preemptible_resource_usage_threshold of {place}, {', '.join(amounts)}; lower that"
+
+
+def _tell_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
+    """What would take jobs that are within a fair share, after a sentence; "" where nothing would."""
+    least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
+    assert target.rules is not None
+    assert pool is not None
+    if local_satisfaction(element) < least + EPSILON:
+        return ""
+    text = f"; aggressive starvation could take them down to {least:g} of it"
+    if not target.rules.aggressive_starvation:
+        text += f", but enable_aggressive_starvation of {_place(pool)} is false"
+    if not _allows(element):
+        text += f", but {_tell_forbidding(_forbidder(element))}"
+    return text
+
+
+def _tell_forbidding(element: OperationElement | PoolElement) -> str:
+    return f"{_place(element)} forbids aggressive preemption, its allow_aggressive_preemption is false"
+
+
+def _tell_threshold_place(element: OperationElement) -> str:
+    if element.options.non_preemptible_resource_usage_threshold is not None:
+        return element_name(element)
+    says = (pool for pool in element.ancestors() if pool.settings.non_preemptible_resource_usage_threshold is not None)
+    return _place(next(says, element.tree.root))
+
+
+def _place(element: OperationElement | PoolElement) -> str:
+    """Where an option of the element is set: for the root it is the tree's."""
+    return _tree(element) if element.parent is None else element_name(element)
+
+
+def _tree(element: Element) -> str:
+    return f'tree "{element.tree.name}"'
+
+
+def _names(protections: list[Protection]) -> str:
+    names = [f"{element_name(each.element)}: {each.jobs}" for each in protections[:SHOWN]]
+    left = len(protections) - SHOWN
+    return ", ".join(names) + (f" and {left} more" if left > 0 else "")
+
+
+def _jobs(protections: list[Protection]) -> str:
+    number = sum(each.jobs for each in protections)
+    return f"{number} job" + "s" * (number != 1)

@@ -1,0 +1,390 @@
+"""From the living tree to the frozen one that a fair-share update reads, and the result back into it.
+
+semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. What did not change since the last snapshot is the identical
+object in the next one, which makes the update of it nearly free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from cpumond.fairshare import tree as fairshare
+from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
+from cpumond.fairshare.resources import (
+    RESOURCES,
+    UNLIMITED,
+    ZERO,
+    Vector,
+    add,
+    greatest,
+    scale,
+    share,
+    subtract,
+    sum_vectors,
+)
+from cpumond.fairshare.result import Elements, UpdateResult
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
+
+OPERATION_PREFIX = "#"
+"""Before an operation's id in a snapshot; no pool's name can begin with it."""
+
+GUARANTEE_PREFIX = "##"
+"""Before the id of an operation with ``min_share_resources``: a pool around it that has its guarantee."""
+
+
+class SnapshotMaker:
+    """Makes the snapshots of one tree; remembers what the last one was made of."""
+
+    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee")
+
+    def __init__(self) -> None:
+        self._basis: object = None
+        self._guaranteed: dict[str, tuple[Vector, float]] = {}
+        self._sent: dict[str, tuple[PoolElement, bool]] = {}
+        """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
+        self._with_guarantee: list[OperationElement] = []
+        """The operations that the last snapshot had a guarantee of."""
+
+    def make(self, tree: Tree) -> fairshare.Snapshot:
+        """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
+        basis = (tree.total, tree.config.settings)
+        if basis != self._basis:
+            self._basis = basis
+            _forget(tree)
+        settings = tree.config.settings
+        tree.root.limits = UNLIMITED
+        if settings.infer_weight_from_guarantees_share_multiplier is not None:
+            self._guaranteed = guaranteed_shares(tree)
+        pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
+        self._sent = {name: (pool, is_integral(pool)) for name, pool in tree.pools.items()}
+        operations: list[fairshare.Operation] = []
+        guarantees: list[fairshare.Pool] = []
+        self._with_guarantee = []
+        for pool in (*tree.pools.values(), tree.root):
+            operations += _operation_entries(pool)
+            asking = [element for element in pool.operations.values() if element.options.min_share_resources]
+            having = [element for element in asking if has_guarantee(element)]
+            if having:
+                guarantees += _guarantee_entries(pool, having)
+                self._with_guarantee += having
+        for pool in reversed((tree.root, *tree.pools.values())):
+            parts = [child.usage for child in pool.children.values()]
+            parts += [element.usage for element in pool.operations.values()]
+            pool.usage = sum_vectors(parts)
+            parts = [child.demand for child in pool.children.values()]
+            parts += [element.demand for element in pool.operations.values()]
+            pool.demand = sum_vectors(parts)
+        return fairshare.Snapshot(
+            total_resources=tree.total,
+            pools=(*pools, *guarantees),
+            operations=tuple(operations),
+            options=_options(settings),
+            root=_root_entry(settings),
+        )
+
+    def accept(self, tree: Tree, result: UpdateResult) -> None:
+        """Take over shares and volumes of an update that was made from the last snapshot (9).
+
+        Elements that came since have no share yet, those that are gone are passed over; a pool that had no integral
+        guarantee then, or has none now, keeps its volume as it is.
+        """
+        elements = result.elements
+        assert isinstance(elements, Elements)
+        for element in tree.operations.values():
+            element.strong_guarantee_share = ZERO
+            if not element.is_running:
+                element.fair_share = element.demand_share = ZERO
+        for element in self._with_guarantee:
+            element.strong_guarantee_share = elements[GUARANTEE_PREFIX + element.name].strong_guarantee_share
+        for name, fair_share, demand_share in elements.operation_shares():
+            found = tree.operations.get(name[1:])
+            if found is not None:
+                found.fair_share, found.demand_share = fair_share, demand_share
+                found.lists_are_old = True
+        for name, (pool, was_integral) in [(fairshare.ROOT, (tree.root, False)), *self._sent.items()]:
+            if tree.pools.get(pool.name) is not pool and pool is not tree.root:
+                continue
+            shares = elements[name]
+            pool.fair_share = shares.fair_share.total
+            pool.demand_share = shares.demand_share
+            pool.strong_guarantee_share = shares.strong_guarantee_share
+            if was_integral and is_integral(pool):
+                pool.volume = shares.accumulated_volume
+                pool.last_integral_ratio = shares.last_share_ratio
+            else:
+                pool.last_integral_ratio = 0.0
+        tree.errors = tuple(error.message for error in result.errors)
+        tree.update_count += 1
+
+    def _pool_entry(self, pool: PoolElement) -> fairshare.Pool:
+        tree, settings, parent = pool.tree, pool.settings, pool.parent
+        assert parent is not None
+        limits = pool_limits(pool)
+        if limits != pool.limits:
+            pool.limits = limits
+            for element in pool.operations.values():
+                element.entry = None
+        strong = settings.strong_guarantee_resources
+        entry = fairshare.Pool(
+            name=pool.name,
+            parent=_name(parent),
+            weight=fold_weight(pool.name, settings.weight, self._inferred_weight(pool)),
+            mode=settings.mode,
+            resource_limits=limits,
+            strong_guarantee_resources=_optional(strong) if strong else fairshare.UNSET,
+            integral_guarantees=_integral_entry(pool, tree.config.settings),
+        )
+        if pool.entry != entry:
+            if pool.entry is None or (entry.name, entry.mode) != (pool.entry.name, pool.entry.mode):
+                for element in pool.operations.values():
+                    element.entry = None
+            pool.entry = entry
+        return pool.entry
+
+    def _inferred_weight(self, pool: PoolElement) -> float:
+        multiplier = pool.tree.config.settings.infer_weight_from_guarantees_share_multiplier
+        if multiplier is None or pool.parent is None:
+            return 1.0
+        strong, flow = self._guaranteed[pool.name]
+        return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
+
+
+def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.IntegralGuarantees:
+    given = pool.settings.integral_guarantees
+    distributes = given.should_distribute_free_volume_among_children
+    free_volume = (
+        given.can_accept_free_volume is not False,
+        of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
+    )
+    if given.guarantee_type == "none":
+        # Volume that is free flows through such pools, too (fair_share_update.md 5.2, 5.3).
+        return _FLOWS_THROUGH[free_volume]
+    multiplier = given.relaxed_share_multiplier_limit
+    return fairshare.IntegralGuarantees(
+        guarantee_type=given.guarantee_type,
+        resource_flow=to_vector(given.resource_flow, 0.0),
+        burst_guarantee_resources=to_vector(given.burst_guarantee_resources, 0.0),
+        relaxed_share_multiplier_limit=(
+            of_tree.integral_guarantees.relaxed_share_multiplier_limit if multiplier is None else multiplier
+        ),
+        can_accept_free_volume=free_volume[0],
+        should_distribute_free_volume_among_children=free_volume[1],
+        accumulated_volume=pool.volume,
+        last_share_ratio=pool.last_integral_ratio,
+    )
+
+
+_FLOWS_THROUGH = {
+    (accepts, distributes): fairshare.IntegralGuarantees(
+        can_accept_free_volume=accepts, should_distribute_free_volume_among_children=distributes
+    )
+    for accepts in (False, True)
+    for distributes in (False, True)
+}
+
+
+def _root_entry(of_tree: TreeSettings) -> fairshare.Pool:
+    flags = _FLOWS_THROUGH[True, of_tree.should_distribute_free_volume_among_children]
+    return fairshare.Pool(name=fairshare.ROOT, parent="", integral_guarantees=flags)
+
+
+def has_guarantee(element: OperationElement) -> bool:
+    """Whether an operation takes part in an update with its ``min_share_resources``; in FIFO pools none does (2.6)."""
+    parent = element.parent
+    return (
+        bool(element.options.min_share_resources)
+        and element.is_running
+        and parent is not None
+        and parent.mode != "fifo"
+    )
+
+
+def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:
+    """The pools around the operations ``having`` a guarantee.
+
+    Together they get at most what the pool's own guarantee leaves beside those of its child pools; where that is less
+    than they ask for, all get the same part of it, one factor for all resources as in fair_share_update.md 6.2.
+    """
+    own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
+    asked = [
+        {name: amount for name, amount in element.options.min_share_resources.items() if name in own}
+        for element in having
+    ]
+    factor = 1.0
+    for name, amount in own.items():
+        left = amount - sum(
+            child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values()
+        )
+        left = max(left, 0.0)  # the pools may be given more than there is
+        wanted = sum(each.get(name, 0.0) for each in asked)
+        if wanted > left:
+            factor = min(factor, left / wanted)
+    for element, amounts in zip(having, asked, strict=True):
+        fitted = {name: amount * factor for name, amount in amounts.items()}
+        yield fairshare.Pool(
+            name=GUARANTEE_PREFIX + element.name,
+            parent=_name(pool),
+            weight=operation_weight(element),
+            resource_limits=element.limits,
+            strong_guarantee_resources=_optional(fitted) if fitted else fairshare.UNSET,
+        )
+
+
+def pool_limits(pool: PoolElement) -> Vector:
+    """The limits that hold for a pool: its own, and its share of what its parent may use (2.10)."""
+    assert pool.parent is not None
+    own = to_vector(pool.settings.resource_limits, math.inf) if pool.settings.resource_limits else UNLIMITED
+    return limits_of_parent(pool.tree.total, own, pool.parent.limits, pool.settings.max_share_ratio)
+
+
+def operation_limits(element: OperationElement) -> Vector:
+    """The limits that hold for an operation in its pool (2.10)."""
+    assert element.parent is not None
+    own = to_vector(element.options.resource_limits, math.inf)
+    return limits_of_parent(element.tree.total, own, element.parent.limits, element.options.max_share_ratio)
+
+
+def _forget(tree: Tree) -> None:
+    for pool in tree.pools.values():
+        pool.entry = None
+        for element in pool.operations.values():
+            element.entry = None
+
+
+def _name(pool: PoolElement) -> str:
+    return fairshare.ROOT if pool.parent is None else pool.name
+
+
+def _optional(amounts: Mapping[str, float]) -> fairshare.OptionalVector:
+    a, b, c, d, e = (amounts.get(name) for name in RESOURCES)
+    return (a, b, c, d, e)
+
+
+def _options(settings: TreeSettings) -> fairshare.Options:
+    return fairshare.Options(
+        main_resource=settings.main_resource,
+        integral_pool_capacity_saturation_period_s=settings.integral_guarantees.pool_capacity_saturation_period / 1e3,
+        integral_smooth_period_s=settings.integral_guarantees.smooth_period / 1e3,
+        step_function_for_gang_operations=True,
+    )
+
+
+def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
+    """Pool -> share of its strong guarantee, and sum of the flow ratios of its subtree (2.5, weight inference)."""
+    found: dict[str, tuple[Vector, float]] = {}
+    for pool in reversed((tree.root, *tree.pools.values())):
+        below = [found[name] for name in pool.children]
+        flow = sum(each[1] for each in below) + (flow_ratio(pool) if is_integral(pool) else 0.0)
+        strong = share(to_vector(pool.settings.strong_guarantee_resources, 0.0), tree.total)
+        if pool.parent is None:
+            strong = sum_vectors([each[0] for each in below])
+        found[pool.name] = (strong, flow)
+    return found
+
+
+def fifo_order(pool: PoolElement) -> list[OperationElement]:
+    """The running operations of a FIFO pool, first served first; equal ones by their id (4)."""
+    keys = pool.settings.fifo_sort_parameters
+
+    def key(element: OperationElement) -> tuple[float | str, ...]:
+        values: list[float | str] = []
+        for name in keys:
+            if name == "weight":
+                values.append(-operation_weight(element))
+            elif name == "start_time":
+                values.append(element.operation.record.start_time)
+            else:
+                values.append(float(element.operation.needed_job_count))
+        return (*values, element.name)
+
+    return sorted((element for element in pool.operations.values() if element.is_running), key=key)
+
+
+def operation_weight(element: OperationElement) -> float:
+    """The weight that holds for an operation."""
+    return fold_weight(element.name, element.options.weight)
+
+
+def operation_demand(element: OperationElement) -> Vector:
+    """Usage and what the jobs still to be started order; a suspended operation wants no more (5.2)."""
+    demand = element.usage
+    operation = element.operation
+    if element.is_running and not operation.record.suspended:
+        for task in operation.next_tasks():
+            demand = add(demand, scale(task.resources, float(operation.needed[task.name])))
+    return demand
+
+
+def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
+    """Entries of a pool's running operations; pending ones need nothing yet and are left out (5.2)."""
+    settings = pool.settings
+    if settings.mode == "fifo":
+        order = fifo_order(pool)
+        # The update orders by weight and start time by itself; another order, and ties, must be told.
+        keys = {(operation_weight(element), element.operation.record.start_time) for element in order}
+        ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
+        entries = []
+        for rank, element in enumerate(order):
+            element.fifo_index = rank
+            entries.append(_operation_entry(pool, element, rank if ranked else None))
+        for element in pool.operations.values():
+            if not element.is_running:
+                element.fifo_index, element.demand = None, element.usage
+        return entries
+    entries = []
+    for element in pool.operations.values():
+        if element.is_running:
+            entries.append(element.entry or _operation_entry(pool, element, None))
+        else:
+            element.demand = element.usage
+    return entries
+
+
+def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | None) -> fairshare.Operation:
+    """``rank`` is the place in a FIFO pool whose order the update cannot find by itself (4)."""
+    if element.entry is not None and rank is None:
+        return element.entry
+    record = element.operation.record
+    element.demand = operation_demand(element)
+    element.limits = operation_limits(element)
+    # What the update takes as usage must not exceed its demand, sums of floats may by one bit.
+    entry = fairshare.Operation(
+        name=OPERATION_PREFIX + element.name,
+        parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
+        weight=operation_weight(element) if rank is None else 1.0,
+        demand=greatest(element.demand, element.usage),
+        usage=element.usage,
+        gang=record.is_gang,
+        start_time=record.start_time if rank is None else float(rank),
+        resource_limits=element.limits,
+    )
+    if element.entry != entry:
+        element.entry = entry
+    return element.entry or entry
+
+
+def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
+    """What the limits on an operation's path still allow, and the element with the least room in the first resource
+    that has none left, None if all have some (7.1)."""
+    left, tightest = subtract(element.limits, element.usage), None
+    above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    for each in above:
+        if each.limits is UNLIMITED:
+            continue
+        room = subtract(each.limits, each.usage)
+        if tightest is None and min(room) <= 0.0:
+            tightest = each
+        left = (
+            min(left[0], room[0]), min(left[1], room[1]), min(left[2], room[2]), min(left[3], room[3]),
+            min(left[4], room[4]),
+        )  # fmt: skip
+    return left, tightest
+
+
+def element_name(element: PoolElement | OperationElement) -> str:
+    """``pool "x"`` or ``operation x``, for sentences."""
+    if isinstance(element, PoolElement):
+        return "the root" if element.name == ROOT_POOL else f'pool "{element.name}"'
+    return f"operation {element.name}"

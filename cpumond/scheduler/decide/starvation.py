@@ -1,0 +1,136 @@
+"""Who gets less than its share, for how long, and who may therefore take jobs from others (semantics.md 6.2, 6.3, 6.8).
+
+Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since``, ``rules`` and
+``lists_are_old`` of elements are changed here. Times inside are seconds, options have the documents' milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
+
+Priority = Literal["none", "normal", "aggressive"]
+
+EPSILON: Final = 1e-6
+"""Shares and satisfactions that differ by less are the same (6.2)."""
+
+
+# --- the state machine -------------------------------------------------------------------------------------------
+
+
+def update_starvation(tree: Tree, now: float) -> None:
+    """Bring the states of all elements up to date, after each fair-share update; ``now`` is scheduler time in seconds.
+
+    The machine of section 6.2 over dominant shares: one timer from the first update that finds an element below; the
+    time-out is that of the state it is in now; starving strictly after it; normal at once when it has its share.
+    The job lists of section 6.4 follow the fair share, so they are old from now on.
+    """
+    tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
+    pools_starve = tree.config.settings.enable_pool_starvation
+    for pool in tree.pools.values():
+        _move(pool, _find_status(pool) if pools_starve else "normal", now)
+    for operation in tree.operations.values():
+        operation.lists_are_old = True
+        _move(operation, _find_status(operation) if wants_jobs(operation) else "normal", now)
+
+
+def _find_status(element: Element) -> SchedulingStatus:
+    rules = element.rules
+    assert rules is not None
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    # The whole demand would fit into the fair share: nothing less will do.
+    tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
+    if usage > fair_share * tolerance - EPSILON:
+        return "normal"
+    return "below_min_share" if usage < max(element.strong_guarantee_share) else "below_fair_share"
+
+
+def _move(element: Element, status: SchedulingStatus, now: float) -> None:
+    element.scheduling_status = status
+    element.starvation_status = "non_starving"
+    if status == "normal":
+        element.below_since = None
+        return
+    if element.below_since is None:
+        element.below_since = now
+    since, rules = element.below_since, element.rules
+    assert rules is not None
+    if since < now - _timeout_s(element):
+        element.starvation_status = "starving"
+        if rules.aggressive_starvation and since < now - rules.aggressive_timeout_s * _size_factor(element):
+            element.starvation_status = "aggressively_starving"
+
+
+def _timeout_s(element: Element) -> float:
+    rules = element.rules
+    assert rules is not None
+    below_min_share = element.scheduling_status == "below_min_share"
+    timeout_s = rules.min_share_timeout_s if below_min_share else rules.fair_share_timeout_s
+    return timeout_s * _size_factor(element)
+
+
+def _size_factor(element: Element) -> float:
+    """Operations that need few jobs wait less (6.2)."""
+    if not isinstance(element, OperationElement):
+        return 1.0
+    coefficient = element.tree.config.settings.job_count_preemption_timeout_coefficient
+    return min(1.0, element.operation.needed_job_count / coefficient)
+
+
+def starves_in_s(element: Element, now: float) -> float | None:
+    """Seconds until the element starves if nothing changes, 0 when it does, None while it has its share (6.2)."""
+    if element.below_since is None:
+        return None
+    if element.starvation_status != "non_starving":
+        return 0.0
+    return max(0.0, element.below_since + _timeout_s(element) - now)
+
+
+# --- who may preempt ---------------------------------------------------------------------------------------------
+
+
+def priority_of(element: OperationElement) -> Priority:
+    """At which priority an operation takes jobs from others (6.3).
+
+    Its own state counts, and that of the pools above with the tree's ``scheduling_preemption_priority_scope``
+    "operation_and_ancestors".
+    """
+    starving = starving_element(element)
+    if starving is None:
+        return "none"
+    return "aggressive" if starving.starvation_status == "aggressively_starving" else "normal"
+
+
+def starving_element(element: OperationElement) -> OperationElement | PoolElement | None:
+    """Whose state gives an operation its priority: the nearest of those that starve hardest, itself included (6.3)."""
+    starving: OperationElement | PoolElement | None = None
+    if element.starvation_status == "aggressively_starving":
+        return element
+    if element.starvation_status == "starving":
+        starving = element
+    if element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors":
+        for pool in element.ancestors():
+            if pool.starvation_status == "aggressively_starving":
+                return pool
+            if pool.starvation_status == "starving" and starving is None:
+                starving = pool
+    return starving
+
+
+def still_starves(element: OperationElement, priority: Priority) -> bool:
+    """Whether what gave an operation this priority at the last update is still below its share (6.2, 6.3)."""
+    with_ancestors = element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors"
+    above: Iterable[Element] = (element, *element.ancestors()) if with_ancestors else (element,)
+    wanted = ("aggressively_starving",) if priority == "aggressive" else ("aggressively_starving", "starving")
+    return any(each.starvation_status in wanted and _find_status(each) != "normal" for each in above)
+
+
+def starving_operations(tree: Tree) -> list[OperationElement]:
+    """Operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3).
+
+    Graceful ones too: the mode is about how their own jobs are taken (6.7). In the order in which the tree holds them.
+    """
+    return [element for element in tree.operations.values() if wants_jobs(element) and priority_of(element) != "none"]

@@ -1,0 +1,346 @@
+"""Which jobs may be taken away, and which must end for no other job's sake (semantics.md 1.9, 6.4 to 6.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from cpumond.fairshare.resources import RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
+from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.decide.placement import satisfaction_of
+from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares
+from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    Job,
+    Node,
+    OperationElement,
+    PoolElement,
+    Preemptibility,
+)
+from cpumond.scheduler.model import to_vector
+
+ROUNDING: Final = 1e-9
+"""What sums of usage may be off by, as a part of the capacity, limit or total that they are compared with."""
+
+
+def sort_jobs(element: OperationElement) -> None:
+    """Put the active jobs of an operation in the three lists (6.4), if they may have changed (``lists_are_old``).
+
+    In the order of start; U is the usage of all jobs before. A job is non-preemptible while U is below the fair share
+    times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
+    ``non_preemptible_resource_usage_threshold`` on all resources that it names; then aggressively preemptible while U
+    is below the fair share times ``preemption_satisfaction_threshold``; then preemptible, unless the fair share covers
+    the whole demand. A resource is blocked when the fair share covers its demand; if all are, any one is enough.
+    """
+    if not element.lists_are_old:
+        return
+    element.lists_are_old = False
+    settings = element.tree.config.settings
+    covered = _covers_demand(element)
+    names = _resources_that_count(element)
+    total = element.tree.total
+    inner, outer = (
+        tuple((element.fair_share[k] * threshold - ROUNDING) * total[k] for k in names)
+        for threshold in (
+            settings.aggressive_preemption_satisfaction_threshold,
+            settings.preemption_satisfaction_threshold,
+        )
+    )
+    least_list = AGGRESSIVELY_PREEMPTIBLE if covered and any(element.demand_share) else PREEMPTIBLE
+    meets = any if covered else all
+    threshold = element.rules.non_preemptible_threshold if element.rules is not None else None
+    status: Preemptibility = NON_PREEMPTIBLE
+    before = ZERO
+    for job in sorted(element.jobs.values(), key=start_order):
+        if status == NON_PREEMPTIBLE:
+            safe = threshold is not None and all(u < t for u, t in zip(before, threshold, strict=True))
+            if not safe and not meets(before[k] < bound for k, bound in zip(names, inner, strict=True)):
+                status = AGGRESSIVELY_PREEMPTIBLE
+        if (
+            status == AGGRESSIVELY_PREEMPTIBLE
+            and least_list == PREEMPTIBLE
+            and not meets(before[k] < bound for k, bound in zip(names, outer, strict=True))
+        ):
+            status = PREEMPTIBLE
+        job.preemptibility = status
+        before = add(before, job.usage)
+
+
+def _covers_demand(element: Element) -> bool:
+    """Whether all resources are blocked: the fair share covers the demand on each (7.2)."""
+    return all(d <= f + ROUNDING for f, d in zip(element.fair_share, element.demand_share, strict=True))
+
+
+def _resources_that_count(element: Element) -> tuple[int, ...]:
+    """The non-blocked resources, or all that the cluster has when all are blocked."""
+    total, fair_share, demand_share = element.tree.total, element.fair_share, element.demand_share
+    names = tuple(k for k in range(len(RESOURCES)) if total[k] and demand_share[k] > fair_share[k] + ROUNDING)
+    return names or tuple(k for k in range(len(RESOURCES)) if total[k])
+
+
+def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
+    """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule).
+
+    ``max_unpreemptible_running_job_count`` of the tree, or the operation's if that is less; fewer jobs than the value
+    are protected, and as many, too, without ``strict_unpreemptible_running_job_count``.
+    """
+    limit = unpreemptible_job_count(element)
+    if limit is None:
+        return False
+    strict = element.tree.config.settings.strict_unpreemptible_running_job_count
+    return job_count < limit or (job_count == limit and not strict)
+
+
+def unpreemptible_job_count(element: OperationElement) -> int | None:
+    """``max_unpreemptible_running_job_count`` that holds for an operation; None: the count rule is off (6.4)."""
+    limit = element.tree.config.settings.max_unpreemptible_running_job_count
+    own = element.options.max_unpreemptible_running_job_count
+    return limit if limit is None or own is None else min(limit, own)
+
+
+def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
+    """Usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its usage.
+
+    1 is exactly the fair share, infinity no fair share at all.
+    """
+    usage = share(subtract(element.usage, lost), element.tree.total)
+    return satisfaction_of(usage, element.fair_share, element.demand_share)
+
+
+def blocks(element: Element, victim: OperationElement, aggressive: bool, lost: Vector = ZERO) -> bool:
+    """Whether this element, the victim's operation or a pool above it, gives nothing away (6.5 a and b)."""
+    settings = element.tree.config.settings
+    if settings.preemption_check_starvation and element.starvation_status != "non_starving":
+        return True
+    if not settings.preemption_check_satisfaction:
+        return False
+    assert element.rules is not None
+    assert victim.rules is not None
+    threshold = settings.preemption_satisfaction_threshold
+    if aggressive and element.rules.aggressive_preemption and victim.rules.aggressive_preemption:
+        threshold = settings.aggressive_preemption_satisfaction_threshold
+    return local_satisfaction(element, lost) < threshold + EPSILON
+
+
+def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
+    """The element and the pools above it without the root."""
+    yield element
+    for pool in element.ancestors():
+        if not pool.is_root:
+            yield pool
+
+
+def is_permitted(job: Job, aggressive: bool) -> bool:
+    """Whether the job's own list gives it away at this priority (6.4)."""
+    if job.preemptibility == PREEMPTIBLE:
+        return True
+    rules = job.element.rules
+    assert rules is not None
+    return aggressive and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and rules.aggressive_preemption
+
+
+def may_lose(element: OperationElement) -> bool:
+    if element.operation.record.preemption_mode == "graceful":
+        return False
+    return not is_protected_by_count(element, len(element.jobs))
+
+
+def start_order(job: Job) -> tuple[float, int]:
+    return (job.start_time, job.sequence)
+
+
+def room_below_limits(element: Element, order: Vector) -> Vector:
+    """What is left of the element's limits after ``order``, the tolerance of pools and rounding included."""
+    tolerance = ZERO
+    if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
+        tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
+    return as_vector(
+        limit + extra + limit * ROUNDING - usage - more
+        for limit, extra, usage, more in zip(element.limits, tolerance, element.usage, order, strict=True)
+    )
+
+
+def as_vector(numbers: Iterable[float]) -> Vector:
+    a, b, c, d, e = numbers
+    return (a, b, c, d, e)
+
+
+def uses(job: Job, excess: Vector) -> bool:
+    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, job.usage, strict=True))
+
+
+# --- 6.6, 6.7, 1.9: jobs that go for no other job's sake ---------------------------------------------------------
+
+
+def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
+    """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
+
+    With the element whose limit it is (the nearest one) and the reason; latest start first, only until the limits
+    hold, and only jobs that use what is above the limit. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
+
+    Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
+    elements above them (6.5) - never those that only targets inside a blocking pool may take. Lists and counts protect
+    from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
+    online, its other jobs here go, too. So a lowered ``resource_limits`` takes jobs away whatever their number.
+    """
+    jobs = sorted((job for job in node.jobs.values() if job.is_active), key=start_order, reverse=True)
+    above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
+    if not any(max(_excess(above, ZERO)) > 0.0 for above in above_all if above.parent is not None):
+        return []
+    lost: dict[Element, Vector] = {}
+    found: list[tuple[Job, Element]] = []
+    taken: set[str] = set()
+
+    def take(job: Job, violated: Element) -> None:
+        found.append((job, violated))
+        taken.add(job.id)
+        for above in path_of(job.element):
+            lost[above] = add(lost.get(above, ZERO), job.usage)
+
+    for job in jobs:
+        if _is_candidate_for_limits(job) and job.preemptibility == PREEMPTIBLE:
+            violated = _find_violated(job, lost)
+            if violated is not None:
+                take(job, violated)
+    for least_list, is_allowed in (
+        (PREEMPTIBLE, _is_candidate_for_limits),
+        (AGGRESSIVELY_PREEMPTIBLE, lambda job: not any(blocks(a, job.element, True) for a in path_of(job.element))),
+    ):
+        for job in jobs:
+            violated = None if job.id in taken else _find_violated(job, lost)
+            if violated is None or not is_allowed(job):
+                continue
+            # Less protected jobs go first, on whichever node they are.
+            if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken, least_list):
+                take(job, violated)
+    found.sort(key=lambda pair: start_order(pair[0]))
+    needed: list[tuple[Job, Element, str]] = []
+    for job, violated in found:
+        without = dict(lost)
+        without.update((above, subtract(lost[above], job.usage)) for above in path_of(job.element))
+        if _find_violated(job, without) is None:
+            lost = without
+        else:
+            needed.append((job, violated, _tell_limits(violated)))
+    needed.reverse()
+    return needed
+
+
+def _operations_of(jobs: list[Job]) -> list[OperationElement]:
+    return list(dict.fromkeys(job.element for job in jobs))
+
+
+def _excess(element: Element, lost: Vector) -> Vector:
+    if element.limits == UNLIMITED:
+        return ZERO
+    return subtract(ZERO, add(room_below_limits(element, ZERO), lost))
+
+
+def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
+    for above in path_of(job.element):
+        if uses(job, _excess(above, lost.get(above, ZERO))):
+            return above
+    return None
+
+
+def _is_candidate_for_limits(job: Job) -> bool:
+    element = job.element
+    if not may_lose(element):
+        return False
+    sort_jobs(element)
+    return is_permitted(job, True) and not any(blocks(above, element, True) for above in path_of(element))
+
+
+def _has_candidates(element: Element, excess: Vector, taken: set[str], least_list: int) -> bool:
+    """Whether a job below the element, of list ``least_list`` or a less protected one, that uses what is above its
+    limits could still go."""
+    if isinstance(element, OperationElement):
+        return any(
+            job.id not in taken
+            and job.node.is_online
+            and uses(job, excess)
+            and _is_candidate_for_limits(job)
+            and job.preemptibility >= least_list
+            for job in element.jobs.values()
+        )
+    assert isinstance(element, PoolElement)
+    children: tuple[Element, ...] = (*element.children.values(), *element.operations.values())
+    return any(_has_candidates(child, excess, taken, least_list) for child in children)
+
+
+def find_graceful(node: Node) -> list[tuple[Job, str]]:
+    """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
+
+    They are asked to end whether or not an operation starves; the count rule protects them, too.
+    """
+    found: list[tuple[Job, str]] = []
+    graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
+    for job in sorted(graceful, key=start_order, reverse=True):
+        element = job.element
+        if not job.is_active:
+            continue
+        sort_jobs(element)
+        if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):
+            found.append((job, f"its operation gives up what it has above its share: {tell_shares(element)}"))
+    return found
+
+
+def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tuple[Job, str]]:
+    """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2).
+
+    The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
+    others are returned, latest start first. With ``preempt_cpu_gap_first`` jobs with a lowered limit are less
+    protected than others of the two protected lists (1.9 point 3). What foreign jobs use is not there to be shared.
+    """
+    since = node.overcommitted_since
+    if since is None or now - since <= allowed_s:
+        return []
+    room = subtract(add(node.capacity, as_vector(c * ROUNDING for c in node.capacity)), node.foreign_usage)
+    if dominates(room, node.used):
+        return []
+    jobs = [job for job in node.jobs.values() if job.is_active]
+    for element in _operations_of(jobs):
+        sort_jobs(element)
+    why = _tell_overcommit(node, now - since, allowed_s)
+    found: list[tuple[Job, str]] = []
+    for job in sorted(jobs, key=_protection_order):
+        left = subtract(room, job.usage)
+        # A resource that it does not use cannot be what it has to go for.
+        if any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, left, strict=True)):
+            found.append((job, why))
+        else:
+            room = left
+    found.sort(key=lambda pair: start_order(pair[0]), reverse=True)
+    return found
+
+
+def _protection_order(job: Job) -> tuple[int, int, float, int]:
+    gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
+    return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
+
+
+def _tell_limits(element: Element) -> str:
+    excess = _excess(element, ZERO)
+    parts = [
+        f"{tell_amount(k, element.usage[k])} of {tell_amount(k, element.limits[k])} {RESOURCES[k]}"
+        for k in range(len(RESOURCES))
+        if excess[k] > 0.0
+    ]
+    return f"{tell_name(element)} uses more than its limits allow: {', '.join(parts)}"
+
+
+def _tell_overcommit(node: Node, for_s: float, allowed_s: float) -> str:
+    free = node.free
+    parts = [
+        f"{tell_amount(k, node.capacity[k] - free[k])} of {tell_amount(k, node.capacity[k])} {RESOURCES[k]}"
+        for k in range(len(RESOURCES))
+        if free[k] < -ROUNDING * node.capacity[k]
+    ]
+    return (
+        f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}; "
+        f"allowed_node_resources_overcommit_duration is {allowed_s:g} s"
+    )

@@ -1,0 +1,129 @@
+"""A chunk of the history's points, and how ticks and points are made into bytes and read back."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from cpumond.scheduler.history.model import KINDS, WIDTHS, Tick
+
+VALUE_BYTES: Final = 4
+
+_HEAD: Final = struct.Struct("<ddI4I")
+
+
+class DamageError(Exception):
+    """The file holds what this module never wrote. ``chunk``: only this one is concerned."""
+
+    def __init__(self, text: str, chunk: Chunk | None = None) -> None:
+        super().__init__(text)
+        self.chunk = chunk
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What is known of a chunk in memory."""
+
+    id: int
+    tier: int
+    is_moving: bool
+    """Its series still come from the chunks of the tier above that lie within its time."""
+    ends: array[float]
+    intervals: array[float]
+    left_out: int
+    """The most operations at one moment that found no room."""
+
+    @property
+    def begin(self) -> float:
+        return self.ends[0] - self.intervals[0]
+
+    @property
+    def end(self) -> float:
+        return self.ends[-1]
+
+
+def find_range(ends: array[float], since: float, until: float) -> tuple[int, int]:
+    inside = [number for number, end in enumerate(ends) if since < end <= until]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)
+
+
+def find_row(ids: array[int], series: int) -> int:
+    try:
+        return ids.index(series)
+    except ValueError:
+        return -1
+
+
+def join_times(chunks: Collection[Chunk]) -> tuple[array[float], array[float]]:
+    ends, intervals = array("d"), array("d")
+    for chunk in chunks:
+        ends += chunk.ends
+        intervals += chunk.intervals
+    return ends, intervals
+
+
+def pack(columns: Iterable[array[float]]) -> bytes:
+    """First bytes of all values first, then all second ones, ...: they are alike, which makes them small."""
+    raw = b"".join([column.tobytes() for column in columns])
+    return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
+
+
+def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
+    """Raises DamageError."""
+    length = len(chunk.ends)
+    try:
+        sorted_bytes = zlib.decompress(data)
+    except (zlib.error, TypeError) as error:
+        raise DamageError(f"points cannot be unpacked: {error}", chunk) from None
+    if kind not in range(len(KINDS)) or len(sorted_bytes) != VALUE_BYTES * WIDTHS[kind] * length:
+        raise DamageError("a row of points has another length than its chunk", chunk)
+    raw = bytearray(len(sorted_bytes))
+    plane = WIDTHS[kind] * length
+    for number in range(VALUE_BYTES):
+        raw[number::VALUE_BYTES] = sorted_bytes[number * plane : (number + 1) * plane]
+    values = array("f", bytes(raw))
+    return [values[number * length : (number + 1) * length] for number in range(WIDTHS[kind])]
+
+
+def encode_tick(tick: Tick) -> bytes:
+    parts = [_HEAD.pack(tick.at, tick.interval_s, tick.left_out, *map(len, tick.ids))]
+    parts += [ids.tobytes() for ids in tick.ids]
+    parts += [values.tobytes() for values in tick.values]
+    return zlib.compress(b"".join(parts), 1)
+
+
+def decode_tick(data: bytes) -> Tick:
+    """Raises DamageError."""
+    try:
+        raw = zlib.decompress(data)
+        at, interval_s, left_out, *counts = _HEAD.unpack_from(raw)
+        view, offset = memoryview(raw), _HEAD.size
+        ids: list[array[int]] = []
+        values: list[array[float]] = []
+        for count in counts:
+            ids.append(array("q", bytes(view[offset : offset + 8 * count])))
+            offset += 8 * count
+        for count, width in zip(counts, WIDTHS, strict=True):
+            values.append(array("f", bytes(view[offset : offset + 4 * count * width])))
+            offset += 4 * count * width
+    except (zlib.error, struct.error, ValueError, TypeError) as error:
+        raise DamageError(f"a tick of the journal cannot be read: {error}") from None
+    if offset != len(raw):
+        raise DamageError("a tick of the journal has another length than it says")
+    return Tick(at, interval_s, tuple(ids), tuple(values), left_out=left_out)
+
+
+def decode_times(times: bytes) -> tuple[array[float], array[float]]:
+    """Ends and intervals. Raises DamageError."""
+    try:
+        values = array("d", times)
+    except (TypeError, ValueError) as error:
+        raise DamageError(f"the times of a chunk cannot be read: {error}") from None
+    half = len(values) // 2
+    if not half or len(values) % 2:
+        raise DamageError("a chunk has no times")
+    return values[:half], values[half:]

@@ -1,0 +1,278 @@
+"""Points of the history, taken from the state."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from cpumond.fairshare.resources import share
+from cpumond.scheduler.elements import (
+    Element,
+    Job,
+    Node,
+    PoolElement,
+    flow_ratio,
+    is_integral,
+    volume_capacity,
+    volume_ratio,
+)
+from cpumond.scheduler.history.model import KINDS, NOT_KNOWN, RATES, WIDTHS, Key, Tick
+from cpumond.scheduler.state import State
+from cpumond.wire import CPU_COUNTERS
+
+WATCHED_TICKS: Final = 6
+"""For how many ticks the counters of an operation that has ended are looked at: its last jobs may still end."""
+
+
+class _Seen:
+    """What the last tick found of a pool or an operation."""
+
+    __slots__ = ("id", "key", "counters", "found_at", "taken_at")
+
+    def __init__(self) -> None:
+        self.id = -1
+        self.key: Key | None = None
+        self.counters: _Five = _NOTHING
+        self.found_at = self.taken_at = -1
+        """Numbers of the ticks that found it, and in which it had a point."""
+
+    def grow(self, element: Element) -> _Five:
+        """How much the counters grew since the last time; one that began anew has grown from 0."""
+        now, before = _counters_of(element), self.counters
+        if now == before:
+            return _NOTHING
+        self.counters = now
+        a, b, c, d, e = now
+        f, g, h, i, j = before
+        return (
+            a - f if a >= f else a,
+            b - g if b >= g else b,
+            c - h if c >= h else c,
+            d - i if d >= i else d,
+            e - j if e >= j else e,
+        )
+
+
+_Named = TypeVar("_Named", Node, Job)
+
+_Five = tuple[float, float, float, float, float]
+
+_NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+_counters_of: Callable[[Element], _Five] = attrgetter(*CPU_COUNTERS)
+
+
+class Collector:
+    """Takes a tick of the state. ``ids``: series that an earlier run had, ``next_id`` is none of them.
+
+    All counters begin at 0 with the state, at ``started_at``; so do those of every later element.
+    """
+
+    def __init__(self, started_at: float, max_series: int, ids: Mapping[Key, int] | None = None, next_id: int = 1):
+        self.previous_at = started_at
+        self.max_series = max_series
+        self.left_out = 0
+        """Series of the last tick that found no room."""
+        self.series = 0
+        self._earlier = dict(ids or {})
+        self._next_id = next_id
+        self._tick = 0
+        self._seen: dict[Element, _Seen] = {}
+        self._gone: dict[Element, _Seen] = {}
+        self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
+        self._new: dict[int, Key] = {}
+
+    def collect(self, state: State, now: float) -> Tick | None:
+        """The tick of ``now``; None when no time has passed since the last."""
+        interval_s = now - self.previous_at
+        if interval_s <= 0.0:
+            return None
+        try:
+            return self._collect(state, now, interval_s)
+        except BaseException:
+            # The names of this tick are lost with it: the next one gives all of them again.
+            self._tick += 1
+            for named in self._named:
+                named.clear()
+            raise
+
+    def _collect(self, state: State, now: float, interval_s: float) -> Tick:
+        self._tick += 1
+        self._new = {}
+        room = _Room(self.max_series)
+        all_rows = pools, nodes, operations, jobs = tuple(_Rows(kind) for kind in range(len(KINDS)))
+        self._take_pools(state, interval_s, room, pools)
+        self._take_named(nodes, room, state.nodes.values(), _node_values)
+        before = room.left_out
+        self._take_operations(state, interval_s, room, operations)
+        self._take_gone(state, interval_s, room, pools, operations)
+        left_out_operations = room.left_out - before
+        self._take_named(jobs, room, (job for job in state.jobs.values() if job.is_active), _job_values)
+        self.previous_at = now
+        self.left_out = room.left_out
+        self.series = room.size - room.left
+        return Tick(
+            now,
+            interval_s,
+            tuple(array("q", rows.ids) for rows in all_rows),
+            tuple(array("f", rows.values) for rows in all_rows),
+            self._new,
+            left_out_operations,
+        )
+
+    def _make_id(self, key: Key) -> int:
+        known = self._earlier.pop(key, None)
+        if known is None:
+            known = self._next_id
+            self._next_id += 1
+        self._new[known] = key
+        return known
+
+    def _look(self, element: Element) -> _Seen:
+        seen = self._seen.get(element)
+        if seen is None:
+            gone = self._gone.pop(element, None)
+            seen = self._seen[element] = _Seen() if gone is None else gone
+        seen.found_at = self._tick
+        return seen
+
+    def _take_pools(self, state: State, interval_s: float, room: _Room, rows: _Rows) -> None:
+        for tree in state.trees.values():
+            total_cores = tree.total[1]
+            for pool in (tree.root, *tree.pools.values()):
+                seen = self._look(pool)
+                grown = seen.grow(pool)
+                if not room.take():
+                    continue
+                strong = max(pool.strong_guarantee_share)
+                guarantee, volume, capacity = strong, NOT_KNOWN, NOT_KNOWN
+                if is_integral(pool):
+                    guarantee += flow_ratio(pool)
+                    volume, capacity = volume_ratio(pool), volume_capacity(pool)
+                rows.values += (
+                    max(share(pool.usage, tree.total)), max(pool.demand_share), max(pool.fair_share), strong, guarantee,
+                    volume, capacity, total_cores, pool.demand[1], pool.usage[1], pool.running_operation_count,
+                )  # fmt: skip
+                self._put(rows, pool, seen, interval_s, grown)
+
+    def _take_operations(self, state: State, interval_s: float, room: _Room, rows: _Rows) -> None:
+        all_seen = self._seen
+        for tree in state.trees.values():
+            f, g, h, i, j = (1.0 / total if total else 0.0 for total in tree.total)
+            for element in tree.operations.values():
+                is_active = element.is_running or element.jobs or element.demand[1] > 0.0
+                seen = all_seen.get(element)
+                if seen is None:
+                    if not is_active:
+                        continue
+                    seen = self._look(element)
+                else:
+                    seen.found_at = self._tick
+                grown = seen.grow(element)
+                if (is_active or grown is not _NOTHING) and room.take():
+                    a, b, c, d, e = element.usage
+                    rows.values += (
+                        max(a * f, b * g, c * h, d * i, e * j), max(element.demand_share), max(element.fair_share),
+                        b, len(element.jobs),
+                    )  # fmt: skip
+                    self._put(rows, element, seen, interval_s, grown)
+
+    def _take_named(
+        self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
+    ) -> None:
+        """Nodes or jobs. One that is left out for a tick has another number later; reading puts them together."""
+        before = self._named[rows.kind]
+        now: dict[str, int] = {}
+        for each in found:
+            if room.take():
+                series = before.pop(each.id, None)
+                now[each.id] = self._make_id(Key(rows.kind, "", each.id)) if series is None else series
+                rows.values += values_of(each)
+        rows.ids += now.values()
+        before.clear()
+        before.update(now)
+
+    def _take_gone(self, state: State, interval_s: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
+        """A last point of each element that is no more, with what its counters grew by since it was seen."""
+        for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
+            self._gone[element] = self._seen.pop(element)
+        while state.ended_elements:
+            ended = state.ended_elements.popleft()
+            if ended not in self._seen and ended not in self._gone:
+                seen = self._gone[ended] = _Seen()
+                seen.found_at = self._tick - 1
+        for element, seen in list(self._gone.items()):
+            grown = seen.grow(element)
+            was_there = seen.found_at == self._tick - 1 and seen.taken_at >= 0
+            if self._tick - seen.found_at >= WATCHED_TICKS:
+                del self._gone[element]
+            if (was_there or grown is not _NOTHING) and room.take():
+                rows = pools if isinstance(element, PoolElement) else operations
+                rows.values += (0.0,) * (WIDTHS[rows.kind] - RATES)
+                self._put(rows, element, seen, interval_s, grown)
+
+    def _put(self, rows: _Rows, element: Element, seen: _Seen, interval_s: float, grown: _Five) -> None:
+        """Complete the row of an element, whose gauges are there already."""
+        if grown is _NOTHING:
+            rows.values += grown
+        else:
+            a, b, c, d, e = grown
+            rows.values += (a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s)
+        key = seen.key
+        if key is None or key.name != element.name:
+            key = seen.key = Key(rows.kind, element.tree.name, element.name)
+            seen.id = self._make_id(key)
+        elif seen.taken_at != self._tick - 1:
+            self._new[seen.id] = key
+        seen.taken_at = self._tick
+        rows.ids.append(seen.id)
+
+
+class _Rows:
+    """The rows of one kind, as they are gathered."""
+
+    __slots__ = ("kind", "ids", "values")
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.ids: list[int] = []
+        self.values: list[float] = []
+
+
+class _Room:
+    """How many series still fit."""
+
+    __slots__ = ("size", "left", "left_out")
+
+    def __init__(self, size: int) -> None:
+        self.size = self.left = size
+        self.left_out = 0
+
+    def take(self) -> bool:
+        if self.left:
+            self.left -= 1
+            return True
+        self.left_out += 1
+        return False
+
+
+def _node_values(node: Node) -> tuple[float, ...]:
+    ordered = used = 0.0
+    for job in node.jobs.values():
+        ordered += job.limits[1]
+        used += used_now(job)
+    return (node.capacity[1], ordered, node.used[1], used, float(len(node.jobs)))
+
+
+def _job_values(job: Job) -> tuple[float, ...]:
+    said = job.report
+    figures = (said.cpu_usage, said.smoothed_cpu_usage, said.min_cpu_limit, said.votes_sum, said.throttled_ratio)
+    return (job.limits[1], job.usage[1], *[NOT_KNOWN if value is None else float(value) for value in figures])
+
+
+def used_now(job: Job) -> float:
+    """Cores that its node last saw it use: in the last check, else smoothed, else 0."""
+    report = job.report
+    return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage

@@ -1,0 +1,280 @@
+"""The history of a running scheduler: a tick per period from the event loop's thread, all disk work in another one.
+
+Nothing of it may hold up or fail updates, heartbeats or commands. What it costs the event loop is the collecting of a
+tick and the last part of a report. Whatever waits for the disk is bounded: ticks by MAX_WAITING_TICKS, readers in
+number and time, the end of the scheduler by CLOSE_TIMEOUT_S. Ticks go before graphs, graphs before reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from cpumond.scheduler.history.collector import Collector
+from cpumond.scheduler.history.model import HistoryStatus, HistoryView, Key, ReportView, kind_number
+from cpumond.scheduler.history.report import make_report
+from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
+from cpumond.scheduler.state import State
+from cpumond.scheduler.store import StoreError
+
+T = TypeVar("T")
+log = structlog.get_logger("cpumond.scheduler")
+
+MAX_WAITING_TICKS: Final = 30
+"""Ticks that a disk that does not answer may owe; none is taken then, and the next one covers their time."""
+KEPT_ELEMENTS: Final = 20_000
+TICK, GRAPH, REPORT = range(3)
+"""Kinds of work, the first ones first."""
+MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
+"""Reads that may wait, besides the one that is being done; equal ones count once."""
+NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
+READ_TIMEOUT_S: Final = 30.0
+CLOSE_TIMEOUT_S: Final = 10.0
+
+
+class History:
+    """Takes, keeps and reads the history. Made and used in the event loop's thread; ``store`` belongs to its own."""
+
+    def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
+        self.period_s, self.length_s = store.period_s, store.length_s
+        self.collector = Collector(started_at, max_series, store.known_ids, store.next_id)
+        self.lost_ticks = 0
+        """Ticks that were not taken, or of which the store knows nothing."""
+        self.read_timeout_s = READ_TIMEOUT_S
+        self.close_timeout_s = CLOSE_TIMEOUT_S
+        self._store = store
+        self._state = state
+        self._waiting = 0
+        self._taken = 0
+        self._due_at = started_at + self.period_s
+        self._is_failing = False
+        self._is_closed = False
+        self._shared: dict[Hashable, _Reading] = {}
+        self._worker = _Worker()
+        state.ended_elements = deque(maxlen=KEPT_ELEMENTS)
+
+    def take_if_due(self, now: float) -> None:
+        """Take a tick if it is time; called often. Never raises."""
+        if now < self._due_at:
+            return
+        self._due_at += self.period_s
+        if self._due_at <= now:
+            self._due_at = now + self.period_s
+        self.take(now)
+
+    def take(self, now: float) -> None:
+        """Take a tick now. Never raises."""
+        if self._is_closed:
+            return
+        if self._waiting >= MAX_WAITING_TICKS:
+            # Before anything is collected: what has happened stays for the next tick.
+            self._note_failure("history_does_not_answer")
+            return
+        try:
+            tick = self.collector.collect(self._state, now)
+        except Exception as error:
+            self._note_failure("history_collect_failed", error)
+            return
+        if tick is None:
+            return
+        self._waiting += 1
+        self._taken += 1
+        self._worker.submit(TICK, partial(self._store.add, tick)).add_done_callback(self._added)
+
+    def _added(self, answer: asyncio.Future[Any]) -> None:
+        self._waiting -= 1
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is None:
+            self._is_failing = False
+        else:
+            self._note_failure("history_add_failed", error)
+
+    def _note_failure(self, event: str, error: BaseException | None = None) -> None:
+        self.lost_ticks += 1
+        if not self._is_failing:
+            log.error(event, waiting_ticks=self._waiting, exc_info=error)
+        self._is_failing = True
+
+    async def read(
+        self, kind: str, tree: str, name: str, since: float, now: float, max_points: int = 1500
+    ) -> HistoryView:
+        """The points of a series that end after ``since`` and not after ``now`` (scheduler time); none if unknown.
+
+        ``tree`` "" is any tree: an operation of several trees has its cores and jobs added up, of its ratios the
+        largest. Raises CommandError for an unknown kind, for ``max_points`` below 1, and when too many reads wait or
+        the disk takes too long; StoreError once it is closed.
+        """
+        number = kind_number(kind)
+        if max_points < 1:
+            raise CommandError(f"max_points is {max_points}: it is 1 or more")
+        key = Key(number, tree if kind in ("pool", "operation") else "", name)
+        asked = (key, self._round(since), self._round(now), max_points)
+        return await self._share(GRAPH, asked, partial(self._store.read, key, since, now, max_points))
+
+    async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
+        """What pools and operations came to between two moments (scheduler time), by the points that end in between.
+
+        ``tree`` None is all trees; ``top`` operations of each. Raises CommandError when too many reports wait or the
+        disk takes too long; StoreError once it is closed.
+        """
+        top = max(top, 0)
+        asked = (self._round(since), self._round(now), tree, top)
+        summary = await self._share(REPORT, asked, partial(self._store.sum_up, since, now, tree, top))
+        return make_report(self._state, summary, since, now, self.period_s, tree)
+
+    def _round(self, at: float) -> int:
+        return int(at // self.period_s)
+
+    def describe(self) -> HistoryStatus:
+        """How large it is; answers at once."""
+        store = self._store
+        return HistoryStatus(
+            bytes=store.bytes,
+            max_bytes=store.max_size,
+            series=self.collector.series,
+            left_out=self.collector.left_out,
+            since=store.since,
+            write_errors=store.write_errors + self.lost_ticks,
+        )
+
+    async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:
+        """The answer of the store's thread. Who asks the same between two ticks, while it is not there, shares it."""
+        if self._is_closed:
+            raise _closed()
+        key = (kind, self._taken, asked)
+        reading = self._shared.get(key)
+        if reading is None:
+            waiting = self._worker.count(kind)
+            if waiting >= MAX_WAITING[kind]:
+                raise CommandError(
+                    f"{waiting} {NAMES[kind]} of the history are being waited for, which is the limit; ask again in a "
+                    "moment",
+                    TOO_MANY_REQUESTS,
+                )
+            reading = self._shared[key] = _Reading(self._worker.submit(kind, work))
+        reading.readers += 1
+        try:
+            # A reader that gives up must not take the answer away from the others.
+            answer: T = await asyncio.wait_for(asyncio.shield(reading.answer), self.read_timeout_s)
+        except TimeoutError:
+            raise CommandError(
+                f"the history did not answer within {self.read_timeout_s:g} s: too much is asked of it, or its disk is "
+                "slow; ask again later, or for less",
+                TIMEOUT,
+            ) from None
+        finally:
+            reading.readers -= 1
+            if not reading.readers:
+                reading.answer.cancel()
+                if self._shared.get(key) is reading:
+                    del self._shared[key]
+        return answer
+
+    async def close(self, now: float) -> None:
+        """Take a last tick, write what is waiting, let go of the file. Readers that still wait are refused.
+
+        A disk that does not answer holds it up for ``close_timeout_s`` only. A second time does nothing.
+        """
+        if self._is_closed:
+            return
+        self.take(now)
+        self._is_closed = True
+        for reading in self._shared.values():
+            if not reading.answer.done():
+                reading.answer.set_exception(_closed())
+        closed = self._worker.submit(TICK, self._store.close)
+        try:
+            await asyncio.wait_for(closed, self.close_timeout_s)
+        except TimeoutError:
+            log.warning("history_not_closed", waited_s=self.close_timeout_s, effect="its newest points may be lost")
+        finally:
+            self._worker.end()
+
+
+def _closed() -> StoreError:
+    return StoreError("the history is closed, the scheduler is ending; ask again when it is there")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one or more wait for."""
+
+    answer: asyncio.Future[Any]
+    readers: int = 0
+
+
+@dataclass(slots=True)
+class _Task:
+    work: Callable[[], Any]
+    answer: asyncio.Future[Any]
+
+
+class _Worker:
+    """The history's thread: one task at a time, those of the lowest kind first.
+
+    It is a daemon: a disk that hangs must not keep the process from ending, as the threads of an executor do.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[_Task]] = {kind: deque() for kind in (TICK, GRAPH, REPORT)}
+        self._changed = threading.Condition()
+        self._is_ended = False
+        self._is_started = False
+
+    def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The answer, for the running event loop; one that is cancelled before its turn is not worked out."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            self._queues[kind].append(_Task(work, answer))
+            self._changed.notify()
+        if not self._is_started:
+            self._is_started = True
+            threading.Thread(target=self._run, name="history", daemon=True).start()
+        return answer
+
+    def count(self, kind: int) -> int:
+        """How many tasks have not had their turn. Cancelled ones count: they show that the thread is busy."""
+        return len(self._queues[kind])
+
+    def end(self) -> None:
+        """The thread ends when nothing is left."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            if task.answer.done():
+                continue
+            try:
+                tell = partial(_answer, task.answer.set_result, task.answer, task.work())
+            except Exception as error:
+                tell = partial(_answer, task.answer.set_exception, task.answer, error)
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
+                task.answer.get_loop().call_soon_threadsafe(tell)
+
+    def _next(self) -> _Task | None:
+        with self._changed:
+            while True:
+                queue = next((queue for queue in self._queues.values() if queue), None)
+                if queue is not None:
+                    return queue.popleft()
+                if self._is_ended:
+                    return None
+                self._changed.wait()
+
+
+def _answer(tell: Callable[[Any], None], future: asyncio.Future[Any], what: object) -> None:
+    if not future.done():
+        tell(what)

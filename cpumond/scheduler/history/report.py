@@ -1,0 +1,77 @@
+"""The report: what pools and operations came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cpumond.scheduler.history.model import (
+    HOUR_S,
+    OPERATION,
+    POOL,
+    Key,
+    ReportRow,
+    ReportTree,
+    ReportView,
+    Summary,
+    Sums,
+)
+from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.state import State
+
+CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
+
+
+def make_report(
+    state: State, summary: Summary, since: float, until: float, period_s: float, tree: str | None
+) -> ReportView:
+    """The report; names of people and pools are those of ``state``."""
+    sums = summary.sums
+    names = list(state.trees) if tree is None else [tree]
+    names += sorted({key.tree for key in sums} - set(names)) if tree is None else []
+    trees: list[ReportTree] = []
+    for name in names:
+        mine = {key: each for key, each in sums.items() if key.tree == name}
+        if not mine and name not in state.trees:
+            continue
+        total = mine.pop(Key(POOL, name, ROOT_POOL), Sums())
+        pools = {key.name: each for key, each in mine.items() if key.kind == POOL}
+        operations = [(key.name, each) for key, each in mine.items() if key.kind == OPERATION]
+        trees.append(
+            ReportTree(
+                tree=name,
+                total=_row(ROOT_POOL, total),
+                pools=[_row(pool, pools[pool], parent=parent) for pool, parent in _order_pools(state, name, pools)],
+                operations=[_operation_row(state, name, operation, each) for operation, each in operations],
+                left_out_operations=summary.left_out.get(name, 0),
+            )
+        )
+    return ReportView(since, until, summary.covered_s, period_s, trees, summary.without_series)
+
+
+def _order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
+    """The pools that exist, depth first, with their parents; then the others by name."""
+    tree = state.trees.get(tree_name)
+    if tree is not None:
+        waiting = [tree.root]
+        while waiting:
+            pool = waiting.pop()
+            waiting += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
+            if pool.parent is not None and pool.name in wanted:
+                yield pool.name, pool.parent.name
+    known = tree.pools if tree is not None else {}
+    yield from ((name, "") for name in sorted(wanted) if name not in known)
+
+
+def _operation_row(state: State, tree: str, operation_id: str, sums: Sums) -> ReportRow:
+    live = state.operations.get(operation_id)
+    record = state.finished.get(operation_id) if live is None else live.record
+    if record is None:
+        return _row(operation_id, sums)
+    pool = record.trees[tree].pool if tree in record.trees else ""
+    return _row(operation_id, sums, title=record.title, user=record.user, pool=pool, state=record.state)
+
+
+def _row(name: str, sums: Sums, **facts: Any) -> ReportRow:
+    core_hours: dict[str, Any] = {field: getattr(sums, field) / HOUR_S for field in CORE_HOURS}
+    return ReportRow(name=name, **facts, **core_hours, peak_limit_cores=sums.peak, points=sums.points)

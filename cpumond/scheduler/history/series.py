@@ -1,0 +1,210 @@
+"""What was when: the points of the history, how they are taken from the state, made coarser and summed up; pure.
+
+A *tick* is one moment at which all series get a point; its interval reaches back to the tick before, or to the start
+of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
+of rate times interval is what was used, ordered, ... in all; no merging changes that sum. Times are seconds since 1970
+by the scheduler's clock, CPU values cores, shares fractions of a tree.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import mul
+
+from cpumond.scheduler.history.model import (
+    COLUMNS,
+    HAS_RATES,
+    KINDS,
+    LIMIT_COLUMNS,
+    NOT_KNOWN,
+    OPERATION,
+    POOL,
+    RATES,
+    WIDTHS,
+    HistoryView,
+    Key,
+    Points,
+    Sums,
+    Tick,
+)
+
+# --- points of one series -----------------------------------------------------------------------------------------
+
+
+def gather(ticks: Sequence[Tick], kind: int, rows: Sequence[int]) -> list[array[float]]:
+    """The columns of one series; ``rows``: its place in each tick, -1 where it has none (NaN then)."""
+    width = WIDTHS[kind]
+    absent = array("f", [NOT_KNOWN]) * width
+    block = array("f")
+    for tick, row in zip(ticks, rows, strict=True):
+        block += absent if row < 0 else tick.values[kind][row * width : (row + 1) * width]
+    return [block[number::width] for number in range(width)]
+
+
+def places(ticks: Sequence[Tick], kind: int) -> dict[int, list[int]]:
+    """Series -> its place in each tick, -1 where it has none."""
+    found: dict[int, list[int]] = {}
+    for number, tick in enumerate(ticks):
+        for row, series in enumerate(tick.ids[kind]):
+            known = found.get(series)
+            if known is None:
+                known = found[series] = [-1] * len(ticks)
+            known[number] = row
+    return found
+
+
+def merge_columns(
+    intervals: Sequence[float], groups: Sequence[tuple[int, int]], columns: Sequence[array[float]], has_rates: bool
+) -> list[array[float]]:
+    """Each group of points (from, to) as one point.
+
+    A gauge becomes its mean over the time for which it is known. A rate becomes the mean over all of the group's time,
+    what is not known counts as 0: so rate times interval stays what it was in sum.
+    """
+    totals = [sum(intervals[a:b]) for a, b in groups]
+    merged: list[array[float]] = []
+    for number, column in enumerate(columns):
+        first = column[0] if column else NOT_KNOWN
+        if column.count(first) == len(column):
+            merged.append(array("f", [first]) * len(groups))
+            continue
+        is_rate = has_rates and number >= len(columns) - RATES
+        values = array("f")
+        for (a, b), total_s in zip(groups, totals, strict=True):
+            part = column[a:b]
+            mean = sum(map(mul, part, intervals[a:b])) / total_s
+            values.append(mean if mean == mean else _mean_of_known(part, intervals[a:b], is_rate))
+        merged.append(values)
+    return merged
+
+
+def _mean_of_known(values: Sequence[float], intervals: Sequence[float], is_rate: bool) -> float:
+    known = [(value, weight) for value, weight in zip(values, intervals, strict=True) if value == value]
+    if not known:
+        return NOT_KNOWN
+    weight_s = sum(intervals) if is_rate else sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / weight_s
+
+
+def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tuple[int, int]]:
+    """Neighbours whose ends fall into the same bucket, as (from, to)."""
+    groups: list[tuple[int, int]] = []
+    start, current, number = 0, None, -1
+    for number, end in enumerate(ends):
+        bucket = bucket_of(end)
+        if bucket != current:
+            if current is not None:
+                groups.append((start, number))
+            start, current = number, bucket
+    if current is not None:
+        groups.append((start, number + 1))
+    return groups
+
+
+def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: bool) -> Points:
+    """Each group of neighbours as one point, at the end of the last of them."""
+    return Points(
+        array("d", (points.ends[b - 1] for _, b in groups)),
+        array("d", (sum(points.intervals[a:b]) for a, b in groups)),
+        merge_columns(points.intervals, groups, points.columns, has_rates),
+    )
+
+
+def select(points: Points, since: float, until: float) -> Points:
+    """The points that end after ``since`` and not after ``until``, without those of which nothing is known."""
+    keep = [
+        number
+        for number, end in enumerate(points.ends)
+        if since < end <= until and any(column[number] == column[number] for column in points.columns)
+    ]
+    return Points(
+        array("d", (points.ends[number] for number in keep)),
+        array("d", (points.intervals[number] for number in keep)),
+        [array("f", (column[number] for number in keep)) for column in points.columns],
+    )
+
+
+def combine(parts: Iterable[Points], kind: int) -> Points:
+    """The points of several series as those of one, ordered by time: an operation in its trees, or of several numbers.
+
+    At the same moment cores, jobs and counts are added; of shares, volumes and capacities the largest stays.
+    """
+    at: dict[float, tuple[float, list[float]]] = {}
+    names = COLUMNS[KINDS[kind]]
+    largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]
+    for points in parts:
+        for number, end in enumerate(points.ends):
+            values = [column[number] for column in points.columns]
+            known = at.get(end)
+            if known is not None:
+                values = [
+                    new if old != old else old if new != new else max(old, new) if is_largest else old + new
+                    for old, new, is_largest in zip(known[1], values, largest, strict=True)
+                ]
+            at[end] = (points.intervals[number], values)
+    ends = sorted(at)
+    return Points(
+        array("d", ends),
+        array("d", (at[end][0] for end in ends)),
+        [array("f", (at[end][1][number] for end in ends)) for number in range(len(names))],
+    )
+
+
+def make_view(key: Key, points: Points, since: float, until: float, max_points: int, period_s: float) -> HistoryView:
+    """The view of a series: at most ``max_points``, neighbours merged where there are more."""
+    if len(points) > max_points:
+        # The time without points takes no part of them.
+        since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
+        width_s = (until - since) / max_points
+        groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
+        points = merge_points(points, groups, HAS_RATES[key.kind])
+    kind = KINDS[key.kind]
+    return HistoryView(
+        kind=kind,
+        tree=key.tree,
+        name=key.name,
+        period_s=period_s,
+        times=[round(end, 3) for end in points.ends],
+        intervals=[round(interval, 3) for interval in points.intervals],
+        columns={
+            name: [round(value, 6) if value - value == 0.0 else None for value in column]
+            for name, column in zip(COLUMNS[kind], points.columns, strict=True)
+        },
+    )
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+
+def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Sums:
+    """The sums of the points of one pool or operation; what is not known counts as 0."""
+    limits = columns[LIMIT_COLUMNS[kind]]
+    summed = [_sum_known(column, intervals) for column in (*columns[-RATES:], limits)]
+    used, reclaimed, ordered, throttled, late, limit = summed
+    peak = max((value for value in limits if value == value), default=0.0)
+    points = sum(value == value for value in columns[0])
+    return Sums(used, reclaimed, ordered, throttled, late, limit, peak, points)
+
+
+def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
+    total = float(sum(map(mul, values, intervals)))
+    if total == total:
+        return total
+    return sum(value * weight for value, weight in zip(values, intervals, strict=True) if value == value)
+
+
+def top_operations(sums: Mapping[Key, Sums], top: int) -> tuple[dict[Key, Sums], dict[str, int]]:
+    """All pools and, of each tree, the ``top`` operations that ordered most; and tree -> operations left out."""
+    kept = {key: each for key, each in sums.items() if key.kind == POOL}
+    by_tree: dict[str, list[tuple[Key, Sums]]] = {}
+    for key, each in sums.items():
+        if key.kind == OPERATION:
+            by_tree.setdefault(key.tree, []).append((key, each))
+    left_out: dict[str, int] = {}
+    for tree, operations in by_tree.items():
+        operations.sort(key=lambda item: (-item[1].ordered, -item[1].used, item[0].name))
+        kept.update(operations[:top])
+        left_out[tree] = max(len(operations) - top, 0)
+    return kept, left_out

@@ -1,0 +1,517 @@
+"""The running scheduler: one fair-share update per period, commands and heartbeats between them.
+
+The event loop's thread alone reads and changes the state. Two things leave the thread: the computation of an
+update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, changes follow
+each other one by one; heartbeats that change nothing lasting do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from cpumond.errors import CpumondError
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.elements import Node, Tree
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
+from cpumond.scheduler.questions import Answer, NodeQuestions, Question
+from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.state.nodes import SeveralTreesError
+from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.store import Change, Store, StoreError
+from cpumond.scheduler.stored import MUTATION, encode, load_state
+from cpumond.scheduler.tokens import hash_token
+from cpumond.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobRequest,
+    LogRequest,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+    RequestKind,
+)
+
+T = TypeVar("T")
+log = structlog.get_logger("cpumond.scheduler")
+
+COLLECT_PERIOD_S = 60.0
+FULL_COLLECTION = 5
+"""Every so many collections go through all that there is, which holds up heartbeats for a tenth of a second; the others
+through what is new since the one before."""
+MAX_SHOWN = 300
+MUTATION_AGE_S = 900.0
+MAX_MUTATIONS = 20_000
+"""Repeats of commands are known for this long; it is more than any client goes on trying (yt_protocol.md 8)."""
+
+
+class Clock:
+    """Seconds since 1970 that never step back or jump: the wall clock at the start, and what has passed since.
+
+    ``scale`` other than 1 makes time run faster; for tests only.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._wall_s = time.time()
+        self._start_s = time.monotonic()
+        self.scale = scale
+
+    def now(self) -> float:
+        return self._wall_s + (time.monotonic() - self._start_s) * self.scale
+
+    def real_s(self, scheduler_s: float) -> float:
+        """How long to really wait for that many seconds of this clock."""
+        return scheduler_s / self.scale
+
+
+def make_id() -> str:
+    """A random id of four hexadecimal numbers, as `yt` prints them."""
+    return "-".join(f"{secrets.randbits(32) or 1:x}" for _ in range(4))
+
+
+@dataclass(slots=True)
+class Timings:
+    """How long things took, in real seconds: the last value, and counts and sums for averages."""
+
+    update_s: float = 0.0
+    updates: int = 0
+    updates_s: float = 0.0
+    good_updates: int = 0
+    """In which at least one tree got its shares, or was kept from it by the store alone."""
+    late_updates: int = 0
+    late_at: float | None = None
+    failed_updates: int = 0
+    failed_at: float | None = None
+    heartbeats: int = 0
+    heartbeats_s: float = 0.0
+    dropped_heartbeats: int = 0
+    commands: int = 0
+    refused_commands: int = 0
+    store_writes: int = 0
+    store_writes_s: float = 0.0
+    store_errors: int = 0
+    store_error_at: float | None = None
+    store_losses: int = 0
+    """How often it was removed, and written anew."""
+    store_lost_at: float | None = None
+    """``..._at``: scheduler time of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a command that was carried out gives back."""
+
+    id: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class TreeUpdates:
+    """What one tree keeps between its updates."""
+
+    tree: Tree
+    updater: FairShareUpdater = field(default_factory=FairShareUpdater)
+    previous_time: float | None = None
+    snapshot: Snapshot | None = None
+    result: UpdateResult | None = None
+    """The last update: what it read, and what it gave."""
+    stored: bytes = b""
+
+
+class Scheduler:
+    """The service without its sockets: what the API, the exporter and tests talk to.
+
+    ``state`` may be read at any time from the event loop's thread. ``ready`` is set after the first update.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        store: Store,
+        clock: Clock,
+        update_period_s: float = 1.0,
+        new_id: Callable[[], str] = make_id,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.new_id = new_id
+        self.update_period_s = update_period_s
+        self.timings = Timings()
+        self.started_at = clock.now()
+        self.store_problem = ""
+        """Why the store is not where the next process looks for it, "" normally: commands are refused until it is."""
+        self.ready = asyncio.Event()
+        self.updates: dict[str, TreeUpdates] = {}
+        self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")
+        self.requests: NodeQuestions[JobRequest, JobReply] = NodeQuestions(make_id, "answer")
+        self._changing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._ended: list[Transaction] = []
+        self._ending: asyncio.Future[None] | None = None
+        self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
+        """``remembered``: what ``remember`` gave in an earlier run, oldest first, by key."""
+        self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
+        self.history: History | None = None
+        """What was when; None where none is kept."""
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
+        """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
+
+        What ``remember`` gives is stored in the same moment, for a client that repeats the command;
+        it is of kind MUTATION and kept for MUTATION_AGE_S.
+        """
+        return await _to_the_end(self._execute(command, user, remember))
+
+    async def _execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None) -> Reply:
+        async with self._changing:
+            try:
+                change = prepare(self.state, command, user, self.clock.now(), self.new_id)
+            except CpumondError:
+                self.timings.refused_commands += 1
+                raise
+            reply = Reply(change.id, change.warnings)
+            await self._commit(change, [] if remember is None else self._remember(remember(reply)))
+            self.timings.commands += 1
+            log.info(
+                "command",
+                user=user,
+                command=type(command).__name__,
+                id=change.id or None,
+                warnings=change.warnings or None,
+                **_describe(command),
+            )
+            await self._settle()
+        return reply
+
+    def _remember(self, mutation: Change) -> list[Change]:
+        """The record of a command that was carried out, and those that are too old by now."""
+        now = self.clock.now()
+        changes = [mutation]
+        while self._mutations and (
+            self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
+        ):
+            # A refused write leaves these in the store, until the next start looks at their age.
+            changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
+        self._mutations.append((now, mutation.key))
+        return changes
+
+    async def _commit(self, change: Transaction, also: Iterable[Change] = ()) -> None:
+        """Store, then apply. A store that refuses leaves everything as it was."""
+        changes = [*encode(change, self.state.config), *also]
+        if changes:
+            await self._write(changes)
+        self.state.apply(change, self.clock.now())
+        for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
+            del self.updates[name]
+        expired = self.state.take_expired()
+        if expired:
+            with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
+                await self._write([Change(kind, key, None) for kind, key in expired])
+
+    async def _write(self, changes: Sequence[Change]) -> None:
+        begun = time.perf_counter()
+        try:
+            # A store is used by one thread at a time; volumes are written without holding up changes for long.
+            async with self._writing:
+                await asyncio.to_thread(self.store.write, changes)
+        except StoreError as error:
+            self.timings.store_errors += 1
+            self.timings.store_error_at = self.clock.now()
+            # Each command that is refused is told; of those who only looked it is said once.
+            if changes or str(error) != self.store_problem:
+                log.error("store_write_failed", error=str(error))
+            if not changes:
+                self.store_problem = str(error)
+            raise
+        if self.store.lost_total != self.timings.store_losses:
+            self.timings.store_losses, self.timings.store_lost_at = self.store.lost_total, self.clock.now()
+        if not changes:
+            self.store_problem = ""
+        else:
+            self.timings.store_writes += 1
+            self.timings.store_writes_s += time.perf_counter() - begun
+
+    async def _settle(self) -> None:
+        try:
+            while not (change := self.state.settle(self.clock.now())).is_empty:
+                await self._commit(change)
+        except StoreError:
+            # The command itself is stored and stands; its consequences come with the next change or update.
+            self.state.mark_unsettled()
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
+        """A node makes itself known, see ``State.register``. Raises CommandError or StoreError."""
+        if registration.key:
+            registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
+        await _to_the_end(self._register(registration, may_replace))
+        node = self.state.nodes[registration.node_id]
+        log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
+        return RegistrationAnswer(
+            node_id=node.id,
+            tree=node.tree,
+            heartbeat_period_s=self.state.rules.heartbeat_period_s,
+            warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
+        )
+
+    async def _register(self, registration: NodeRegistration, may_replace: bool) -> None:
+        async with self._changing:
+            try:
+                change = self.state.register(registration, may_replace)
+            except SeveralTreesError as refused:
+                self.state.note_refused(refused, self.clock.now())
+                await self._commit(refused.change)
+                raise
+            await self._commit(change)
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError."""
+        begun = time.perf_counter()
+        state = self.state
+        receipt = state.receive(heartbeat, self.clock.now())
+        if not receipt.accepted:
+            self.timings.dropped_heartbeats += 1
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
+        if not receipt.transaction.is_empty:
+            await self._end_jobs(receipt.transaction)
+        if heartbeat.node_id not in state.nodes:
+            return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
+        state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
+        answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
+        logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
+        if logs or requests:
+            answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
+        self.timings.heartbeats += 1
+        self.timings.heartbeats_s += time.perf_counter() - begun
+        return answer
+
+    async def read_log(self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int) -> JobLog:
+        """The last bytes of what a job wrote, from its node; at most ``wire.MAX_LOG_BYTES``.
+
+        Raises CommandError: the operation or job is not known, has not started, its node is away or does not answer.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        node = self.state.nodes.get(node_id)
+        if node is None:
+            raise CommandError(
+                f"job {job_id} ran on node {node_id}, which is not known any more; its log is there as long as the "
+                "node's agent keeps it",
+                NODE_OFFLINE,
+            )
+        read = await self._ask(self.logs, node, LogRequest("", job_id, stream, tail_bytes), "its log can be read")
+        if read.error:
+            raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
+        return read
+
+    async def ask_job(
+        self,
+        operation_id: str,
+        job_id: str,
+        kind: RequestKind,
+        cpu_limit: float | None = None,
+        ttl_s: float | None = None,
+        user: str = "",
+    ) -> dict[str, Any]:
+        """What the agent of a living job's node tells about it or does with it; its own answer, see ``JobRequest``.
+
+        A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
+        started or has ended, its node is away, does not answer, refuses or cannot.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            raise CommandError(
+                f"job {job_id} has ended; its log and its counters are left, nothing of it can be explained or changed",
+                NO_SUCH_JOB,
+            )
+        is_change = kind != "explain"
+        question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
+        # Changes are carried out in the order in which they were asked for, also when two of them are equal.
+        try:
+            reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
+        except CommandError as error:
+            if is_change and error.code == TIMEOUT:
+                text = f"{error}. Whether the {kind} was carried out is not known; explain the job to see"
+                raise CommandError(text, TIMEOUT) from None
+            raise
+        if reply.error or reply.value is None:
+            text = f"node {node_id}: {reply.error or 'it gave no answer'}"
+            raise CommandError(text) if reply.is_refused else CommandError(text, NODE_OFFLINE)
+        if is_change:
+            log.info(
+                "job_request", user=user, kind=kind, job_id=job_id, node_id=node_id, cpu_limit=cpu_limit, ttl_s=ttl_s
+            )
+        return reply.value
+
+    async def _ask(
+        self, asked: NodeQuestions[Question, Answer], node: Node, question: Question, later: str, share: bool = True
+    ) -> Answer:
+        """Ask a node about a job; ``later``: what can be done when it is back. Raises CommandError."""
+        if not node.is_online:
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"job {question.job_id} is on node {node.id}, which was last heard of {silent_s:.0f} s ago; {later} "
+                "when the node's agent is back",
+                NODE_OFFLINE,
+            )
+        try:
+            return await asked.ask(node.id, question, share)
+        except CommandError as error:
+            if error.code != TIMEOUT:
+                raise
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"{error}: is its agent running? It was last heard of {silent_s:.0f} s ago", TIMEOUT
+            ) from None
+
+    async def _end_jobs(self, change: Transaction) -> None:
+        """Store and count ended jobs; what comes in while the store is busy goes with the next write, together."""
+        self._ended.append(change)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._commit_ended())
+        await asyncio.shield(self._ending)
+
+    async def _commit_ended(self) -> None:
+        async with self._changing:
+            ended, self._ended, self._ending = self._ended, [], None
+            jobs = tuple(job for change in ended for job in change.jobs)
+            gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
+            # Others may have changed these operations meanwhile.
+            await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
+            await self._settle()
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Update all trees once per period until ``stopping``."""
+        period_s = self.clock.real_s(self.update_period_s)
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        collected, collections = due, 0
+        with _manual_garbage_collection():
+            while not stopping.is_set():
+                await self.update_all()
+                self.ready.set()
+                if self.history is not None:
+                    self.history.take_if_due(self.clock.now())
+                now = loop.time()
+                if now - collected > COLLECT_PERIOD_S:
+                    collected, collections = now, collections + 1
+                    _collect(collections)
+                due += period_s
+                if due < now:
+                    self.timings.late_updates += 1
+                    self.timings.late_at = self.clock.now()
+                    due = now
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+        if self.history is not None:
+            await self.history.close(self.clock.now())
+
+    async def update_all(self) -> None:
+        """Silent nodes, then one update of each tree; a tree that fails does not stop the others."""
+        begun = time.perf_counter()
+        with contextlib.suppress(StoreError):
+            await self._write([])
+        try:
+            now = self.clock.now()
+            expired = self.state.expire(now)
+            if expired.removed_nodes:
+                log.warning("nodes_lost", nodes=expired.removed_nodes, jobs=len(expired.jobs))
+            if not expired.is_empty or self.state.is_unsettled(now):
+                await self._end_jobs(expired)
+        except StoreError:
+            pass  # logged; tried again with the next update
+        names, broken = list(self.state.trees), 0
+        for name in names:
+            try:
+                await self._update(name)
+            except StoreError:
+                self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
+            except Exception:
+                self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
+                broken += 1
+                log.exception("update_failed", tree=name)
+        self.timings.good_updates += broken < max(len(names), 1)
+        self.timings.update_s = time.perf_counter() - begun
+        self.timings.updates += 1
+        self.timings.updates_s += self.timings.update_s
+
+    async def _update(self, name: str) -> None:
+        tree = self.state.trees.get(name)
+        if tree is None:
+            return  # removed while the update of another was computed
+        kept = self.updates.setdefault(name, TreeUpdates(tree))
+        now = self.clock.now()
+        snapshot = self.state.make_snapshot(tree)
+        result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
+        if self.state.trees.get(name) is not tree:
+            return
+        kept.previous_time, kept.snapshot, kept.result = now, snapshot, result
+        self.state.accept_update(tree, result, now)
+        progress = msgspec.json.encode(self.state.progress_of(tree))
+        if progress != kept.stored:
+            await self._write([Change("progress", name, progress)])
+            kept.stored = progress
+
+
+def _describe(command: Command) -> dict[str, Any]:
+    """What a log line says about a command: its fields, long ones cut; of an operation's specification its pool."""
+    try:
+        fields = msgspec.to_builtins(command, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return {}  # the command is carried out, whatever it looks like
+    for name in ("command", "type"):
+        fields.pop(name, None)
+    spec = fields.pop("spec", None)
+    if isinstance(spec, dict):
+        fields["pool"] = spec.get("pool")
+    return {f"about_{name}" if name in ("id", "event") else name: _shown(value) for name, value in fields.items()}
+
+
+def _shown(value: Any) -> Any:
+    text = str(value)
+    return value if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in a task of its own: a request that is cancelled must not leave a stored change unapplied."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _collect(number: int) -> None:
+    gc.collect(1 if number % FULL_COLLECTION else 2)
+
+
+@contextlib.contextmanager
+def _manual_garbage_collection() -> Iterator[None]:
+    """What is made in masses has no cycles; the collector would run through all of it again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,163 @@
+"""What holds for a pool or an operation after inheritance: tolerances, time-outs, limits (semantics.md 6.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from cpumond.fairshare.resources import Vector, least
+from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, PreemptionSettings, TreeSettings, to_vector
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class PreemptionRules:
+    """What holds for an element after inheritance (6.2): times in seconds."""
+
+    tolerance: float
+    fair_share_timeout_s: float
+    min_share_timeout_s: float
+    aggressive_timeout_s: float
+    tolerance_limit: float
+    fair_share_timeout_limit_s: float
+    min_share_timeout_limit_s: float
+    aggressive_starvation: bool
+    """Own flag or that of any ancestor (6.8)."""
+    aggressive_preemption: bool
+    non_preemptible_threshold: Vector | None
+    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+    says_min_share: bool = True
+    """Whether an element on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
+
+
+def root_rules(settings: TreeSettings) -> PreemptionRules:
+    """What holds for the root: the tree's options (6.2).
+
+    A limit that is not set is the tree's own value of what it limits; ``min_share_preemption_timeout`` that is not set
+    is the fair-share time-out.
+    """
+    tolerance = settings.fair_share_starvation_tolerance
+    fair_share_s = settings.fair_share_starvation_timeout / 1000.0
+    min_share_s = _seconds(settings.min_share_preemption_timeout, fair_share_s)
+    rules = PreemptionRules(
+        tolerance=tolerance,
+        fair_share_timeout_s=fair_share_s,
+        min_share_timeout_s=min_share_s,
+        aggressive_timeout_s=settings.fair_share_aggressive_starvation_timeout / 1000.0,
+        tolerance_limit=_given(settings.fair_share_starvation_tolerance_limit, tolerance),
+        fair_share_timeout_limit_s=_seconds(settings.fair_share_preemption_timeout_limit, fair_share_s),
+        min_share_timeout_limit_s=_seconds(settings.min_share_preemption_timeout_limit, min_share_s),
+        aggressive_starvation=settings.enable_aggressive_starvation,
+        aggressive_preemption=settings.allow_aggressive_preemption,
+        non_preemptible_threshold=_threshold(settings.non_preemptible_resource_usage_threshold),
+        says_min_share=settings.min_share_preemption_timeout is not None,
+    )
+    return _within_limits(rules)
+
+
+def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRules:
+    """What holds for a pool: its own value, else its parent's, within the limits of the path (6.2).
+
+    The tolerance is at most the smallest tolerance limit on the path, each time-out at least the largest limit of its
+    kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
+    """
+    if _inherited(settings) == _NOTHING:
+        return parent
+    threshold = settings.non_preemptible_resource_usage_threshold
+    rules = PreemptionRules(
+        tolerance=_given(settings.fair_share_starvation_tolerance, parent.tolerance),
+        fair_share_timeout_s=_seconds(settings.fair_share_starvation_timeout, parent.fair_share_timeout_s),
+        min_share_timeout_s=_seconds(settings.min_share_preemption_timeout, parent.min_share_timeout_s),
+        aggressive_timeout_s=_seconds(settings.fair_share_aggressive_starvation_timeout, parent.aggressive_timeout_s),
+        tolerance_limit=min(
+            parent.tolerance_limit, _given(settings.fair_share_starvation_tolerance_limit, parent.tolerance_limit)
+        ),
+        fair_share_timeout_limit_s=max(
+            parent.fair_share_timeout_limit_s, _seconds(settings.fair_share_preemption_timeout_limit, 0.0)
+        ),
+        min_share_timeout_limit_s=max(
+            parent.min_share_timeout_limit_s, _seconds(settings.min_share_preemption_timeout_limit, 0.0)
+        ),
+        aggressive_starvation=parent.aggressive_starvation or bool(settings.enable_aggressive_starvation),
+        aggressive_preemption=_given(settings.allow_aggressive_preemption, parent.aggressive_preemption),
+        non_preemptible_threshold=parent.non_preemptible_threshold if threshold is None else _threshold(threshold),
+    )
+    rules.says_min_share = settings.min_share_preemption_timeout is not None or parent.says_min_share
+    return _within_limits(rules)
+
+
+_inherited: Final = attrgetter(*PreemptionSettings.__struct_fields__)
+_NOTHING: Final = (None,) * len(PreemptionSettings.__struct_fields__)
+
+
+def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> PreemptionRules:
+    """What holds for an operation: its pool's, or its own where that makes it less privileged (6.2).
+
+    Less privileged is a lesser tolerance, longer time-outs, a lesser non-preemptible threshold in each resource. A
+    pool without a threshold protects nothing, and an operation cannot change that.
+    """
+    fair_share_s = max(pool.fair_share_timeout_s, _seconds(options.fair_share_starvation_timeout, 0.0))
+    min_share_s = pool.min_share_timeout_s
+    if options.min_share_preemption_timeout is not None:
+        min_share_s = max(min_share_s, options.min_share_preemption_timeout / 1000.0)
+    elif not pool.says_min_share:
+        min_share_s = max(min_share_s, fair_share_s)
+    threshold = pool.non_preemptible_threshold
+    if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
+        threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
+    return replace(
+        pool,
+        tolerance=min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance)),
+        fair_share_timeout_s=fair_share_s,
+        min_share_timeout_s=min_share_s,
+        non_preemptible_threshold=threshold,
+    )
+
+
+def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
+    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, and that of ``rules``."""
+    holding = (rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance)
+    named = [(name, getattr(options, name), value) for name, value in zip(LIMIT_OF, holding, strict=True)]
+    return [each for each in named if each[1] is not None]
+
+
+def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
+    """Sentences about a pool's own options that a limit of its path cuts; ``rules`` are what holds for it (6.2)."""
+    return [
+        f"{where}: {name} {own:g} is cut to {effective:g} by a limit above it; change {LIMIT_OF[name]} of the tree or "
+        "of the pool that sets it"
+        for name, own, effective in list_own(settings, rules)
+        if not math.isclose(own, effective)
+    ]
+
+
+LIMIT_OF: Final = {
+    "fair_share_starvation_timeout": "fair_share_preemption_timeout_limit",
+    "min_share_preemption_timeout": "min_share_preemption_timeout_limit",
+    "fair_share_starvation_tolerance": "fair_share_starvation_tolerance_limit",
+}
+
+
+def _within_limits(rules: PreemptionRules) -> PreemptionRules:
+    rules.tolerance = min(rules.tolerance, rules.tolerance_limit)
+    rules.fair_share_timeout_s = max(rules.fair_share_timeout_s, rules.fair_share_timeout_limit_s)
+    if not rules.says_min_share:
+        rules.min_share_timeout_s = rules.fair_share_timeout_s
+    rules.min_share_timeout_s = max(rules.min_share_timeout_s, rules.min_share_timeout_limit_s)
+    return rules
+
+
+def _given(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
+
+
+def _seconds(milliseconds: float | None, otherwise: float) -> float:
+    return otherwise if milliseconds is None else milliseconds / 1000.0
+
+
+def _threshold(amounts: Mapping[str, float]) -> Vector | None:
+    return to_vector(amounts, math.inf) if amounts else None

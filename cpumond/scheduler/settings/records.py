@@ -1,0 +1,122 @@
+"""A configuration as the store's records, and back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.errors import StateFileError
+from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.settings.attributes import read_pool, read_tree
+from cpumond.scheduler.settings.commands import with_pools
+
+RecordKind = Literal["tree", "pool", "system"]
+
+RecordKey = tuple[RecordKind, str]
+
+SYSTEM: Final[RecordKey] = ("system", "default_tree")
+
+
+def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
+    """A tree without its pools as a dictionary that JSON can hold; of a pool what it has in common with a tree."""
+    return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
+
+
+def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
+    """A pool as a dictionary that JSON can hold."""
+    return {**encode_tree(pool), "tree": tree_name, "parent": pool.parent}
+
+
+def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
+    """What to write, and with None what to delete, so that the records of ``old`` become those of ``new``.
+
+    Told apart by identity, so the cost is that of looking at every pool of a changed tree once.
+    """
+    changes: list[tuple[RecordKind, str, dict[str, Any] | None]] = []
+    if old.default_tree != new.default_tree:
+        changes.append((*SYSTEM, {"default_tree": new.default_tree}))
+    old_trees = {tree.id: tree for tree in old.trees.values()}
+    new_trees = {tree.id: tree for tree in new.trees.values()}
+    for key, tree in old_trees.items():
+        if key not in new_trees:
+            changes.append(("tree", key, None))
+            changes += [("pool", pool.id, None) for pool in tree.pools.values()]
+    for key, tree in new_trees.items():
+        was = old_trees.get(key)
+        if was is tree:
+            continue
+        if was is None or was.attributes is not tree.attributes or was.spelled is not tree.spelled:
+            changes.append(("tree", key, encode_tree(tree)))
+        old_pools = {pool.id: pool for pool in was.pools.values()} if was is not None else {}
+        new_pools = {pool.id: pool for pool in tree.pools.values()}
+        changes += [("pool", pool_id, None) for pool_id in old_pools if pool_id not in new_pools]
+        changes += [
+            ("pool", pool_id, encode_pool(tree.name, pool))
+            for pool_id, pool in new_pools.items()
+            if old_pools.get(pool_id) is not pool
+        ]
+    return changes
+
+
+class _TreeRecord(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    attributes: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+
+
+class _PoolRecord(_TreeRecord, frozen=True, kw_only=True):
+    tree: str
+    parent: str
+
+
+@contextlib.contextmanager
+def _stored(where: str) -> Iterator[None]:
+    """Makes a StateFileError of what is wrong with a record."""
+    try:
+        yield
+    except (CommandError, msgspec.ValidationError) as error:
+        raise StateFileError(f"{where}: {error}") from None
+
+
+def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
+    """The configuration of stored records, equal to the one that they were made of; in any order.
+
+    Attributes are read, but not checked together: what was accepted once stays in force. Raises StateFileError.
+    """
+    default = str(records.get(SYSTEM, {}).get("default_tree", ""))
+    trees: dict[str, TreeConfig] = {}
+    pools: dict[str, dict[str, PoolConfig]] = {}
+    for (kind, key), record in records.items():
+        with _stored(f"stored {kind} {key}"):
+            if kind == "tree":
+                stored = msgspec.convert(record, _TreeRecord)
+                if stored.name in trees:
+                    raise CommandError(f"there are two trees named {quoted(stored.name)}")
+                settings = read_tree(stored.attributes)
+                trees[stored.name] = TreeConfig(stored.id, stored.name, stored.attributes, settings, stored.spelled)
+            elif kind == "pool":
+                pool = msgspec.convert(record, _PoolRecord)
+                same = pools.setdefault(pool.tree, {})
+                if pool.name in same:
+                    raise CommandError(f"there are two pools named {quoted(pool.name)} in one tree")
+                read = read_pool(pool.attributes)
+                same[pool.name] = PoolConfig(pool.id, pool.name, pool.parent, pool.attributes, read, pool.spelled)
+    for name, members in pools.items():
+        if name not in trees:
+            raise StateFileError(f"stored pool {quoted(next(iter(members)))}: its tree {quoted(name)} is missing")
+        trees[name] = with_pools(trees[name], members.values())
+        lost = [pool for pool in members if pool not in trees[name].pools]
+        if lost:
+            raise StateFileError(
+                f"stored pool {quoted(lost[0])}: its parent {quoted(members[lost[0]].parent)} is missing, or its "
+                "ancestors lead back to itself"
+            )
+    if default and default not in trees:
+        raise StateFileError(f"stored default_tree {quoted(default)} is missing")
+    return Config(MappingProxyType(dict(sorted(trees.items()))), default)

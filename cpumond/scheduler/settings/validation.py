@@ -1,0 +1,331 @@
+"""Whether a tree with its pools may be put in force: guarantees, names and structure (semantics.md 2.6, 2.7)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cpumond.errors import ConfigError
+from cpumond.fairshare.resources import RESOURCES, Vector, add, greatest, sum_vectors
+from cpumond.fairshare.validate import did_you_mean, named, number, quoted
+from cpumond.scheduler.model import (
+    GENERIC,
+    GUARANTEES_OVERCOMMIT,
+    ROOT_POOL,
+    SUBPOOL_DELIMITER,
+    CommandError,
+    EphemeralSubpoolConfig,
+    PoolConfig,
+    PoolSettings,
+    PreemptionSettings,
+    Resources,
+    TreeConfig,
+    to_vector,
+)
+from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_rules, root_rules
+from cpumond.scheduler.settings.values import FIELD
+
+DEFAULT_NAME_PATTERN: Final = "[-_a-z0-9:A-Z]+"
+"""What the name of a pool or tree must match as a whole (2.7)."""
+
+MAX_NAME: Final = 100
+MAX_DEPTH: Final = 30
+"""Levels of pools below the root."""
+
+MAX_SUBTREE: Final = 1000
+"""Pools in one subtree below the root, its top included."""
+
+TOLERANCE: Final = 1e-9
+"""A sum may be above its bound by this fraction: decimal fractions do not add up exactly."""
+
+AT_PARENT: Final = "at_parent"
+"""Attribute of a refusal from here, which ``config_commands`` takes out again: see ``_refuse``."""
+
+STRONG: Final = "strong_guarantee_resources"
+BURST: Final = "integral_guarantees/burst_guarantee_resources"
+FLOW: Final = "integral_guarantees/resource_flow"
+
+
+def validate_tree(tree: TreeConfig, *, name_pattern: str = DEFAULT_NAME_PATTERN) -> list[str]:
+    """Check the options of a tree and all its pools together; what is odd but allowed is returned as sentences.
+
+    Raises CommandError with the first violation: the pool, the rule, the value, the parent. ``name_pattern`` is a
+    regular expression.
+    """
+    check_name("pool tree", tree.name, name_pattern)
+    _check_tree_options(tree)
+    tops: dict[str, str] = {}
+    depths: dict[str, int] = {ROOT_POOL: 0}
+    sizes: dict[str, int] = {}
+    sums: dict[tuple[str, str], Resources] = {}
+    names = _compile(name_pattern)
+    for key, pool in tree.pools.items():
+        if pool.name != key:
+            raise CommandError(f"{named('pool', key)}: is kept under another name, {quoted(pool.name)}")
+        if not (len(key) <= MAX_NAME and SUBPOOL_DELIMITER not in key and key != ROOT_POOL and names.fullmatch(key)):
+            check_name("pool", key, name_pattern)
+        if pool.parent not in depths:
+            raise _wrong_parent(tree, pool)
+        _check_structure(tree, pool, depths, tops, sizes)
+        _check_pool(pool, tree.settings.main_resource)
+        parent = tree.pools.get(pool.parent)
+        if parent is not None:
+            _check_under_parent(pool, parent, sums)
+    return find_warnings(tree)
+
+
+def find_warnings(tree: TreeConfig) -> list[str]:
+    """What is allowed, but hardly meant (2.4, 2.6): sentences."""
+    warnings = []
+    name = tree.settings.default_parent_pool
+    if name != ROOT_POOL:
+        pool = tree.pools.get(name)
+        if pool is None or pool.settings.mode == "fifo":
+            what = "does not exist" if pool is None else "has mode fifo"
+            warnings.append(
+                f"{named('pool tree', tree.name)}: InvalidDefaultParentPool: {quoted(name)} {what}; "
+                f"new pools of users are made under {ROOT_POOL}"
+            )
+    for pool in tree.pools.values():
+        if pool.settings.integral_guarantees.guarantee_type == "burst":
+            warnings += _burst_warnings(pool)
+    rules = {ROOT_POOL: root_rules(tree.settings)}
+    for pool in tree.pools.values():
+        rules[pool.name] = own = pool_rules(rules[pool.parent], pool.settings)
+        if own is not rules[pool.parent]:
+            warnings += find_cut_settings(named("pool", pool.name), pool.settings, own)
+    return warnings
+
+
+def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
+    """The sentence about guarantees that are more than ``total``, what the tree's nodes have; None if they fit.
+
+    Counted are the root's children: strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
+    """
+    promised = []
+    for pool in tree.pools.values():
+        if pool.parent == ROOT_POOL:
+            integral = pool.settings.integral_guarantees
+            extra = greatest(to_vector(integral.burst_guarantee_resources, 0.0), to_vector(integral.resource_flow, 0.0))
+            promised.append(add(to_vector(pool.settings.strong_guarantee_resources, 0.0), extra))
+    over = [
+        f"{number(amount)} {resource} of {number(available)}"
+        for resource, amount, available in zip(RESOURCES, sum_vectors(promised), total, strict=True)
+        if amount > available * (1.0 + TOLERANCE)
+    ]
+    if not over:
+        return None
+    return (
+        f"{named('pool tree', tree.name)}: the pools are guaranteed more than the nodes have ({', '.join(over)}); "
+        "all guarantees are scaled down by one factor; lower them, or add nodes"
+    )
+
+
+# --- names and structure -----------------------------------------------------------------------------------------
+
+
+def check_name(kind: str, name: str, name_pattern: str = DEFAULT_NAME_PATTERN) -> None:
+    """Whether ``name`` may be that of an explicit pool or of a tree (2.7). Raises CommandError."""
+    if name == ROOT_POOL:
+        raise _refuse(kind, name, "name", "this name is the root's; give another name")
+    if SUBPOOL_DELIMITER in name:
+        what = f'a name must not contain "{SUBPOOL_DELIMITER}", it stands in the names of ephemeral sub-pools'
+        raise _refuse(kind, name, "name", what)
+    if not 1 <= len(name) <= MAX_NAME:
+        raise _refuse(kind, name, "name", f"a name has 1 to {MAX_NAME} characters, this has {len(name)}")
+    if not _compile(name_pattern).fullmatch(name):
+        raise _refuse(kind, name, "name", f"a name must match {name_pattern} as a whole")
+
+
+def _refuse(
+    kind: str, name: str, field: str, what: str, code: int = GENERIC, at_parent: tuple[str, str] | None = None
+) -> CommandError:
+    """A refusal about the option ``field`` of a tree or pool.
+
+    ``at_parent``: the pool above and its option that is the other half of a rule, for a command that changes that one.
+    """
+    attributes: dict[str, Any] = {FIELD: field}
+    if at_parent is not None:
+        attributes[AT_PARENT] = at_parent
+    return CommandError(f"{named(kind, name)}: {what}", code, attributes)
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _wrong_parent(tree: TreeConfig, pool: PoolConfig) -> CommandError:
+    what = f"its parent {quoted(pool.parent)}"
+    if pool.parent in tree.pools:
+        what = f"{what} comes after it; put parents before their children"
+    else:
+        what = f"{what} does not exist{did_you_mean(pool.parent, (ROOT_POOL, *tree.pools))}"
+    return _refuse("pool", pool.name, "parent", what)
+
+
+def _check_structure(
+    tree: TreeConfig, pool: PoolConfig, depths: dict[str, int], tops: dict[str, str], sizes: dict[str, int]
+) -> None:
+    """Depth, size of the subtree, no sub-pools of a fifo pool; notes the pool in the three dictionaries."""
+    depth = depths[pool.name] = depths[pool.parent] + 1
+    if depth > MAX_DEPTH:
+        what = f"would be on level {depth} below the root, at most {MAX_DEPTH} are allowed"
+        raise _refuse("pool", pool.name, "parent", what)
+    top = tops[pool.name] = tops.get(pool.parent, pool.name)
+    sizes[top] = sizes.get(top, 0) + 1
+    if sizes[top] > MAX_SUBTREE:
+        what = (
+            f"the subtree of {quoted(top)} would have more than {MAX_SUBTREE} pools, the most that one subtree under "
+            "the root can have; put it under another pool"
+        )
+        raise _refuse("pool", pool.name, "parent", what)
+    parent = tree.pools.get(pool.parent)
+    if parent is not None and parent.settings.mode == "fifo":
+        what = (
+            f"has mode fifo and cannot have sub-pools, {quoted(pool.name)} would be one; give that another parent, or "
+            "this one mode fair_share"
+        )
+        raise _refuse("pool", parent.name, "parent", what, at_parent=(parent.name, "mode"))
+
+
+@functools.lru_cache(maxsize=1024)
+def read_filter(text: str) -> NodesFilter:
+    """``parse_nodes_filter``, cached: most changes of a tree leave its filter as it is."""
+    return parse_nodes_filter(text)
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+def _check_tree_options(tree: TreeConfig) -> None:
+    settings = tree.settings
+    if settings.main_resource not in RESOURCES:
+        what = (
+            f"main_resource: must be one of {', '.join(RESOURCES)}, got {quoted(settings.main_resource)}"
+            + did_you_mean(settings.main_resource, RESOURCES)
+        )
+        raise _refuse("pool tree", tree.name, "main_resource", what)
+    try:
+        read_filter(settings.nodes_filter)
+    except ConfigError as error:
+        raise _refuse("pool tree", tree.name, "nodes_filter", str(error)) from None
+    aggressive, normal = (
+        settings.aggressive_preemption_satisfaction_threshold,
+        settings.preemption_satisfaction_threshold,
+    )
+    if aggressive > normal:
+        option = "aggressive_preemption_satisfaction_threshold"
+        what = f"must not be above preemption_satisfaction_threshold ({number(normal)}), got {number(aggressive)}"
+        raise _refuse("pool tree", tree.name, option, f"{option}: {what}")
+    _check_timeouts("pool tree", tree.name, settings)
+
+
+def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
+    aggressive, normal = settings.fair_share_aggressive_starvation_timeout, settings.fair_share_starvation_timeout
+    if aggressive and normal is not None and aggressive < normal:
+        option = "fair_share_aggressive_starvation_timeout"
+        what = f"must be 0 or at least fair_share_starvation_timeout ({number(normal)} ms), got {number(aggressive)}"
+        raise _refuse(kind, name, option, f"{option}: {what}")
+
+
+def _check_pool(pool: PoolConfig, main_resource: str) -> None:
+    """What the settings of one pool must fulfil among themselves."""
+    settings = pool.settings
+    if settings.fair_share_aggressive_starvation_timeout:
+        _check_timeouts("pool", pool.name, settings)
+    if settings.max_operation_count is not None:
+        _check_counts(pool.name, "", settings)
+    if settings.ephemeral_subpool_config.max_operation_count is not None:
+        _check_counts(pool.name, "ephemeral_subpool_config", settings.ephemeral_subpool_config)
+    if settings.create_ephemeral_subpools and settings.mode == "fifo":
+        option = "create_ephemeral_subpools"
+        what = f"{option} cannot be true in a pool with mode fifo, which has no sub-pools"
+        raise _refuse("pool", pool.name, option, what)
+    integral = settings.integral_guarantees
+    if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
+        what = (
+            f"{BURST}: must be empty in a pool with guarantee_type relaxed, which has resource_flow only; got "
+            f"{_listed(integral.burst_guarantee_resources)}"
+        )
+        raise _refuse("pool", pool.name, BURST, what)
+    for kind, amounts in _guarantees(settings):
+        if amounts and main_resource not in amounts:
+            what = f"{kind}: must include the tree's main resource {main_resource}, got {_listed(amounts)}"
+            raise _refuse("pool", pool.name, f"{kind}/{main_resource}", what)
+
+
+def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:
+    """``inside``: the option of the pool that ``settings`` is, "" for the pool itself."""
+    most, running = settings.max_operation_count, settings.max_running_operation_count
+    if most is not None and running is not None and most < running:
+        what = f"max_operation_count: must be at least max_running_operation_count ({running}), got {most}"
+        if inside:
+            raise _refuse("pool", name, f"{inside}/max_operation_count", f"{inside}: {what}")
+        raise _refuse("pool", name, "max_operation_count", what)
+
+
+# --- guarantees --------------------------------------------------------------------------------------------------
+
+
+def _guarantees(settings: PoolSettings) -> Iterator[tuple[str, Resources]]:
+    integral = settings.integral_guarantees
+    yield STRONG, settings.strong_guarantee_resources
+    yield BURST, integral.burst_guarantee_resources
+    yield FLOW, integral.resource_flow
+
+
+def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[str, str], Resources]) -> None:
+    """The rules between a pool and its parent; ``sums`` are those of the parent's children so far."""
+    for (kind, amounts), (_, bounds) in zip(_guarantees(pool.settings), _guarantees(parent.settings), strict=True):
+        if not amounts:
+            continue
+        if not parent.settings.allow_children_guarantees:
+            what = f"its parent {quoted(parent.name)} does not allow children guarantees, got {_listed(amounts)}"
+            at_parent = (parent.name, "allow_children_guarantees")
+            raise _refuse("pool", pool.name, kind, f"{kind}: {what}", at_parent=at_parent)
+        integral_type = parent.settings.integral_guarantees.guarantee_type
+        if kind != STRONG and integral_type != "none":
+            what = (
+                f"must be empty, its parent {quoted(parent.name)} has guarantee_type {integral_type} and cannot have "
+                f"children with integral resources; got {_listed(amounts)}"
+            )
+            at_parent = (parent.name, "integral_guarantees/guarantee_type")
+            raise _refuse("pool", pool.name, kind, f"{kind}: {what}", at_parent=at_parent)
+        total = sums.setdefault((parent.name, kind), {})
+        for resource, amount in amounts.items():
+            bound = bounds.get(resource)
+            # The parent has an option of the same name.
+            field = f"{kind}/{resource}"
+            if bound is None:
+                what = f"is configured ({number(amount)}), but not at its parent {quoted(parent.name)}"
+                raise _refuse("pool", pool.name, field, f"{field}: {what}; set it there first")
+            total[resource] = total.get(resource, 0.0) + amount
+            if total[resource] > bound * (1.0 + TOLERANCE):
+                what = (
+                    f"with {number(amount)} here the children of {quoted(parent.name)} have {number(total[resource])} "
+                    f"together, more than its {number(bound)}; lower theirs, or raise that"
+                )
+                raise _refuse("pool", pool.name, field, f"{field}: {what}", GUARANTEES_OVERCOMMIT)
+
+
+def _burst_warnings(pool: PoolConfig) -> Iterator[str]:
+    integral = pool.settings.integral_guarantees
+    where = named("pool", pool.name)
+    for kind, amounts in ((BURST, integral.burst_guarantee_resources), (FLOW, integral.resource_flow)):
+        if not amounts:
+            yield f"{where}: has guarantee_type burst, but no {kind}; a burst pool needs both"
+    for resource, burst in integral.burst_guarantee_resources.items():
+        flow = integral.resource_flow.get(resource, 0.0)
+        if burst < flow:
+            yield (
+                f"{where}: {BURST}/{resource}: {number(burst)} is less than the resource_flow of {number(flow)}, which "
+                "cannot all be used"
+            )
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in amounts.items())

@@ -1,0 +1,265 @@
+"""Values of options: how each type reads one, and what its refusal says (semantics.md 2.4, 2.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.model import CommandError
+
+REMOVE: Final = None
+"""As the value of an edit, and anywhere inside of a value: what has this name is removed."""
+
+MAX_AMOUNT: Final = 2.0**63
+"""The greatest amount of a resource, as in the fair-share update."""
+
+MAX_VALUE_BYTES: Final = 65_536
+"""Of one attribute, written as JSON."""
+
+MAX_DEPTH: Final = 32
+"""Levels of a value or of a path inside of one attribute."""
+
+FIELD: Final = "field"
+"""Attribute of a refusal: the option that it is about, a path of the documents' names (weight,
+integral_guarantees/resource_flow/cpu), for clients that show a form. Not there when it is about no single one."""
+
+SHOWN: Final = 80
+"""Characters of a value or name that a message shows."""
+
+WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_count"}
+"""Other accepted words as values -> the word used here."""
+
+MAX_MILLISECONDS: Final = 1e15
+"""The bound of all options that are times, by which they are told from other numbers."""
+
+WHOLE_RESOURCES: Final = frozenset({"user_slots", "gpu", "memory", "network"})
+
+Type = inspect.Type
+
+
+def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
+    """Name of a field -> its type, as ``normalise_value`` takes it."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def normalise_value(value: Any, kind: Type, where: str) -> Any:
+    """``value`` as the type of an option wants it. Raises CommandError."""
+    kind = _without_none(kind)
+    members = members_of(kind)
+    if members is not None:
+        return _normalise_members(value, members, where)
+    if isinstance(kind, inspect.FloatType):
+        result: Any = _to_float(value)
+        if kind.le == MAX_MILLISECONDS:
+            result = _whole(result)
+    elif isinstance(kind, inspect.IntType):
+        result = _to_int(value)
+    elif isinstance(kind, inspect.BoolType):
+        result = value if isinstance(value, bool) else None
+    elif isinstance(kind, inspect.LiteralType):
+        result = _to_word(value, kind)
+    elif isinstance(kind, inspect.VarTupleType):
+        result = _to_words(value, kind, where)
+    else:
+        assert isinstance(kind, inspect.StrType)
+        result = (
+            str(value) if isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES else None
+        )
+    if result is None or not _is_in_range(result, kind):
+        raise refuse(where, f"must be {allowed_words(kind)}, got {shown(value)}")
+    return result
+
+
+def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for raw, inner in items_of(value, where):
+        key = known_key(raw, members, where)
+        if key in given:
+            raise refuse(f"{where}/{raw}", f'given twice, also as "{given[key]}"; keep one of them')
+        given[key] = raw
+        if inner is not REMOVE:
+            amount = normalise_value(inner, members[key], f"{where}/{raw}")
+            result[key] = _whole(amount) if key in WHOLE_RESOURCES else amount
+    return result
+
+
+def known_key(raw: str, members: Mapping[str, Type], where: str) -> str:
+    key = raw.replace("-", "_")
+    if key not in members:
+        near = quote_near(key, members)
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(members))}"
+        raise refuse(f"{where}/{raw}", f"unknown key; {hint}")
+    return key
+
+
+def items_of(value: Any, where: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise refuse(where, f"must be a dictionary, got {shown(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise refuse(where, f"the keys of a dictionary must be text, got {shown(key)}")
+    return value.items()
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as one: milliseconds and slots are counted, and are shown as they were given."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _to_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def _to_int(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def _to_word(value: Any, kind: inspect.LiteralType) -> str | None:
+    if not isinstance(value, str):
+        return None
+    word = value.replace("-", "_")
+    word = WORDS.get(word, word)
+    return word if word in kind.values else None
+
+
+def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] | None:
+    assert isinstance(kind.item_type, inspect.LiteralType)
+    if not isinstance(value, (list, tuple)) or len(value) < (kind.min_length or 0):
+        return None
+    words = [word for item in value if (word := _to_word(item, kind.item_type)) is not None]
+    if len(words) < len(value):
+        return None
+    if len(set(words)) < len(words):
+        raise refuse(where, f"names one of its values twice, got {shown(value)}")
+    return words
+
+
+def _is_in_range(value: Any, kind: Type) -> bool:
+    if not isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        return True
+    if (kind.ge is not None and value < kind.ge) or (kind.gt is not None and value <= kind.gt):
+        return False
+    return bool(value <= (MAX_AMOUNT if kind.le is None else min(kind.le, MAX_AMOUNT)))
+
+
+def copy_plain(value: Any, where: str, depth: int) -> Any:
+    """A copy of a value of any shape, of built-in types that JSON has; None inside of it is dropped."""
+    if depth < 0:
+        raise refuse(where, f"has more than {MAX_DEPTH} levels")
+    if isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [
+            copy_plain(item, f"{where}/{number}", depth - 1) for number, item in enumerate(value) if item is not REMOVE
+        ]
+    if isinstance(value, Mapping):
+        items = items_of(value, cut(where))
+        return {str(key): copy_plain(item, f"{where}/{key}", depth - 1) for key, item in items if item is not REMOVE}
+    raise refuse(
+        where,
+        "must be a text, a finite number of at most 64 bits, true or false, a list or a dictionary, got "
+        + shown(value),
+    )
+
+
+def _without_none(kind: Type) -> Type:
+    if isinstance(kind, inspect.UnionType):
+        return next(member for member in kind.types if not isinstance(member, inspect.NoneType))
+    return kind
+
+
+def members_of(kind: Type) -> Mapping[str, Type] | None:
+    """The keys that a value of this type may have, with their types; None where it is no dictionary."""
+    kind = _without_none(kind)
+    if isinstance(kind, inspect.StructType):
+        return {field.encode_name: field.type for field in kind.fields}
+    if isinstance(kind, inspect.DictType):
+        return dict.fromkeys(RESOURCES, kind.value_type)
+    return None
+
+
+def allowed_words(kind: Type) -> str:
+    """What a type accepts, in words with its range."""
+    kind = _without_none(kind)
+    if isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        word = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+        return f"{word} {_range_text(kind)}"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{word}"' for word in sorted(map(str, kind.values)))
+    if isinstance(kind, inspect.VarTupleType):
+        return f"a list, not empty, each of it {allowed_words(kind.item_type)}"
+    return "a printable text"
+
+
+def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
+    low = kind.ge if kind.ge is not None else kind.gt
+    assert low is not None
+    assert kind.le is not None
+    high = min(kind.le, MAX_AMOUNT)
+    shown_high = f"{high:g}" if high >= 1e15 else str(high).removesuffix(".0")
+    return f"in {'[' if kind.ge is not None else '('}{low:g}, {shown_high}]"
+
+
+def refuse(where: str, what: str) -> CommandError:
+    """The refusal of an option's value; its attribute ``field`` names the option, for clients that show a form."""
+    return CommandError(f"{cut(where)}: {what}", attributes={FIELD: cut(where)})
+
+
+def name_field(error: CommandError, field: str) -> CommandError:
+    """The same refusal with ``field`` as the option that it is about."""
+    return CommandError(str(error), error.code, {**error.attributes, FIELD: field}, error.inner)
+
+
+def quote_near(name: str, known: Iterable[str]) -> str:
+    """The most similar known name in quotes, "" when none is similar."""
+    near = nearest(name, known, 0.7)
+    return f'"{near}"' if near else ""
+
+
+def shown(value: object) -> str:
+    """A value for a message: text in quotes, true, false and null in lower case, at most SHOWN characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    if isinstance(value, str):
+        return f'"{cut(value)}"'
+    if isinstance(value, Mapping):
+        return "a dictionary"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+        return "a list"
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(shown(item) for item in value[:SHOWN])
+        return f"[{cut(inside)}]"
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """A text for people: what cannot be printed is escaped, what is longer than SHOWN is cut."""
+    cut = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return cut if cut.isprintable() else ascii(cut)[1:-1]

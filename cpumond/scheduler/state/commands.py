@@ -1,0 +1,277 @@
+"""Commands on trees, pools and operations: what each changes, decided against the whole state, before it is stored.
+
+``prepare`` is a function from the state and a command to a ``Transaction``; it changes nothing. A refused command is a
+CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.9, 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpumond.fairshare.validate import did_you_mean
+from cpumond.scheduler import operations
+from cpumond.scheduler.decide import admission, placement
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.model import (
+    POOL_TREES_UNSPECIFIED,
+    SUBPOOL_DELIMITER,
+    TOO_MANY_OPERATIONS,
+    CommandError,
+    Config,
+    OperationFacts,
+    OperationRecord,
+    OperationTreeOptions,
+    TreeConfig,
+)
+from cpumond.scheduler.operations import OperationCommand
+from cpumond.scheduler.settings import commands, preemption_rules
+from cpumond.scheduler.settings.changes import find_renamed, rename_pool
+from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
+from cpumond.scheduler.settings.validation import find_overcommit
+from cpumond.scheduler.settings.values import FIELD, name_field
+from cpumond.scheduler.state.spec_room import check_config
+from cpumond.scheduler.state.transaction import Transaction
+
+if TYPE_CHECKING:
+    from cpumond.scheduler.state import State
+
+Command = ConfigCommand | OperationCommand
+
+MAX_MESSAGE = 1000
+"""Characters that are kept of why an operation was aborted."""
+
+
+def prepare(state: State, command: Command, user: str, now: float, new_id: Callable[[], str]) -> Transaction:
+    """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
+    if isinstance(command, operations.StartOperation):
+        return _prepare_start(state, command, user, now, new_id)
+    if not isinstance(command, OperationCommand):
+        return _prepare_config(state, command, new_id)
+    record = state.find_record(command.operation_id)
+    if record.is_finished:
+        raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
+    if isinstance(command, operations.AbortOperation):
+        message = command.message[:MAX_MESSAGE] or f"Operation aborted by user {user}"
+        ended = operations.finish(record, "aborted", now, message, state.operations[record.id].active)
+        return Transaction(operations=(ended,))
+    if isinstance(command, operations.CompleteOperation):
+        ended = operations.finish(record, "completed", now, "", state.operations[record.id].active)
+        return Transaction(operations=(ended,))
+    if isinstance(command, operations.SuspendOperation):
+        aborted = record.id if command.abort_running_jobs else ""
+        return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), abort_jobs_of=aborted)
+    if isinstance(command, operations.ResumeOperation):
+        if not record.suspended:
+            raise CommandError(f"Operation {record.id} is not suspended")
+        return Transaction(operations=(msgspec.structs.replace(record, suspended=False),))
+    return _prepare_update(state, record, command.parameters)
+
+
+def _prepare_config(state: State, command: ConfigCommand, new_id: Callable[[], str]) -> Transaction:
+    # A node that fits several trees already is no reason to refuse what may mend that.
+    nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
+    outcome = commands.apply(
+        state.config, command, new_id=new_id, nodes=nodes, name_pattern=state.rules.pool_name_regex
+    )
+    check_config(state.config, outcome.config, state.config_bytes)
+    for name, tree in outcome.config.trees.items():
+        living = state.trees.get(name)
+        if living is not None and tree is not living.config:
+            _check_against_living(living, tree.pools)
+    moved = _find_moved(state, outcome.config) if outcome.changed else ()
+    config = outcome.config if outcome.changed else None
+    warnings = (*outcome.warnings, *_find_overcommits(state, outcome.config))
+    return Transaction(config=config, operations=moved, id=outcome.id, warnings=warnings)
+
+
+def _find_overcommits(state: State, config: Config) -> Iterator[str]:
+    """Sentences about guarantees that are, by a change, more than the nodes have (2.6.8)."""
+    for name, tree in config.trees.items():
+        living = state.trees.get(name)
+        if living is None or tree is living.config or not any(living.total):
+            continue
+        text = find_overcommit(tree, living.total)
+        if text is not None and find_overcommit(living.config, living.total) is None:
+            yield text
+
+
+def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
+    """The records of operations in pools that have another name in ``config``, or are in what is left of a pool."""
+    changed: dict[str, OperationRecord] = {}
+    for name, tree in state.trees.items():
+        after = config.trees.get(name)
+        if after is None or after is tree.config:
+            continue
+        renamed = find_renamed(tree.config, after)
+        for element in tree.operations.values():
+            new = rename_pool(element.options.pool, renamed)
+            record = changed.get(element.name, element.operation.record)
+            parents = with_parent(record, name, element.parent, after)
+            if new != element.options.pool or parents != record.parents:
+                options = msgspec.structs.replace(record.trees[name], pool=new)
+                trees = {**record.trees, name: options}
+                changed[element.name] = msgspec.structs.replace(record, trees=trees, parents=parents)
+    return tuple(changed.values())
+
+
+def with_parent(
+    record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
+) -> dict[str, str]:
+    """``parents`` of a record in ``pool`` where ``config`` holds: the pool may be in what is left of another (2.9)."""
+    parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
+    is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
+    above = pool.parent if pool is not None and is_plain else None
+    if above is not None and not above.is_root and above.name not in config.pools:
+        is_renamed = above.config is not None and any(each.id == above.config.id for each in config.pools.values())
+        if not is_renamed:
+            parents[tree] = above.name
+    return parents
+
+
+def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
+    """2.7: no FIFO mode while ephemeral sub-pools exist; section 2.2 is checked with the nodes' tags."""
+    for name, config in pools.items():
+        pool = tree.pools.get(name)
+        if pool is None or config.settings.mode != "fifo" or pool.settings.mode == "fifo":
+            continue
+        ephemeral = [child.name for child in pool.children.values() if child.is_ephemeral]
+        if ephemeral:
+            raise CommandError(
+                f'Pool "{name}": mode cannot be fifo while ephemeral sub-pools exist: {", ".join(ephemeral[:5])}',
+                attributes={FIELD: "mode"},
+            )
+
+
+def _prepare_start(
+    state: State, command: operations.StartOperation, user: str, now: float, new_id: Callable[[], str]
+) -> Transaction:
+    if command.type != "vanilla":
+        text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
+        raise CommandError(text, attributes={FIELD: "type"})
+    asked = operations.read_spec(command.spec, state.rules.read_monitor)
+    state.spec_room.check(command.spec, user)
+    if len(state.operations) >= state.rules.max_operation_count:
+        raise CommandError(
+            f"Limit for the number of concurrent operations {state.rules.max_operation_count} of the scheduler has "
+            "been reached",
+            TOO_MANY_OPERATIONS,
+        )
+    if asked.alias and any(each.record.alias == asked.alias for each in state.operations.values()):
+        text = f'Operation alias "{asked.alias}" is already used by a live operation'
+        raise CommandError(text, attributes={FIELD: "alias"})
+    names = asked.trees
+    if names is None:
+        if not state.config.default_tree:
+            raise CommandError(
+                "Pool trees are unspecified: the operation names no pool_trees and there is no default tree; name "
+                "some, or have //sys/pool_trees/@default_tree set",
+                POOL_TREES_UNSPECIFIED,
+                {FIELD: "pool_trees"},
+            )
+        names = (state.config.default_tree,)
+    chosen: dict[str, OperationTreeOptions] = {}
+    parents: dict[str, str] = {}
+    refused: list[CommandError] = []
+    running: list[str] = []
+    told: list[str] = []
+    for name in names:
+        try:
+            tree = state.find_tree(name)
+        except CommandError as error:
+            raise name_field(error, "pool_trees") from None
+        wanted = asked.options.get(name, {}).get("pool", asked.options[""].get("pool", ""))
+        try:
+            choice = admission.choose_pool(tree, wanted, user, state.rules)
+            admission.check_start(tree, choice)
+        except CommandError as error:
+            if error.code != TOO_MANY_OPERATIONS or not state.rules.erase_trees_with_pool_limit_violations:
+                raise name_field(error, "pool") from None
+            refused.append(error)
+            continue
+        chosen[name] = operations.tree_options(asked.options, name, choice.name)
+        parents |= with_parent(None, name, choice.pool, tree.config)
+        told += _note_new_pool(tree, choice, wanted)
+        told += _check_options(tree, choice, chosen[name])
+        if admission.may_run(tree, choice):
+            running.append(name)
+    if not chosen:
+        raise refused[0] if refused else CommandError("The list of pool trees is empty")
+    record = OperationRecord(
+        id=new_id(),
+        sequence=state.sequence + 1,
+        user=user,
+        start_time=now,
+        tasks=asked.tasks,
+        trees=chosen,
+        type=command.type,
+        state="running" if running else "pending",
+        running_in=tuple(running),
+        **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
+        spec=command.spec,
+        parents=parents,
+    )
+    told += find_idle_monitor_options(asked.job_cpu_monitor)
+    told += placement.find_too_large(asked.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
+    warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
+    return Transaction(operations=(record,), id=record.id, warnings=warnings)
+
+
+def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[str, Any]) -> Transaction:
+    given = operations.read_parameters(parameters)
+    stray = [tree for tree in given if tree and tree not in record.trees]
+    if stray:
+        raise CommandError(f'Operation {record.id} does not run in tree "{stray[0]}"')
+    trees, parents = dict(record.trees), record.parents
+    told: list[str] = []
+    for name, options in record.trees.items():
+        changes = {**given[""], **given.get(name, {})}
+        wanted = changes.pop("pool", None)
+        tree, element = state.trees[name], state.operations[record.id].elements[name]
+        assert element.parent is not None
+        choice = admission.PoolChoice(element.parent.name, element.parent, element.parent)
+        if wanted:
+            try:
+                choice = admission.choose_pool(tree, wanted, record.user, state.rules, element)
+                admission.check_move(tree, element, choice)
+            except CommandError as error:
+                raise name_field(error, "pool") from None
+            changes["pool"] = choice.name
+            told += _note_new_pool(tree, choice, wanted)
+            parents = with_parent(msgspec.structs.replace(record, parents=parents), name, choice.pool, tree.config)
+        trees[name] = msgspec.structs.replace(options, **changes)
+        told += _check_options(tree, choice, trees[name])
+    changed = msgspec.structs.replace(record, trees=trees, parents=parents)
+    return Transaction(operations=(changed,), warnings=tuple(told))
+
+
+def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Iterator[str]:
+    """A sentence about a pool that was named and did not exist: its name may be misspelt (2.9)."""
+    if wanted and choice.pool is None and SUBPOOL_DELIMITER not in choice.name:
+        near = did_you_mean(wanted, tree.config.pools)
+        yield (
+            f'pool "{wanted}" did not exist in pool tree "{tree.name}": an ephemeral one was made under '
+            f"{choice.parent.name}{near}"
+        )
+
+
+def _check_options(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> list[str]:
+    """Sentences about options that can have no effect in the pool that an operation would go to.
+
+    Raises CommandError for a guarantee without the main resource (2.6).
+    """
+    main = tree.config.settings.main_resource
+    if options.min_share_resources and main not in options.min_share_resources:
+        text = f'min_share_resources must include "{main}", the main resource of tree "{tree.name}"'
+        raise CommandError(text, attributes={FIELD: "min_share_resources"})
+    if choice.pool is not None:
+        settings, rules = choice.pool.settings, choice.pool.rules
+    else:
+        settings = admission.ephemeral_settings(choice.parent)
+        assert choice.parent.rules is not None
+        rules = preemption_rules.pool_rules(choice.parent.rules, settings)
+    assert rules is not None
+    return find_idle_options(choice.name, settings, rules, tree.config.settings, options)

@@ -1,0 +1,401 @@
+"""A heartbeat: what it says is taken in, jobs are started and stopped, the answer is made; pure (1.8, 7, 8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cpumond.fairshare.resources import ZERO, add
+from cpumond.scheduler import operations
+from cpumond.scheduler.decide import preemption, preemption_record, starvation
+from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
+from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
+from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
+from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, Task
+from cpumond.scheduler.state.nodes import Registration
+from cpumond.scheduler.state.reports import (
+    GIVEN_UP,
+    MAX_NODE_FAILURE_REASON,
+    NO_CPU_TIMES,
+    drop_implausible,
+    find_task,
+    is_over,
+    job_record,
+    list_counters,
+    overrules,
+    reported_usage,
+    take_report,
+    tell_too_long,
+)
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobOrder, JobReport, StopOrder, cpu_times
+
+START_GRACE_PERIODS = 2.0
+"""Heartbeat periods after which a node's own word on a job that had no room there should have come."""
+MAX_ORDERS = 200
+MAX_ORDER_BYTES = 1_048_576
+"""The jobs to start of one answer: how many, and how much JSON unless it is just one. Agents refuse huge answers."""
+UNSENT_TIMEOUTS = 10.0
+"""Times waiting_job_timeout: how long a job may wait for an answer that has room for its order."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a heartbeat led to: whether it counts, what must be stored, what the answer acknowledges then."""
+
+    accepted: bool
+    reason: str = ""
+    register: bool = False
+    transaction: Transaction = NOTHING
+    acknowledged: list[str] = field(default_factory=list)
+
+
+class Dispatch(Registration):
+    """What nodes are told, after what they have said."""
+
+    def receive(self, heartbeat: Heartbeat, now: float) -> Receipt:
+        """Take in a heartbeat: usage at once, what has ended as a transaction (1.8, 8)."""
+        node = self.nodes.get(heartbeat.node_id)
+        if node is None:
+            return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
+        if heartbeat.incarnation != node.incarnation:
+            reason = f"node {node.id} registered as incarnation {node.run}, not {heartbeat.incarnation}"
+            return Receipt(False, reason, register=True)
+        if heartbeat.sequence <= node.sequence:
+            return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
+        node.sequence, node.last_seen = heartbeat.sequence, now
+        self._awaited.pop(node.id, None)
+        node.is_online, node.lost_since = True, None
+        reported: set[str] = set()
+        too_long: dict[str, Job] = {}
+        foreign = ZERO
+        for report in heartbeat.jobs:
+            job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
+            if job is not None:
+                reported.add(job.id)
+                take_report(job, report, now)
+                if job.task.job_time_limit is not None and job.is_active and is_over(job.task, job.began_at, now):
+                    too_long[job.id] = job
+            elif report.from_scheduler:
+                reported.add(report.job_id)
+                # One that is stopping is not taken over: it would count as work that goes on. Unless it has run
+                # too long, and another one is wanted only when it has ended.
+                task = self._task_of(report)
+                is_too_long = is_over(task, report.start_time, now)
+                if (report.stopping and not is_too_long) or not self._adopt(node, report, now):
+                    foreign = add(foreign, reported_usage(ZERO if task is None else task.resources, report))
+                elif is_too_long:
+                    too_long[report.job_id] = self.jobs[report.job_id]
+            else:
+                foreign = add(foreign, reported_usage(ZERO, report))
+        node.foreign_usage = foreign
+        for job in too_long.values():
+            self._stop(job, "aborted", tell_too_long(job.task), now, fails=True)
+        ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
+        _note_overcommit(node, now)
+        transaction = NOTHING
+        if ended:
+            transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
+        return Receipt(True, transaction=transaction, acknowledged=acknowledged)
+
+    def _find_ended(
+        self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
+    ) -> tuple[list[JobRecord], list[str]]:
+        ended: list[JobRecord] = []
+        acknowledged = []
+        for finished in heartbeat.finished_jobs:
+            acknowledged.append(finished.job_id)
+            reported.add(finished.job_id)
+            record = self._finish_job(node, finished, now)
+            if record is not None:
+                ended.append(record)
+        for job in node.jobs.values():
+            if job.id in reported:
+                continue
+            if job.state == "running":
+                ended.append(job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
+            elif self._is_overdue(job, now):
+                if job.first_sent_at is None:
+                    reason = f"no answer to node {node.id} had room for its order within {now - job.ordered_at:.0f} s"
+                else:
+                    waited = now - job.first_sent_at
+                    reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
+                ended.append(job_record(job, "aborted", now, reason=reason))
+        # One that was sent and never reported may wait on the node, where the order to stop must still find it.
+        for job in node.stopping.values():
+            if job.id in reported:
+                continue
+            if job.was_reported or job.first_sent_at is None or self._is_overdue(job, now):
+                ended.append(job_record(job, "aborted", now))
+        return ended, acknowledged
+
+    def _count(self, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
+        """The records of the operations whose jobs ended; jobs that are stopped with an operation's end count, too."""
+        changed: dict[str, OperationRecord] = {}
+        for job in ended:
+            operation = self.operations.get(job.operation_id)
+            record = changed.get(job.operation_id) or (operation.record if operation else None)
+            if record is not None:
+                changed[record.id] = operations.count_job(record, job.task, job.state, job.reason, now)
+        for record in [record for record in changed.values() if record.is_finished]:
+            stopped = dict(self.operations[record.id].active)
+            for job in ended:
+                live = self.jobs.get(job.id)
+                if live is not None and (live.is_active or live.is_failing) and job.operation_id == record.id:
+                    stopped[job.task] -= 1
+            changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
+        return tuple(changed.values())
+
+    def _is_overdue(self, job: Job, now: float) -> bool:
+        """Whether a job that its node never reported is given up: the node itself gave it up before that (6.7)."""
+        timeout_s = self.rules.waiting_job_timeout_s
+        sent_timeout_s = timeout_s + START_GRACE_PERIODS * self.rules.heartbeat_period_s
+        if job.first_sent_at is None:
+            return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
+        return now - job.first_sent_at > sent_timeout_s
+
+    def _finish_job(self, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
+        """The record of a job that the node says has ended; None if it is counted already or not known."""
+        job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
+        start_time = (finished.start_time or now) if job is None else job.start_time
+        finished = drop_implausible(finished, node, start_time, now)
+        if job is not None:
+            return job_record(job, finished.state, now, finished)
+        live = self.operations.get(finished.operation_id)
+        operation = self.finished.get(finished.operation_id) if live is None else live.record
+        task = None if operation is None else find_task(operation, finished.task)
+        if operation is None or task is None or node.tree is None:
+            return None
+        counted = self.finished_jobs.get(operation.id, {}).get(finished.job_id)
+        if counted is not None and not overrules(finished.state, counted):
+            return None
+        # It was started before this scheduler was, and ended before it could be taken over; or was given up.
+        start_time = finished.start_time or (now if counted is None else counted.start_time)
+        finish_time = finished.finish_time or now
+        state, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
+        if state == "aborted" and is_over(task, start_time, finish_time):
+            # The scheduler that told it to stop for that is gone.
+            state, reason = "failed", tell_too_long(task)
+        return JobRecord(
+            id=finished.job_id,
+            operation_id=finished.operation_id,
+            task=finished.task,
+            tree=node.tree,
+            node_id=node.id,
+            state=state,
+            start_time=start_time,
+            finish_time=finish_time,
+            cpu_limit=task.cpu_limit,
+            current_cpu_limit=task.cpu_limit if counted is None else counted.current_cpu_limit,
+            exit_code=finished.exit_code,
+            reason=reason,
+            max_memory=finished.max_memory,
+            cgroup=finished.cgroup,
+            **list_counters(finished),
+        )
+
+    def _task_of(self, report: JobReport) -> Task | None:
+        """The task of a job of the scheduler, as far as its operation is still known."""
+        live = self.operations.get(report.operation_id)
+        record = self.finished.get(report.operation_id) if live is None else live.record
+        return None if record is None else find_task(record, report.task)
+
+    def _adopt(self, node: Node, report: JobReport, now: float) -> bool:
+        """A job that the node has and we do not know: taken over if its operation still needs it, else stopped.
+
+        True: it is taken over.
+        """
+        operation = self.operations.get(report.operation_id)
+        element = operation.elements.get(node.tree or "") if operation is not None else None
+        task = None if operation is None else find_task(operation.record, report.task)
+        counted = self.finished_jobs.get(report.operation_id, {}).get(report.job_id)
+        why = ""
+        if operation is None or task is None:
+            why = "its operation is not known or has ended"
+        elif counted is not None and counted.state not in GIVEN_UP:
+            why = f"it was reported as {counted.state} before"
+        elif element is None or not element.is_running:
+            why = f"its operation does not run in the node's tree {node.tree!r}"
+        elif report.job_id in self.jobs or operation.needed.get(task.name, 0) <= 0:
+            why = "it was replaced while its node was away"
+        if why or element is None or task is None:
+            self._stop_unknown(node, report, why)
+            return False
+        # It stays counted as lost, which it was for a while; what becomes of it now is to be counted besides.
+        if counted is not None:
+            del self.finished_jobs[report.operation_id][report.job_id]
+            self._expired["job", report.job_id] = None
+        self.job_sequence += 1
+        start_time = now if report.start_time is None else min(report.start_time, now)
+        job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
+        job.usage = reported_usage(job.limits, report)
+        # What it used before was counted then: by the run before, or before it was given up.
+        job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
+        self._start(job)
+        take_report(job, report, now)
+        return True
+
+    def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
+        # The order is made anew for each heartbeat that shows the job not stopping; nothing else remembers it.
+        tree = self.trees.get(node.tree or "")
+        settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
+        timeout_s = settings.job_preemption_timeout / 1e3
+        node.unwanted[report.job_id] = StopOrder(report.job_id, timeout_s, "aborted", why)
+
+    def schedule(self, node_id: str, now: float, new_id: Callable[[], str]) -> None:
+        """Choose what a node that has sent a heartbeat starts and stops (7.1)."""
+        node = self.nodes[node_id]
+        tree = self.trees.get(node.tree or "")
+        if tree is None or not tree.update_count or self._is_awaiting(tree, now):
+            return
+        for job, why in find_graceful(node):
+            self._stop(job, "graceful", why, now)
+        if not node.matched_trees:
+            self._start_jobs(node, tree, now, new_id)
+        victims = find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
+        for job, why in victims:
+            self._stop(job, "overcommit", why, now)
+        _note_overcommit(node, now)
+
+    def _start_jobs(self, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:
+        def make_job(element: OperationElement, task: Task, on: Node) -> Job:
+            self.job_sequence += 1
+            return Job(new_id(), element, task, on, now, self.job_sequence)
+
+        order = self._orders.get(tree.name)
+        if order is None:
+            order = self._orders[tree.name] = ServiceOrder(tree)
+        place_jobs(order, node, self.rules.spare, make_job, self._start)
+        self._preempt(node, tree, now, make_job)
+
+    def _is_awaiting(self, tree: Tree, now: float) -> bool:
+        """Whether a node of the tree may have jobs of an earlier run that it has not told us about."""
+        if now >= self._await_until:
+            self._awaited.clear()
+        return any(node_id in tree.nodes for node_id in self._awaited)
+
+    def _preempt(
+        self, node: Node, tree: Tree, now: float, make_job: Callable[[OperationElement, Task, Node], Job]
+    ) -> None:
+        """The preemptive part of a heartbeat: at most one job starts so, then limits are looked at (6.6)."""
+        settings = tree.config.settings
+        last = node.last_preemptive_attempt
+        if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
+            return
+        node.last_preemptive_attempt = now
+        budget = self.count_preemptions_left(tree, now)
+        plan = None
+        if budget > 0 and node.jobs:
+            plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare)
+        if plan is not None and len(plan.victims) <= budget:
+            job = make_job(plan.element, plan.task, node)
+            for victim, why in plan.victims:
+                record = preemption_record.make_record(
+                    victim, "preempted", why, now, job.id, job.element, plan.priority
+                )
+                self._stop(victim, "preempted", why, now, record)
+            self._start(job)
+        for victim, _, why in find_limit_violators(node):
+            self._stop(victim, "limit_violated", why, now)
+
+    def _targets(self, tree: Tree) -> preemption.Targets:
+        """Who may preempt: the operations that starve since the last update, with their priorities then."""
+        targets = self._starving.get(tree.name)
+        if targets is None:
+            ranked = self._orders[tree.name].rank(starvation.starving_operations(tree))
+            levels = ((element, starvation.priority_of(element)) for element in ranked)
+            pairs = [(element, level) for element, level in levels if level != "none"]
+            targets = self._starving[tree.name] = preemption.Targets(pairs, _may_preempt)
+        return targets
+
+    def count_preemptions_left(self, tree: Tree, now: float) -> float:
+        """How many jobs of a tree may still be taken for others: ``max_preemptions_per_minute`` less the last ones."""
+        limit = tree.config.settings.max_preemptions_per_minute
+        if limit is None:
+            return math.inf
+        recent = 0
+        for record in reversed(self.preemptions):
+            if record.at <= now - 60.0:
+                break
+            recent += record.tree == tree.name and record.kind == "preempted"
+        return limit - recent
+
+    def answer(self, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
+        """The answer to an accepted heartbeat: jobs that the node does not have yet, and all that it must stop.
+
+        Jobs to start are at most ``MAX_ORDERS`` and ``MAX_ORDER_BYTES``; the next answers have the others.
+        """
+        node = self.nodes[node_id]
+        stop = [
+            StopOrder(job.id, job.stop.timeout_s, job.stop.record.kind, job.stop.record.why)
+            for job in node.stopping.values()
+            if job.stop is not None
+        ]
+        stop += node.unwanted.values()
+        node.unwanted.clear()
+        return HeartbeatAnswer(
+            accepted=True, start=self._make_orders(node, now), stop=stop, acknowledged=receipt.acknowledged
+        )
+
+    def _make_orders(self, node: Node, now: float) -> list[JobOrder]:
+        """The orders of one answer, oldest first.
+
+        Where they are too many, those go first that no answer has carried, then those that were carried longest ago:
+        jobs that wait on the node for room, which it does not report, must not keep the others from it.
+        """
+        starting = [job for job in node.jobs.values() if job.state == "starting"]
+        starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
+        chosen: list[tuple[Job, JobOrder]] = []
+        total_bytes = 0
+        for job in starting:
+            order = self._order(job)
+            sizes = job.element.operation.order_sizes
+            if job.task.name not in sizes:
+                sizes[job.task.name] = len(msgspec.json.encode(order))
+            total_bytes += sizes[job.task.name]
+            if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
+                break
+            chosen.append((job, order))
+        for job, _ in chosen:
+            job.last_sent_at = now
+            if job.first_sent_at is None:
+                job.first_sent_at = now
+        chosen.sort(key=lambda each: each[0].sequence)
+        return [order for _, order in chosen]
+
+    def _order(self, job: Job) -> JobOrder:
+        task, record = job.task, job.element.operation.record
+        return JobOrder(
+            job_id=job.id,
+            operation_id=record.id,
+            task=task.name,
+            pool=job.element.options.pool,
+            cpu_limit=task.cpu_limit,
+            memory_limit=task.memory_limit,
+            user_slots=task.user_slots,
+            command=task.command if isinstance(task.command, str) else list(task.command),
+            environment=task.environment,
+            user=record.user,
+            job_cpu_monitor=record.job_cpu_monitor,
+            wait_s=self.rules.waiting_job_timeout_s,
+            interruptible=task.interruptible,
+            working_directory=task.working_directory,
+        )
+
+
+def _may_preempt(element: OperationElement, level: preemption.TargetPriority) -> bool:
+    """Whether what held at the last update still does: it wants jobs here and has not got its share meanwhile."""
+    is_there = element.tree.operations.get(element.name) is element
+    return is_there and wants_jobs(element) and starvation.still_starves(element, level)
+
+
+def _note_overcommit(node: Node, now: float) -> None:
+    """Since when the node's jobs may use more than it has (1.9)."""
+    if not any(free < -1e-9 * max(all_, 1.0) for free, all_ in zip(node.free, node.capacity, strict=True)):
+        node.overcommitted_since = None
+    elif node.overcommitted_since is None:
+        node.overcommitted_since = now
+        node.overcommit_count += 1

@@ -1,0 +1,116 @@
+"""Nodes that register, and those that are refused; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from cpumond.fairshare.resources import ZERO
+from cpumond.scheduler.elements import Node
+from cpumond.scheduler.model import ALREADY_EXISTS, TOO_MANY_REQUESTS, CommandError, NodeRecord, to_amounts
+from cpumond.scheduler.state.tables import Tables
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.wire import NodeRegistration
+
+KEPT_REFUSED = 100
+REFUSED_S = 600.0
+"""How many nodes that were refused are remembered, and how long after their last try; agents try again and again."""
+MAX_NODES = 10_000
+MAX_TAGS = 100
+MAX_NAMES_CHARS = 8192
+
+
+class SeveralTreesError(CommandError):
+    """A node whose tags fit several trees; ``change`` is what is kept of it where it is known already (2.2)."""
+
+    def __init__(self, record: NodeRecord, tags: Collection[str], matched: list[str], change: Transaction) -> None:
+        super().__init__(
+            f"Node belongs to more than one pool tree: node {record.id!r} with tags {sorted(tags)} matches the "
+            f"nodes_filter of {' and '.join(map(repr, matched))}; it gets no work: change its tags or the filters",
+            attributes={"node_address": record.address, "matched_pool_trees": matched},
+        )
+        self.record = record
+        self.matched = matched
+        self.change = change
+
+
+class Registration(Tables):
+    """Who may come as which node."""
+
+    def register(self, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
+        """A node makes itself known or changes (2.2).
+
+        Raises CommandError if its tags fit more than one tree (a SeveralTreesError); for a run of its agent that was
+        replaced by a later one: two agents with one node id would push each other out for ever; and unless it
+        ``may_replace`` any, for an agent without the key of the one whose heartbeats still come. ``registration.key``
+        is the hash of the key here.
+        """
+        address = registration.address or registration.node_id
+        _check_names(registration)
+        if registration.node_id not in self.nodes and len(self.nodes) >= MAX_NODES:
+            raise CommandError(
+                f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
+                "one that is silent makes room after node_reconnection_timeout of its tree",
+                TOO_MANY_REQUESTS,
+            )
+        known = self.nodes.get(registration.node_id)
+        if known is not None and known.is_online and not may_replace and not _has_key_of(known, registration):
+            raise CommandError(
+                f"node {known.id} is alive, with another agent (address {known.address}); give each host its own "
+                "node_id. If this is the same host, whose agent lost its node_key.state: wait until its last run was "
+                f"silent for node_heartbeat_timeout ({self.rules.node_heartbeat_timeout_s:g} s), or bind its token to "
+                f'the node (":node:{known.id}" in [api] tokens_file)',
+                ALREADY_EXISTS,
+            )
+        if known is not None and registration.incarnation in known.replaced:
+            raise CommandError(
+                f"node {known.id}: the run {registration.incarnation} of its agent (address "
+                f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.run} "
+                f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
+                "agent that is left over"
+            )
+        tags = frozenset([*registration.tags, address])
+        resources = registration.resources
+        capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
+        record = NodeRecord(
+            registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
+            registration.key,
+        )  # fmt: skip
+        matched = self.match_trees(tags)
+        if len(matched) > 1:
+            # One that is known is kept with its new tags: its jobs run on, it gets no more.
+            change = NOTHING
+            if known is not None:
+                change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
+            raise SeveralTreesError(record, tags, matched, change)
+        return Transaction(nodes=(record,), id=registration.node_id)
+
+    def note_refused(self, refused: SeveralTreesError, now: float) -> None:
+        """Remember for a while who wanted to be a node and could not, for the alerts."""
+        self.refused_nodes.pop(refused.record.id, None)
+        if refused.record.id not in self.nodes:
+            self.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
+        while len(self.refused_nodes) > KEPT_REFUSED:
+            del self.refused_nodes[next(iter(self.refused_nodes))]
+
+    def list_refused_nodes(self, now: float) -> dict[str, tuple[str, ...]]:
+        """Nodes that try to register and fit several trees: id -> the trees."""
+        return {name: trees for name, (at, trees) in self.refused_nodes.items() if at > now - REFUSED_S}
+
+
+def _check_names(registration: NodeRegistration) -> None:
+    """They are kept for each node, stored, and compared with every tree's filter. Raises CommandError."""
+    size = len(registration.node_id) + len(registration.address) + sum(map(len, registration.tags))
+    if len(registration.tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
+        raise CommandError(
+            f"node {registration.node_id[:100]!r}: at most {MAX_TAGS} tags are allowed, and {MAX_NAMES_CHARS} "
+            f"characters of node_id, address and tags together; got {len(registration.tags)} and {size}"
+        )
+
+
+def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
+    """Whether a registration comes from the agent that a node has; of agents without keys only the same run does."""
+    if not node.key_hash:
+        return registration.incarnation == node.incarnation
+    return registration.key == node.key_hash

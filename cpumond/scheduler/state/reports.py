@@ -1,0 +1,127 @@
+"""What nodes say of jobs: how much of it is taken, and the records of jobs that have ended; pure."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from cpumond.fairshare.resources import CPU, Vector
+from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
+from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
+from cpumond.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
+
+Told = TypeVar("Told", JobReport, FinishedJob)
+MAX_NODE_FAILURE_REASON = 1000
+MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
+"""A job used, or was held back on, at most so many cores, or times its node's capacity, where that is more; a report
+may be so late."""
+NO_CPU_TIMES = cpu_times(CpuUse())
+GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
+"""How a job ends that its node may still have: what the node says of it later is heard."""
+
+
+def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
+    """Whether a job of the task that began at ``start_time`` has run for longer than its ``job_time_limit``."""
+    if task is None or task.job_time_limit is None or start_time is None:
+        return False
+    return now - start_time > task.job_time_limit / 1e3
+
+
+def tell_too_long(task: Task) -> str:
+    return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
+
+
+def find_task(record: OperationRecord, name: str) -> Task | None:
+    return next((task for task in record.tasks if task.name == name), None)
+
+
+def overrules(state: JobState, counted: JobRecord) -> bool:
+    """Whether the end that a node tells of a job that was counted before is news: work is done, not lost."""
+    return state == "completed" and counted.state in GIVEN_UP
+
+
+def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> Told:
+    """What a node says of a job, without times and usage that no host can have had: one wrong number would stand out
+    of every graph and sum of its pools for as long as they are kept."""
+    cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
+    most = cores * (max(now - start_time, 0.0) + LATE_S)
+    wrong = []
+    # Each job of each heartbeat comes through here: one plain loop.
+    for number, value in enumerate(cpu_times(told)):
+        if value and value > most:
+            wrong.append(CPU_COUNTERS[number])
+    if isinstance(told, JobReport):
+        if told.cpu_usage is not None and told.cpu_usage > cores:
+            wrong.append("cpu_usage")
+        if told.smoothed_cpu_usage is not None and told.smoothed_cpu_usage > cores:
+            wrong.append("smoothed_cpu_usage")
+    return msgspec.structs.replace(told, **dict.fromkeys(wrong)) if wrong else told
+
+
+def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
+    """What is told, and of the counters that it leaves out what was told before; ``times`` are its counters."""
+    if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
+        return told
+    missing = {name: then for name, value, then in zip(CPU_COUNTERS, times, earlier, strict=True) if value is None}
+    return msgspec.structs.replace(told, **missing)
+
+
+def list_counters(told: CpuUse) -> dict[str, Any]:
+    return dict(zip(CPU_COUNTERS, cpu_times(told), strict=True))
+
+
+def take_report(job: Job, report: JobReport, now: float) -> None:
+    """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
+    report = drop_implausible(report, job.node, job.start_time, now)
+    times = cpu_times(report)
+    if job.began_at is None:
+        # The node's clock may be another one; a job that was taken over has its start from the node.
+        job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
+    job.report = _keep_known(job.report, report, times)
+    count_cpu_time(job, times)
+    if job.is_active:
+        job.state = "running"
+        change_usage(job, reported_usage(job.limits, report))
+
+
+def reported_usage(limits: Vector, report: JobReport) -> Vector:
+    slots, _, gpu, memory, network = limits
+    return (slots, report.current_cpu_limit, gpu, memory if report.memory is None else float(report.memory), network)
+
+
+def job_record(
+    job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = ""
+) -> JobRecord:
+    """The record of a job that lived until now.
+
+    A job that was told to stop is aborted, whatever its exit code, unless its node says that it had completed before
+    or in the time it was given (6.7). The reason is the node's own where it stopped the job by itself (1.9).
+    """
+    stop = job.stop
+    if finished is not None:
+        reason = finished.reason
+    if stop is not None and state != "completed":
+        if state == "failed" or stop.fails or finished is None or not reason:
+            reason = stop.record.why
+        state = "failed" if stop.fails else "aborted"
+    return JobRecord(
+        id=job.id,
+        operation_id=job.element.operation.id,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        state=state,
+        # Start and end of one clock, the node's, where it told both.
+        start_time=job.start_time if finished is None or finished.start_time is None else finished.start_time,
+        finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
+        cpu_limit=job.task.cpu_limit,
+        current_cpu_limit=job.usage[1],
+        exit_code=None if finished is None else finished.exit_code,
+        reason=reason[:MAX_NODE_FAILURE_REASON],
+        max_memory=None if finished is None else finished.max_memory,
+        preemption=None if stop is None or stop.fails else stop.record,
+        cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
+        sequence=job.sequence,
+        **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
+    )

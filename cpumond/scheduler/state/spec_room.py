@@ -1,0 +1,137 @@
+"""How much memory the specifications of operations take, in all and of each user, and all trees and pools; pure.
+
+What users write into a specification or an attribute is kept, stored and shown as it came; only this bounds it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any, Final
+
+from cpumond.scheduler.model import (
+    TOO_MANY_OPERATIONS,
+    TOO_MANY_REQUESTS,
+    CommandError,
+    Config,
+    OperationRecord,
+    PoolConfig,
+    TreeConfig,
+)
+
+SCALAR_BYTES: Final = 64
+CONTAINER_BYTES: Final = 200
+"""What a value takes in memory besides its text."""
+MAX_CONFIG_BYTES: Final = 64 * 2**20
+POOL_BYTES: Final = 4096
+"""Of all trees and pools with their attributes, and of each of them without."""
+
+
+def weigh(value: Any) -> int:
+    """Roughly what a value of lists, maps and scalars takes in memory, bytes."""
+    total = 0
+    values = [value]
+    while values:
+        each = values.pop()
+        if isinstance(each, dict):
+            total += CONTAINER_BYTES + sum(SCALAR_BYTES + sys.getsizeof(key) for key in each)
+            values += each.values()
+        elif isinstance(each, list | tuple):
+            total += CONTAINER_BYTES
+            values += each
+        else:
+            # One character outside of ASCII makes up to four bytes of every other one of its text.
+            total += sys.getsizeof(each) if isinstance(each, str) else SCALAR_BYTES
+    return total
+
+
+def weigh_change(old: Config, new: Config) -> int:
+    """By how much more memory the trees and pools of ``new`` take than those of ``old``, bytes; what is the same object
+    in both is not looked into."""
+    before, after = _list_config(old, new), _list_config(new, old)
+    return sum(map(_weigh_attributes, after)) - sum(map(_weigh_attributes, before))
+
+
+def check_config(old: Config, new: Config, old_bytes: int) -> None:
+    """Whether there is room for what ``new`` has more. Raises CommandError."""
+    more = weigh_change(old, new)
+    if more > 0 and old_bytes + more > MAX_CONFIG_BYTES:
+        raise CommandError(
+            f"trees and pools would take {old_bytes + more} bytes of memory, at most {MAX_CONFIG_BYTES} are allowed: "
+            f"{POOL_BYTES} of each one, and what its attributes take; remove pools or attributes that nobody needs",
+            TOO_MANY_REQUESTS,
+        )
+
+
+def _list_config(config: Config, other: Config) -> list[TreeConfig | PoolConfig]:
+    """The trees and pools that ``other`` has not."""
+    found: list[TreeConfig | PoolConfig] = []
+    for name, tree in config.trees.items():
+        same = other.trees.get(name)
+        if same is not tree:
+            pools = {} if same is None else same.pools
+            found += [tree, *(pool for pool in tree.pools.values() if pools.get(pool.name) is not pool)]
+    return found
+
+
+def _weigh_attributes(element: TreeConfig | PoolConfig) -> int:
+    return POOL_BYTES + weigh(dict(element.attributes))
+
+
+class SpecRoom:
+    """The specifications that are kept: ``max_bytes`` of live ones, half of it of one user; as much of ended ones."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.live_bytes = 0
+        self.ended_bytes = 0
+        self._of_user: Counter[str] = Counter()
+        self._live: dict[str, int] = {}
+        self._ended: dict[str, int] = {}
+
+    def check(self, spec: Any, user: str) -> None:
+        """Whether another live operation has room. Raises CommandError."""
+        weight = weigh(spec)
+        for taken, most, whose in (
+            (self._of_user[user], self.max_bytes // 2, f"the operations of user {user!r}"),
+            (self.live_bytes, self.max_bytes, "all operations"),
+        ):
+            if taken + weight > most:
+                raise CommandError(
+                    f"spec: takes {weight} bytes of memory, and those of {whose} take {taken} of at most {most} "
+                    "(max_specification_memory); put long texts into files that jobs read, or wait until operations "
+                    "have ended",
+                    TOO_MANY_OPERATIONS,
+                )
+
+    def add(self, record: OperationRecord) -> None:
+        """An operation is kept, living or ended; an ended one may have been living."""
+        if record.is_finished:
+            weight = self._forget_live(record) or weigh(record.spec)
+            self._ended[record.id] = weight
+            self.ended_bytes += weight
+        else:
+            weight = self._live[record.id] = weigh(record.spec)
+            self.live_bytes += weight
+            self._of_user[record.user] += weight
+
+    def weight_of(self, record: OperationRecord) -> int:
+        """What the specification of a kept operation takes."""
+        return self._live.get(record.id) or self._ended.get(record.id, 0)
+
+    def remove_ended(self, operation_id: str) -> None:
+        """An ended operation is forgotten."""
+        self.ended_bytes -= self._ended.pop(operation_id, 0)
+
+    @property
+    def is_full_of_ended(self) -> bool:
+        """Whether the oldest ended ones must be forgotten."""
+        return self.ended_bytes > self.max_bytes
+
+    def _forget_live(self, record: OperationRecord) -> int:
+        weight = self._live.pop(record.id, 0)
+        self.live_bytes -= weight
+        self._of_user[record.user] -= weight
+        if self._of_user[record.user] <= 0:
+            del self._of_user[record.user]
+        return weight

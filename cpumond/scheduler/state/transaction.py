@@ -1,0 +1,34 @@
+"""What a change of the state is made of. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A change that is stored before it is applied. Records replace those of the same key.
+
+    ``id`` and ``warnings`` are for who asked.
+    """
+
+    config: Config | None = None
+    operations: tuple[OperationRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    removed_nodes: tuple[str, ...] = ()
+    id: str = ""
+    warnings: tuple[str, ...] = ()
+    abort_jobs_of: str = ""
+    """Operation whose running jobs are stopped."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.config is None and not (
+            self.operations or self.jobs or self.nodes or self.removed_nodes or self.abort_jobs_of
+        )
+
+
+NOTHING = Transaction()

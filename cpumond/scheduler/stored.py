@@ -1,0 +1,97 @@
+"""The state as the records of a store: what a change writes, and what a start reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from cpumond.decode import ContentError, decode_json
+from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules
+from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
+from cpumond.scheduler.settings.records import changed_records, load_config
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.store import Change, Store, StoreError
+
+DEFAULT_TREE = "default"
+MUTATION = "mutation"
+"""The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
+
+
+def load_state(
+    store: Store, rules: Rules, now: float, new_id: Callable[[], str]
+) -> tuple[State, dict[str, dict[str, Any]]]:
+    """The state as it was stored, and the records of kind MUTATION by key, oldest first; an empty store gets the tree
+    ``default``. Raises StoreError."""
+    tables: dict[str, dict[str, Any]] = {}
+    for kind, key, value in store.load():
+        try:
+            tables.setdefault(kind, {})[key] = decode_json(value, dict[str, Any])
+        except ContentError as error:
+            raise _unreadable(kind, error) from None
+    if not tables:
+        config = _make_default_tree(new_id)
+        store.write(encode(Transaction(config=config), Config({})))
+    else:
+        config = load_config(
+            {(kind, key): value for kind in ("system", "tree", "pool") for key, value in tables.get(kind, {}).items()}
+        )
+    state = State(rules, config)
+    read = partial(_read_all, tables)
+    records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
+    records.sort(key=lambda record: record.finish_time or 0.0)
+    jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
+    state.load(records, jobs, read("node", NodeRecord), now)
+    for name, progress in tables.get("progress", {}).items():
+        if name in state.trees:
+            state.restore_progress(state.trees[name], progress)
+    mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
+    return state, dict(mutations)
+
+
+def _make_default_tree(new_id: Callable[[], str]) -> Config:
+    """One tree with an empty filter, the default one."""
+    config = Config({})
+    for command in (CreateTree(DEFAULT_TREE), SetDefaultTree(DEFAULT_TREE)):
+        config = apply(config, command, new_id=new_id, nodes={}).config
+    return config
+
+
+def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> list[Any]:
+    try:
+        return [msgspec.convert(value, cls) for value in tables.get(kind, {}).values()]
+    except msgspec.ValidationError as error:
+        raise _unreadable(kind, error) from None
+
+
+def _unreadable(kind: str, error: Exception) -> StoreError:
+    return StoreError(f"the store holds a {kind} that this version cannot read: {error}")
+
+
+def encode(change: Transaction, config: Config) -> list[Change]:
+    """The records of a transaction; ``config`` is the one it replaces.
+
+    Raises CommandError for what cannot be stored.
+    """
+    changes: list[Change] = []
+    if change.config is not None:
+        for kind, key, value in changed_records(config, change.config):
+            changes.append(Change(kind, key, None if value is None else _dump(value)))
+        changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
+    changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
+    changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
+    changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
+    changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
+    return changes
+
+
+def _dump(record: Any) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise CommandError(
+            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+        ) from None

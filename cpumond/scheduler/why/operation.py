@@ -1,0 +1,327 @@
+"""Answers to "why": what holds an operation, in words, and what a change of the configuration would do. Pure.
+
+A plan is made in two steps: ``collect`` takes what is needed of the living state, ``make_plan`` works on that alone,
+so that another thread can do it. Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import CPU, RESOURCES, Vector, dominates
+from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.scheduler.decide.protection import tell_protections
+from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
+from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
+from cpumond.scheduler.model import OperationRecord, PreemptionRecord
+from cpumond.scheduler.state import State
+from cpumond.units import format_span
+from cpumond.words import count
+
+Amounts = dict[str, float]
+
+SAME_SHARE: Final = 1e-6
+"""Shares that differ by less are shown as unchanged."""
+
+SHOWN_RECORDS: Final = 5
+KEPT_RECORDS: Final = 20
+
+
+# --- why an operation has what it has ----------------------------------------------------------------------------
+
+
+class TreeAnswer(msgspec.Struct, frozen=True):
+    """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet."""
+
+    tree: str
+    pool: str
+    is_running: bool
+    rule: str
+    lines: list[str]
+
+
+class OperationAnswer(msgspec.Struct, frozen=True):
+    """Why an operation is where it is: sentences in all, then by tree; preemptions of and for it, newest first."""
+
+    operation_id: str
+    state: str
+    lines: list[str]
+    trees: list[TreeAnswer]
+    preempted: list[PreemptionRecord]
+    preempted_for_it: list[PreemptionRecord]
+
+
+def explain_operation(
+    state: State, record: OperationRecord, now: float, shares: Mapping[str, tuple[str, Sequence[str]]]
+) -> OperationAnswer:
+    """The answer for an operation. ``shares``: tree -> rule and lines of ``fairshare.explain`` of its last update."""
+    live = state.operations.get(record.id)
+    trees = []
+    if live is not None:
+        trees = [
+            _explain_in_tree(each, now, shares.get(name), state.count_preemptions_left(each.tree, now))
+            for name, each in live.elements.items()
+        ]
+    taken, given = _find_preemptions(state.preemptions, record.id)
+    lines = [_tell_state(record, now)]
+    if live is None:
+        lines += _tell_counts(record)
+    elif live.record.suspended:
+        lines.append("it is suspended: no job of it is started until it is resumed")
+    lines += _tell_preemptions(taken, given, now)
+    return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
+
+
+def name_operations(state: State, lines: Iterable[str]) -> list[str]:
+    """Lines of ``fairshare.explain`` with ``operation ID`` or its title in place of ``#ID``."""
+
+    def show(match: re.Match[str]) -> str:
+        operation = state.operations.get(match[1])
+        title = operation.record.title if operation is not None else ""
+        name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
+        return f"{name}, operation:" if match[2] else name
+
+    # What has a guarantee of its own is told of as the pool around it.
+    return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
+
+
+def _tell_state(record: OperationRecord, now: float) -> str:
+    subject = f"operation {record.id}"
+    if not record.is_finished:
+        return f"{subject} is {record.state}, {show_span(now - record.start_time)} after its start"
+    ended = record.finish_time or record.start_time
+    text = f"{subject} is {record.state}: it ended {show_span(now - ended)} ago, "
+    text += f"{show_span(ended - record.start_time)} after its start"
+    return f"{text}: {record.error}" if record.error else text
+
+
+def _tell_counts(record: OperationRecord) -> Iterator[str]:
+    for task in record.tasks:
+        counts = record.counts.get(task.name)
+        if counts is None:
+            yield f'task "{task.name}": none of {count(task.job_count, "job")} ended'
+            continue
+        parts = [f"{counts.completed} of {count(task.job_count, 'job')} completed"]
+        others = {"failed": counts.failed, "aborted": counts.aborted, "lost": counts.lost}
+        parts += [f"{number} {word}" for word, number in others.items() if number]
+        yield f'task "{task.name}": {", ".join(parts)}'
+
+
+def _explain_in_tree(
+    element: OperationElement, now: float, shares: tuple[str, Sequence[str]] | None, preemptions_left: float
+) -> TreeAnswer:
+    pool = element.parent
+    assert pool is not None
+    rule, told = shares or ("", ())
+    if not element.is_running:
+        return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
+    lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
+    lines += _tell_placement(element)
+    return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
+
+
+# --- pending
+
+
+def _tell_queue(element: OperationElement) -> Iterator[str]:
+    tree, pool = element.tree, element.parent
+    before = []
+    for other in tree.queue.values():
+        if other is element:
+            break
+        before.append(other)
+    same = sum(other.parent is pool for other in before)
+    place = f"it is number {len(before) + 1} of {len(tree.queue)} in the queue of tree {tree.name!r}"
+    yield f"{place}; {same} of those before it wait for the same pool" if before else place
+    full = find_full(element)
+    if full is None:
+        yield "no pool above it is full: it runs as soon as the scheduler has looked at it"
+        return
+    yield (
+        f"{element_name(full)} is full: {count(full.running_operation_count, 'operation')} of at most "
+        f"{full.max_running_operation_count} (max_running_operation_count) "
+        f"{'runs' if full.running_operation_count == 1 else 'run'} in it; one of them must end, or the limit be raised"
+    )
+
+
+def _tell_path(element: OperationElement) -> Iterator[str]:
+    for pool in element.ancestors():
+        yield (
+            f"{element_name(pool)}: {pool.running_operation_count} of at most {pool.max_running_operation_count} "
+            f"running, {pool.operation_count} of at most {pool.max_operation_count} operations"
+        )
+
+
+# --- running
+
+
+def _tell_share(element: OperationElement) -> Iterator[str]:
+    total = element.tree.total
+    if not any(total):
+        yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
+    cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
+    yield (
+        f"its fair share is {_cores(cores[0])}, it uses {_cores(element.usage[CPU])} in "
+        f"{count(len(element.jobs), 'job')} and demands {_cores(cores[1])}"
+    )
+    demand = element.demand_share
+    r = demand.index(max(demand))
+    if r != CPU and demand[r] > 0.0:
+        amounts = [
+            show_amount(r, x) for x in (element.fair_share[r] * total[r], element.usage[r], demand[r] * total[r])
+        ]
+        yield (
+            f"most of what it demands is {RESOURCES[r]}: its fair share of that is {amounts[0]}, it uses {amounts[1]} "
+            f"and demands {amounts[2]}"
+        )
+
+
+def _tell_limits(element: OperationElement) -> Iterator[str]:
+    above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    for each in above:
+        texts = [
+            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(used, 0.0))} used"
+            for r, (limit, used) in enumerate(zip(each.limits, each.usage, strict=True))
+            if math.isfinite(limit)
+        ]
+        if texts:
+            yield f"limit of {'it' if each is element else element_name(each)}: {'; '.join(texts)}"
+
+
+def _tell_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:
+    above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    for each in above:
+        name = "it" if each is element else element_name(each)
+        told = _starvation_of(each, now) or _tell_tolerance(each)
+        if told:
+            yield f"{name} {told}"
+        elif each is element:
+            yield "it has its fair share, or wants no more: it does not starve"
+    priority = priority_of(element)
+    if priority == "none" or not wants_jobs(element):
+        return
+    yield f"it may take jobs from others, with {priority} priority"
+    if preemptions_left <= 0:
+        settings = element.tree.config.settings
+        yield (
+            f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
+            f"{settings.max_preemptions_per_minute}, and so many were; raise it"
+        )
+    yield from tell_protections(element, priority)
+
+
+def _tell_tolerance(element: PoolElement | OperationElement) -> str:
+    """Of one that has less than its share and is not below it for preemption: the tolerance that says so (6.2)."""
+    usage, fair_share = max(usage_share(element)), max(element.fair_share)
+    if element.rules is None or element.parent is None or usage > fair_share - SAME_SHARE:
+        return ""
+    if usage > max(element.demand_share) - SAME_SHARE or element.scheduling_status != "normal":
+        return ""
+    return (
+        f"has {usage / fair_share:.0%} of its fair share and does not starve: that begins below "
+        f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
+    )
+
+
+def _starvation_of(element: Element, now: float) -> str:
+    if element.below_since is None or element.rules is None:
+        return ""
+    what = "its guarantee" if element.scheduling_status == "below_min_share" else "its fair share"
+    text = f"is below {what} for {show_span(now - element.below_since)}"
+    if element.starvation_status == "aggressively_starving":
+        return f"{text} and starves aggressively"
+    if element.starvation_status == "starving":
+        return f"{text} and starves"
+    left_s = starves_in_s(element, now)
+    return f"{text}; starves in {show_span(left_s or 0.0)}"
+
+
+REASONS: Final = {
+    "node_resources": "a node that asked for work had too little room for its jobs",
+    "no_needed_jobs": "it needed no more jobs",
+    "resource_limits": "its resource limits leave no room for another job",
+}
+
+
+def _tell_placement(element: OperationElement) -> Iterator[str]:
+    operation = element.operation
+    if not operation.needed_job_count:
+        yield "all its jobs are started"
+        return
+    if operation.record.suspended:
+        return
+    yield f"{count(operation.needed_job_count, 'job')} of it {_are(operation.needed_job_count)} still to be started"
+    tree = element.tree
+    online = [node for node in tree.nodes.values() if node.is_online]
+    if not online:
+        yield f"tree {tree.name!r} has no node that is online"
+        return
+    for task in operation.next_tasks():
+        orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'
+        if not any(dominates(node.capacity, task.resources) for node in online):
+            yield f"no node that is online can hold {orders}"
+        elif not any(dominates(node.free, task.resources) for node in online):
+            yield f"no node has room now for {orders}"
+    for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
+        text = REASONS.get(reason, f"{reason} leave no room for another job")
+        yield f"passed over {count(times, 'time')} since the last update: {text}"
+
+
+# --- preemptions
+
+
+def _find_preemptions(
+    records: Iterable[PreemptionRecord], operation_id: str
+) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
+    """Those of its jobs, and those for it; the newest first."""
+    taken, given = [], []
+    for record in records:
+        if record.operation_id == operation_id:
+            taken.append(record)
+        if record.preemptor_operation_id == operation_id:
+            given.append(record)
+    return taken[::-1], given[::-1]
+
+
+def _tell_preemptions(
+    taken: Sequence[PreemptionRecord], given: Sequence[PreemptionRecord], now: float
+) -> Iterator[str]:
+    for record in taken[:SHOWN_RECORDS]:
+        ago, kind = show_span(now - record.at), record.kind.replace("_", " ")
+        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
+    if len(taken) > SHOWN_RECORDS:
+        yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
+    for record in given[:SHOWN_RECORDS]:
+        yield (
+            f"{show_span(now - record.at)} ago its job {record.preemptor_job_id} got the place of job {record.job_id} "
+            f"of operation {record.operation_id} on {record.node_id}"
+        )
+    if len(given) > SHOWN_RECORDS:
+        yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
+
+
+# --- words and numbers
+
+
+show_span = format_span
+
+
+def _cores(cores: float) -> str:
+    text = show_amount(CPU, max(cores, 0.0))
+    return f"{text} core" if text == "1" else f"{text} cores"
+
+
+def _amounts(vector: Vector) -> str:
+    return ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -1,0 +1,882 @@
+"""Immediate operations, ephemeral pools, who may start and who runs (semantics.md 2.3, 2.8, 2.9, 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import EASY, World, assert_consistent, describe
+
+from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError, Rules
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
+
+
+def rules(**given: Any) -> Rules:
+    return Rules(spare=EASY.spare, **given)
+
+
+def refused(world: World, *args: Any, **spec: Any) -> CommandError:
+    """The refusal of a start; nothing may have changed."""
+    before = describe(world.state)
+    with pytest.raises(CommandError) as caught:
+        world.start(*args, **spec)
+    assert describe(world.state) == before
+    return caught.value
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert_consistent(world.state)
+
+
+# --- 2.3, trees of an operation
+
+
+def test_2_3_without_pool_trees_an_operation_goes_to_the_default_tree(world):
+    world.create_tree("other", nodes_filter="x")
+    assert list(world.record(world.start("p")).trees) == ["default"]
+
+
+def test_2_3_without_pool_trees_and_default_tree_it_is_refused():
+    world = World()
+    world.do(RemoveTree("default"))
+    assert "Pool trees are unspecified" in str(refused(world, "p"))
+
+
+def test_2_3_an_unknown_tree_is_named(world):
+    error = refused(world, "p", pool_trees=["default", "nowhere"])
+    assert 'Pool tree "nowhere" does not exist' in str(error)
+    assert error.code == RESOLVE
+
+
+def test_2_3_an_empty_list_of_trees_is_refused(world):
+    assert "no pool tree is specified" in str(refused(world, "p", pool_trees=[]))
+
+
+# --- 2.8, immediate operations
+
+
+def test_2_8_immediate_operations_in_a_pool_may_be_forbidden(world):
+    world.create_pool("x", forbid_immediate_operations=True)
+    assert 'Starting operations immediately in pool "x" is forbidden' in str(refused(world, "x"))
+
+
+def test_2_8_sub_pools_of_such_a_pool_are_unaffected(world):
+    world.create_pool("x", forbid_immediate_operations=True)
+    world.create_pool("y", "x")
+    assert world.element(world.start("y")).parent is world.pool("y")
+
+
+def test_2_8_it_is_checked_only_for_a_pool_that_exists(world):
+    assert world.element(world.start("x")).parent is world.pool("x")
+    world.create_pool("x", forbid_immediate_operations=True)
+    refused(world, "x")
+
+
+def test_2_8_by_default_no_operation_starts_in_the_root(world):
+    assert 'Starting operations immediately in pool "<Root>" is forbidden' in str(refused(world, ROOT_POOL))
+    operation = world.start("p")
+    assert "is forbidden" in move_refused(world, operation, ROOT_POOL)
+
+
+def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_restart():
+    world = World(forbid_immediate_operations_in_root=False, max_running_operation_count=2)
+    node = world.node("n1", cpu=10)
+    world.create_pool("p")
+    first, inside, third = world.start(ROOT_POOL, jobs=4), world.start("p", jobs=9), world.start(ROOT_POOL, jobs=9)
+    assert world.states([first, inside, third]) == "rrp"
+    world.settle_down()
+    assert len(world.jobs_of(first)) == 4
+    world.restart()
+    world.beat(node)
+    world.step()
+    assert world.element(first).parent is world.pool(ROOT_POOL)
+    assert len(world.jobs_of(first)) == 4
+    assert set(world.tree().pools) == {"p"}
+    world.set_operation(inside, pool=ROOT_POOL)
+    world.abort(first)
+    assert world.states([first, inside, third]) == "arr"
+    assert world.pool("p").operation_count == 0
+    world.set_tree(forbid_immediate_operations_in_root=True)
+    assert "is forbidden" in str(refused(world, ROOT_POOL))
+    world.set_operation(third, pool="p", weight=2.0)
+    assert world.counts(ROOT_POOL) == (2, 2)
+    assert_consistent(world.state)
+
+
+# --- 2.9, ephemeral pools
+
+
+def test_2_9_the_pool_of_an_operation_is_the_users_name_unless_it_says_so(world):
+    assert world.record(world.start(user="ann")).trees["default"].pool == "ann"
+    world.create_pool("p")
+    assert world.record(world.start("p", user="ann")).trees["default"].pool == "p"
+
+
+def test_2_9_an_unknown_pool_is_made_under_the_default_parent_pool():
+    world = World(default_parent_pool="top")
+    world.create_pool("top")
+    world.start("new")
+    pool = world.pool("new")
+    assert pool.is_ephemeral
+    assert pool.parent is world.pool("top")
+
+
+def test_2_9_an_unknown_pool_is_made_under_the_root_without_a_default_parent_pool(world):
+    world.start("new")
+    assert world.pool("new").parent is world.tree().root
+
+
+@pytest.mark.parametrize("default", ["fifo", "nowhere", "ephemeral"])
+def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default):
+    world = World(default_parent_pool=default)
+    world.create_pool("fifo", mode="fifo")
+    if default == "ephemeral":
+        world.start("ephemeral", user="other")
+    world.start("new")
+    assert world.pool("new").parent is world.tree().root
+
+
+@pytest.mark.parametrize("name", ["with blank", "dot.", "ä", "a/b", "x" * 101])
+def test_2_9_the_name_of_an_ephemeral_pool_must_match(world, name):
+    assert "not allowed for an ephemeral pool" in str(refused(world, name))
+
+
+def test_2_9_the_expression_for_names_is_configurable():
+    world = World(rules(ephemeral_pool_name_regex="[a-z.]+"))
+    world.start("a.b")
+    refused(world, "A")
+
+
+def test_2_9_pools_may_have_to_exist():
+    world = World(rules(require_specified_pools_existence=True))
+    world.create_pool("p")
+    world.start("p")
+    error = refused(world, "x")
+    assert 'Pool "x" not found' in str(error)
+    assert error.code == RESOLVE
+
+
+def test_2_9_with_create_ephemeral_subpools_operations_go_to_a_pool_of_their_user(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.start("p", user="ann")
+    world.start("p", user="ann")
+    world.start("p", user="bob")
+    assert set(world.pool("p").children) == {"p$ann", "p$bob"}
+    assert world.counts("p$ann") == (2, 2)
+    assert world.counts("p") == (3, 3)
+    assert world.pool("p$ann").is_ephemeral
+
+
+def test_2_9_a_spec_may_name_parent_and_child(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.start("p$night", user="ann")
+    assert world.pool("p$night").parent is world.pool("p")
+
+
+def test_2_9_more_than_one_delimiter_is_refused(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    assert "delimiter '$' is found more than once" in str(refused(world, "p$a$b"))
+
+
+@pytest.mark.parametrize("name", ["invalid$name", "plain$name", "$name", "p$"])
+def test_2_9_a_child_of_a_pool_without_ephemeral_subpools_is_refused(world, name):
+    world.create_pool("plain")
+    world.create_pool("p", create_ephemeral_subpools=True)
+    assert name in str(refused(world, name))
+
+
+def test_2_9_a_name_of_the_user_that_is_no_pools_name_is_refused(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    refused(world, "p", user="Jon Doe")
+
+
+def test_2_9_subpools_have_default_settings_and_what_the_config_of_their_parent_says(world):
+    config = {"mode": "fifo", "max_running_operation_count": 1, "max_operation_count": 2, "resource_limits": {"cpu": 3}}
+    world.create_pool("p", create_ephemeral_subpools=True, ephemeral_subpool_config=config, weight=5)
+    world.start("p", user="ann")
+    pool = world.pool("p$ann")
+    assert (pool.mode, pool.max_running_operation_count, pool.max_operation_count) == ("fifo", 1, 2)
+    assert pool.settings.resource_limits == {"cpu": 3}
+    assert pool.settings.weight is None
+
+
+def test_2_9_a_later_change_of_the_config_is_applied_to_existing_subpools(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.start("p", user="ann")
+    assert world.pool("p$ann").max_operation_count == 50
+    world.set_pool("p", ephemeral_subpool_config={"max_operation_count": 1, "max_running_operation_count": 1})
+    assert world.pool("p$ann").max_operation_count == 1
+    assert refused(world, "p", user="ann").code == TOO_MANY_OPERATIONS
+
+
+def test_2_9_the_config_of_the_default_parent_applies_to_its_ephemeral_pools_not_to_explicit_ones():
+    world = World(default_parent_pool="top")
+    world.create_pool("top", ephemeral_subpool_config={"max_running_operation_count": 1, "max_operation_count": 3})
+    world.create_pool("explicit", "top")
+    world.start("new")
+    world.start("explicit")
+    assert world.pool("new").max_operation_count == 3
+    assert world.pool("explicit").max_operation_count == 50
+
+
+def test_2_9_a_subpool_config_that_lets_nothing_start_refuses_before_the_pool_is_made(world):
+    world.create_pool(
+        "p",
+        create_ephemeral_subpools=True,
+        ephemeral_subpool_config={"max_operation_count": 0, "max_running_operation_count": 0},
+    )
+    error = refused(world, "p", user="ann")
+    assert error.code == TOO_MANY_OPERATIONS
+    assert '"p$ann"' in str(error)
+
+
+def test_2_9_switched_off_subpools_give_their_operations_to_the_pool(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.node("n")
+    ann, bob = world.start("p", user="ann", cpu=2), world.start("p", user="bob")
+    world.settle_down()
+    world.set_pool("p", create_ephemeral_subpools=False)
+    assert world.element(ann).parent is world.element(bob).parent is world.pool("p")
+    assert list(world.tree().pools) == ["p"]
+    assert world.cores("p") == 3
+    assert world.record(ann).trees["default"].pool == "p"
+
+
+def test_2_9_an_ephemeral_pool_goes_with_its_last_operation(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    operations = [world.start("p", user="ann"), world.start("p", user="ann")]
+    world.abort(operations[0])
+    assert "p$ann" in world.tree().pools
+    world.complete(operations[1])
+    assert list(world.tree().pools) == ["p"]
+    assert world.pool("p").children == {}
+
+
+def test_2_9_an_explicit_pool_stays_without_operations(world):
+    world.create_pool("p")
+    world.abort(world.start("p"))
+    assert "p" in world.tree().pools
+
+
+def test_2_9_pools_of_a_user_are_limited_in_the_default_parent():
+    world = World(max_ephemeral_pools_per_user=2)
+    world.start("b", user="ann")
+    world.start("a", user="ann")
+    message = str(refused(world, "c", user="ann"))
+    for part in ('"c"', "limit of 2", '"ann"', '"default"', "a, b"):
+        assert part in message
+    world.start("c", user="bob")
+    world.start("c", user="ann")  # it exists, so none is made
+
+
+def test_2_9_subpools_do_not_count_for_the_limit_per_user(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    for name in ("p", "p$x", "p$y", "own"):
+        world.start(name, user="ann")
+    refused(world, "more", user="ann")
+
+
+def test_2_9_the_limit_per_user_is_per_tree(world):
+    world.create_tree("other", nodes_filter="x")
+    world.start("a", user="ann")
+    world.start("b", user="ann", pool_trees=["other"])
+    refused(world, "c", user="ann")
+
+
+def test_2_9_a_pool_of_a_user_that_is_gone_does_not_count(world):
+    world.abort(world.start("a", user="ann"))
+    world.start("b", user="ann")
+
+
+def test_2_9_a_pool_that_was_made_explicit_does_not_count_for_its_user(world):
+    world.start("a", user="ann")
+    world.create_pool("a")
+    world.start("b", user="ann")
+
+
+def test_2_9_an_explicit_pool_erased_while_it_has_operations_goes_on_as_ephemeral():
+    world = World(default_parent_pool="top")
+    world.create_pool("top", ephemeral_subpool_config={"max_operation_count": 7, "max_running_operation_count": 7})
+    world.create_pool("above")
+    world.create_pool("p", "above", weight=3)
+    world.node("n")
+    operation = world.start("p", cpu=2)
+    world.settle_down()
+    world.do(RemovePool("default", "p"))
+    pool = world.pool("p")
+    assert pool.is_ephemeral
+    assert pool.parent is world.pool("top")
+    assert (pool.max_operation_count, pool.settings.weight) == (7, None)
+    assert world.cores("p") == world.cores("top") == 2
+    assert world.cores("above") == 0
+    world.abort(operation)
+    assert "p" not in world.tree().pools
+    assert_consistent(world.state)
+
+
+def test_2_9_an_erased_pool_without_operations_is_gone(world):
+    world.create_pool("p")
+    world.do(RemovePool("default", "p"))
+    assert world.tree().pools == {}
+
+
+def test_2_9_creating_an_erased_pool_again_takes_its_operations_over(world):
+    world.create_pool("above")
+    world.create_pool("p", "above")
+    operation = world.start("p")
+    world.do(RemovePool("default", "p"))
+    world.create_pool("p", "above", weight=4)
+    pool = world.pool("p")
+    assert not pool.is_ephemeral
+    assert pool.parent is world.pool("above")
+    assert pool.settings.weight == 4
+    assert world.element(operation).parent is pool
+
+
+def restart_and_compare(world):
+    """What is stored makes the same pools again."""
+    before = describe(world.state, with_jobs=False)
+    world.restart()
+    assert describe(world.state, with_jobs=False) == before
+
+
+def test_2_9_an_erased_pool_stays_around_its_ephemeral_subpools_until_the_last_leaves(world):
+    world.create_pool("above")
+    world.create_pool("p", "above", create_ephemeral_subpools=True, weight=3)
+    first, second = world.start("p", user="ann", cpu=2), world.start("p", user="bob")
+    world.node("n")
+    world.settle_down()
+    world.do(RemovePool("default", "above", recursive=True))
+    pool = world.pool("p")
+    assert (pool.is_ephemeral, pool.parent, pool.settings.weight) == (True, world.tree().root, None)
+    assert {child.name for child in pool.children.values()} == {"p$ann", "p$bob"}
+    assert all(child.is_ephemeral for child in pool.children.values())
+    assert (world.cores("p"), world.counts("p")) == (3, (2, 2))
+    assert [*world.tree().pools] == ["p", "p$ann", "p$bob"]
+    restart_and_compare(world)
+    assert_consistent(world.state)
+    world.abort(first)
+    assert [*world.tree().pools] == ["p", "p$bob"]
+    restart_and_compare(world)
+    world.abort(second)
+    assert world.tree().pools == {}
+
+
+@pytest.mark.parametrize("mode", [None, "fifo"])
+def test_2_9_an_erased_default_parent_stays_around_the_ephemeral_pools_in_it(mode):
+    world = World(default_parent_pool="top")
+    world.create_pool("top", ephemeral_subpool_config={"mode": mode} if mode else {})
+    world.create_pool("next", ephemeral_subpool_config={"mode": mode} if mode else {})
+    first = world.start(user="ann")
+    waiting = world.start("direct", user="bob")
+    world.do(RemovePool("default", "top"))
+    second = world.start(user="ann")  # it goes where her pool is
+    restart_and_compare(world)
+    world.set_tree(default_parent_pool="next")  # what comes now goes there
+    third = world.start(user="eve")
+    assert world.pool("eve").parent is world.pool("next")
+    for name in ("ann", "direct"):
+        assert world.pool(name).parent is world.pool("top")
+    assert (world.pool("top").is_ephemeral, world.pool("top").mode) == (True, "fair_share")
+    assert world.pool("top").parent is world.pool("next")
+    restart_and_compare(world)
+    for operation in (first, waiting):
+        world.abort(operation)
+    assert "direct" not in world.tree().pools
+    restart_and_compare(world)
+    world.set_operation(second, pool="eve")
+    assert [*world.tree().pools] == ["next", "eve"]
+    assert world.record(second).parents == {}
+    restart_and_compare(world)
+    world.abort(third)
+    assert_consistent(world.state)
+
+
+def test_2_9_what_is_left_of_an_erased_pool_is_in_no_other_such(world):
+    world.set_tree(default_parent_pool="top")
+    world.create_pool("top")
+    world.create_pool("p", create_ephemeral_subpools=True)
+    started = [world.start("p", user="ann"), world.start("mine", user="bob")]
+    world.do(RemovePool("default", "p"))
+    assert world.pool("p").parent is world.pool("top")
+    world.do(RemovePool("default", "top"))
+    assert world.pool("p").parent is world.tree().root
+    assert world.pool("mine").parent is world.pool("top")
+    restart_and_compare(world)
+    started.append(world.start("p", user="eve"))  # now it has an operation of its own, too
+    restart_and_compare(world)
+    world.create_pool("other")
+    restart_and_compare(world)
+    for operation in started:
+        world.abort(operation)
+    assert [*world.tree().pools] == ["other"]
+
+
+def test_2_9_an_erased_pool_that_is_made_again_has_its_subpools_again(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    operation = world.start("p", user="ann")
+    world.do(RemovePool("default", "p"))
+    world.create_pool("p", create_ephemeral_subpools=True, weight=2)
+    assert world.element(operation).parent.parent is world.pool("p")
+    assert (world.pool("p").is_ephemeral, world.pool("p").settings.weight) == (False, 2)
+    restart_and_compare(world)
+
+
+def test_2_9_an_erased_pool_that_is_made_again_elsewhere_leaves_the_pools_of_users_to_the_default_parent():
+    world = World(default_parent_pool="top")
+    world.create_pool("top")
+    operation = world.start(user="ann")
+    world.do(RemovePool("default", "top"))
+    world.create_pool("other")
+    world.set_tree(default_parent_pool="other")
+    world.create_pool("top")
+    assert world.element(operation).parent.parent is world.pool("other")
+    world.do(RemovePool("default", "top"))
+    assert [*world.tree().pools] == ["other", "ann"]
+    restart_and_compare(world)
+
+
+def test_2_9_a_changed_default_parent_takes_the_ephemeral_pools_along(world):
+    world.create_pool("top")
+    operation = world.start("new")
+    world.set_tree(default_parent_pool="top")
+    assert world.pool("new").parent is world.pool("top")
+    assert world.counts("top") == (1, 1)
+    assert world.element(operation).parent is world.pool("new")
+
+
+def test_2_7_a_pool_with_ephemeral_subpools_cannot_become_fifo(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.start("p", user="ann")
+    before = describe(world.state)
+    with pytest.raises(CommandError, match=r"ephemeral sub-pools exist: p\$ann"):
+        world.set_pool("p", create_ephemeral_subpools=False, mode="fifo")
+    assert describe(world.state) == before
+
+
+def test_2_7_a_renamed_pool_keeps_its_operations_also_over_a_restart(world):
+    world.create_pool("p")
+    operation = world.start("p")
+    world.set_pool("p", name="q")
+    assert world.element(operation).parent is world.pool("q")
+    assert world.record(operation).trees["default"].pool == "q"
+    world.set_operation(operation, weight=2.0)
+    assert list(world.tree().pools) == ["q"]
+    before = describe(world.state)
+    world.restart()
+    assert describe(world.state) == before
+
+
+def test_2_7_a_new_pool_of_the_old_name_is_another_pool(world):
+    world.create_pool("p")
+    first = world.start("p")
+    world.set_pool("p", name="q")
+    world.create_pool("p")
+    second = world.start("p")
+    world.restart()
+    assert world.element(first).parent.name == "q"
+    assert world.element(second).parent.name == "p"
+
+
+def test_2_7_subpools_are_renamed_with_their_pool(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    operation = world.start("p", user="ann")
+    world.set_pool("p", name="q")
+    assert world.record(operation).trees["default"].pool == "q$ann"
+    assert set(world.tree().pools) == {"q", "q$ann"}
+    world.restart()
+    assert world.element(operation).parent.name == "q$ann"
+    assert world.start("q", user="ann")
+    assert set(world.tree().pools) == {"q", "q$ann"}
+
+
+# --- 3.1, start
+
+
+def test_3_1_the_first_full_element_from_the_pool_to_the_root_refuses():
+    world = World(max_operation_count=3, max_running_operation_count=3)
+    world.create_pool("a", max_operation_count=2, max_running_operation_count=1)
+    world.create_pool("b", "a", max_operation_count=1, max_running_operation_count=1)
+    world.create_pool("c")
+    world.start("b")
+    assert 'operations 1 for pool "b" in tree "default" has been reached' in str(refused(world, "b"))
+    world.start("a")
+    error = refused(world, "b")
+    assert '"b"' in str(error)  # both are full, the nearest says so
+    error = refused(world, "a")
+    assert 'operations 2 for pool "a" in tree "default" has been reached' in str(error)
+    world.start("c")
+    error = refused(world, "c")
+    assert error.code == TOO_MANY_OPERATIONS == 202
+    assert f'Limit for the number of concurrent operations 3 for pool "{ROOT_POOL}"' in str(error)
+    assert error.attributes == {"pool": ROOT_POOL, "limit": 3, "pool_tree": "default", "field": "pool"}
+
+
+def test_3_1_running_and_pending_operations_of_the_subtree_count(world):
+    world.create_pool("a", max_operation_count=3, max_running_operation_count=1)
+    world.create_pool("b", "a")
+    operations = [world.start("a"), world.start("b"), world.start("b")]
+    assert world.states(operations) == "rpp"
+    assert world.counts("a") == (1, 3)
+    assert refused(world, "b").attributes["pool"] == "a"
+    world.abort(operations[2])
+    world.start("a")
+
+
+def test_3_1_the_defaults_are_those_of_the_tree(world):
+    world.create_pool("p")
+    assert (world.pool("p").max_running_operation_count, world.pool("p").max_operation_count) == (8, 50)
+    operations = [world.start("p") for _ in range(50)]
+    assert world.counts("p") == (8, 50)
+    assert world.states(operations) == "r" * 8 + "p" * 42
+    assert refused(world, "p").attributes["limit"] == 50
+
+
+def test_3_1_a_new_ephemeral_pool_is_checked_where_it_would_be_made():
+    world = World(default_parent_pool="top")
+    world.create_pool("top", max_operation_count=1, max_running_operation_count=1)
+    world.start("one")
+    assert refused(world, "two", user="w").attributes["pool"] == "top"
+
+
+def test_3_1_a_limit_of_zero_lets_nothing_start(world):
+    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
+    assert refused(world, "p").attributes["limit"] == 0
+
+
+def test_3_1_one_full_tree_refuses_the_operation(world):
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
+    error = refused(world, "p", pool_trees=["other", "default"])
+    assert error.attributes["pool_tree"] == "default"
+
+
+def test_3_1_full_trees_may_be_erased_instead():
+    world = World(rules(erase_trees_with_pool_limit_violations=True))
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
+    operation = world.start("p", pool_trees=["other", "default"])
+    assert list(world.record(operation).trees) == ["other"]
+    assert refused(world, "p").code == TOO_MANY_OPERATIONS  # no tree is left
+
+
+def test_3_1_an_erased_tree_is_a_warning():
+    world = World(rules(erase_trees_with_pool_limit_violations=True))
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
+    change = world.do(
+        StartOperation({"tasks": {"t": {"job_count": 1}}, "pool": "p", "pool_trees": ["other", "default"]})
+    )
+    assert 'for pool "p" in tree "default" has been reached' in change.warnings[0]
+
+
+def test_3_1_only_full_trees_are_erased():
+    world = World(rules(erase_trees_with_pool_limit_violations=True))
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", forbid_immediate_operations=True)
+    assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
+
+
+def test_3_1_the_scheduler_as_a_whole_has_a_limit():
+    world = World(rules(max_operation_count=2))
+    world.create_tree("other", nodes_filter="x")
+    first = world.start("a")
+    world.start("b", user="v", pool_trees=["other"])
+    error = refused(world, "c", user="w")
+    assert error.code == TOO_MANY_OPERATIONS
+    assert "2 of the scheduler" in str(error)
+    world.abort(first)
+    world.start("c", user="w")
+
+
+# --- 3.2, running or pending
+
+
+def test_3_2_a_full_pool_makes_an_operation_pending(world):
+    world.create_pool("p", max_running_operation_count=2)
+    operations = [world.start("p") for _ in range(3)]
+    assert world.states(operations) == "rrp"
+    assert world.counts("p") == (2, 3)
+    assert world.record(operations[2]).running_in == ()
+
+
+@pytest.mark.parametrize("full", ["b", "a", ROOT_POOL])
+def test_3_2_a_full_ancestor_makes_it_pending_too(full):
+    world = World(max_running_operation_count=1 if full == ROOT_POOL else 10)
+    world.create_pool("a", max_running_operation_count=1 if full == "a" else 10)
+    world.create_pool("b", "a", max_running_operation_count=1 if full == "b" else 10)
+    assert world.states([world.start("b"), world.start("b")]) == "rp"
+    for name in ("b", "a", ROOT_POOL):
+        assert world.counts(name) == (1, 2)
+
+
+def test_3_2_a_limit_of_zero_lets_nothing_run(world):
+    world.create_pool("p", max_running_operation_count=0)
+    assert world.states([world.start("p")]) == "p"
+    world.set_pool("p", max_running_operation_count=1)
+    assert len(world.running()) == 1
+
+
+def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", max_running_operation_count=0)
+    world.create_pool("p", tree="other", max_running_operation_count=1)
+    both = world.start("p", pool_trees=["default", "other"])
+    assert world.record(both).state == "running"
+    assert world.record(both).running_in == ("other",)
+    assert not world.element(both).is_running
+    world.set_pool("p", max_running_operation_count=1)
+    assert set(world.record(both).running_in) == {"default", "other"}
+
+
+# --- 3.3, a slot becomes free
+
+
+@pytest.fixture
+def branches():
+    """Pools a and b below top; a runs one, b runs one, top runs ``top``."""
+
+    def make(top: int) -> World:
+        world = World()
+        world.create_pool("top", max_running_operation_count=top)
+        world.create_pool("a", "top", max_running_operation_count=1)
+        world.create_pool("b", "top", max_running_operation_count=1)
+        return world
+
+    return make
+
+
+def test_3_3_pending_operations_run_in_order_of_arrival(world):
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p", weight=weight) for weight in (1.0, 1.0, 5.0, 9.0)]
+    for turn in range(4):
+        assert world.states(operations) == "a" * turn + "r" + "p" * (3 - turn)
+        world.abort(operations[turn])
+
+
+def test_3_3_a_blocked_one_does_not_hold_back_those_behind_it(branches):
+    world = branches(2)
+    operations = [world.start(name) for name in ("a", "a", "b")]
+    assert world.states(operations) == "rpr"
+
+
+def test_3_3_a_blocked_one_keeps_its_place(branches):
+    world = branches(1)
+    operations = [world.start(name) for name in ("b", "a", "b", "a")]
+    assert world.states(operations) == "rppp"
+    world.set_pool("a", max_running_operation_count=0)
+    world.abort(operations[0])
+    assert world.states(operations) == "aprp"
+    world.set_pool("a", max_running_operation_count=2)
+    world.set_pool("top", max_running_operation_count=2)
+    assert world.states(operations) == "arrp"
+
+
+def test_3_3_counts_are_updated_before_the_next_one_is_looked_at(branches):
+    world = branches(0)
+    operations = [world.start(name) for name in ("a", "a", "b", "b")]
+    world.set_pool("top", max_running_operation_count=5)
+    assert world.states(operations) == "rprp"
+
+
+def test_3_3_the_scan_ends_when_the_root_is_full():
+    world = World(max_running_operation_count=1)
+    operations = [world.start(user=f"u{i}") for i in range(4)]
+    assert world.states(operations) == "rppp"
+    world.set_tree(max_running_operation_count=3)
+    assert world.states(operations) == "rrrp"
+
+
+def test_3_3_a_finished_operation_frees_its_slot_by_its_jobs(world):
+    node = world.node("n")
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p"), world.start("p")]
+    world.settle_down()
+    node.finish(next(iter(node.jobs)))
+    world.beat()
+    assert world.states(operations) == "cr"
+
+
+def test_3_3_an_aborted_pending_operation_frees_no_slot(world):
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p") for _ in range(3)]
+    world.abort(operations[1])
+    assert world.states(operations) == "rap"
+
+
+def test_3_3_the_queue_outlives_a_restart(world):
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p") for _ in range(4)]
+    before = describe(world.state)
+    world.restart()
+    assert describe(world.state) == before
+    world.abort(operations[0])
+    assert world.states(operations) == "arpp"
+
+
+# --- 3.4, limits change
+
+
+def test_3_4_lowering_a_limit_never_stops_running_operations(world):
+    world.create_pool("p")
+    operations = [world.start("p") for _ in range(4)]
+    world.set_pool("p", max_running_operation_count=1, max_operation_count=1)
+    assert world.states(operations) == "rrrr"
+    refused(world, "p")
+    world.set_pool("p", max_operation_count=9)
+    operations.append(world.start("p"))
+    for turn in range(3):
+        world.abort(operations[turn])
+        assert world.states(operations[4:]) == "p"
+    world.abort(operations[3])
+    assert world.states(operations[4:]) == "r"
+
+
+@pytest.mark.parametrize("where", ["pool", "ancestor", "root", "per pool"])
+def test_3_4_raising_a_limit_runs_pending_ones_at_once(where):
+    world = World(
+        max_running_operation_count=1 if where == "root" else 9,
+        max_running_operation_count_per_pool=1 if where == "per pool" else 9,
+    )
+    world.create_pool("top", **({"max_running_operation_count": 1} if where == "ancestor" else {}))
+    world.create_pool("p", "top", **({"max_running_operation_count": 1} if where == "pool" else {}))
+    operations = [world.start("p") for _ in range(3)]
+    assert world.states(operations) == "rpp"
+    if where in ("pool", "ancestor"):
+        world.set_pool("p" if where == "pool" else "top", max_running_operation_count=2)
+    elif where == "root":
+        world.set_tree(max_running_operation_count=2)
+    else:
+        world.set_tree(max_running_operation_count_per_pool=2)
+    assert world.states(operations) == "rrp"
+
+
+def test_3_4_removing_a_pools_own_limit_gives_it_the_trees(world):
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p") for _ in range(3)]
+    world.set_pool("p", max_running_operation_count=None)
+    assert world.states(operations) == "rrr"
+
+
+def test_3_4_moving_a_pool_out_of_a_full_one_runs_its_operations(branches):
+    world = branches(1)
+    operations = [world.start("a"), world.start("b")]
+    assert world.states(operations) == "rp"
+    world.set_pool("b", parent_name=ROOT_POOL)
+    assert world.states(operations) == "rr"
+
+
+# --- 3.5, change of pool
+
+
+def move_refused(world: World, operation: str, pool: str) -> str:
+    before = describe(world.state)
+    with pytest.raises(CommandError) as caught:
+        world.set_operation(operation, pool=pool)
+    assert describe(world.state) == before
+    return str(caught.value)
+
+
+def test_3_5_a_move_takes_jobs_and_counts_along(world):
+    world.node("n")
+    world.create_pool("a")
+    world.create_pool("b")
+    operation = world.start("a", jobs=3, cpu=2)
+    world.settle_down()
+    world.set_operation(operation, pool="b")
+    assert (world.cores("a"), world.cores("b"), world.cores(ROOT_POOL)) == (0, 6, 6)
+    assert world.counts("a") == (0, 0)
+    assert world.counts("b") == (1, 1)
+    assert_consistent(world.state)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 3
+
+
+def test_3_5_a_full_pool_refuses_it(world):
+    world.create_pool("a")
+    world.create_pool("b", max_operation_count=0, max_running_operation_count=0)
+    world.create_pool("c", max_running_operation_count=0)
+    operation = world.start("a")
+    assert move_refused(world, operation, "b") == 'Max operation count of pool "b" violated'
+    assert move_refused(world, operation, "c") == 'Max running operation count of pool "c" violated'
+
+
+def test_3_5_only_new_ancestors_are_tested(world):
+    world.create_pool("top", max_operation_count=1, max_running_operation_count=1)
+    world.create_pool("a", "top")
+    world.create_pool("b", "top")
+    operation = world.start("a")
+    world.set_operation(operation, pool="b")
+    assert world.counts("top") == (1, 1)
+    world.create_pool("c")
+    other = world.start("c")
+    assert 'pool "top"' in move_refused(world, other, "a")
+
+
+def test_3_5_a_pending_operation_is_placed_again(world):
+    world.create_pool("full", max_running_operation_count=0)
+    world.create_pool("free")
+    operation = world.start("full")
+    world.set_operation(operation, pool="free")
+    assert world.states([operation]) == "r"
+
+
+def test_3_5_a_pending_operation_may_go_where_nothing_may_run(world):
+    world.create_pool("a", max_running_operation_count=0)
+    world.create_pool("b", max_running_operation_count=0)
+    operation = world.start("a")
+    world.set_operation(operation, pool="b")
+    assert world.states([operation]) == "p"
+    assert world.counts("b") == (0, 1)
+
+
+def test_3_5_a_move_frees_the_slot_that_it_held(world):
+    world.create_pool("a", max_running_operation_count=1)
+    world.create_pool("b")
+    operations = [world.start("a"), world.start("a")]
+    world.set_operation(operations[0], pool="b")
+    assert world.states(operations) == "rr"
+
+
+def test_3_5_pools_that_nobody_may_start_in_cannot_be_moved_to(world):
+    world.create_pool("a")
+    world.create_pool("b", forbid_immediate_operations=True)
+    operation = world.start("a")
+    assert "is forbidden" in move_refused(world, operation, "b")
+
+
+def test_3_5_a_move_may_make_an_ephemeral_pool_and_leave_one(world):
+    world.create_pool("p", create_ephemeral_subpools=True)
+    world.node("n")
+    operation = world.start("p", user="ann", cpu=2)
+    world.settle_down()
+    world.set_operation(operation, pool="own")
+    assert set(world.tree().pools) == {"p", "own"}
+    world.set_operation(operation, pool="p")
+    assert set(world.tree().pools) == {"p", "p$ann"}
+    assert world.cores("p$ann") == world.cores("p") == 2
+
+
+def test_3_5_options_may_change_in_an_ephemeral_pool_of_one_operation(world):
+    world.node("n")
+    operation = world.start("own", jobs=2, cpu=2)
+    world.settle_down()
+    share = world.share("own")
+    world.set_operation(operation, weight=2.0)
+    assert world.cores("own") == world.cores(ROOT_POOL) == 4
+    assert world.share("own") == share > 0
+
+
+def test_3_5_a_move_in_one_of_several_trees(world):
+    world.create_tree("other", nodes_filter="x")
+    for tree in ("default", "other"):
+        world.create_pool("a", tree=tree)
+        world.create_pool("b", tree=tree)
+    operation = world.start("a", pool_trees=["default", "other"])
+    world.set_operation(operation, scheduling_options_per_pool_tree={"other": {"pool": "b"}})
+    assert world.element(operation).parent.name == "a"
+    assert world.element(operation, "other").parent.name == "b"

@@ -1,0 +1,437 @@
+"""Integral guarantees while time passes: refill, caps, what is charged, changes and restarts (semantics.md 9).
+
+The cluster has 1000 cores on one node, an update each second unless a test says otherwise. Volumes are share*s, as the
+documents print them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import World, assert_consistent
+
+from cpumond.fairshare import fair_share_update
+from cpumond.fairshare.resources import CPU, scale
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.commands import RemovePool
+
+CORES = 1000.0
+DAY_S = 86_400.0
+
+
+def burst(flow: float, most: float, **more: Any) -> dict[str, Any]:
+    return {
+        "guarantee_type": "burst",
+        "resource_flow": {"cpu": flow},
+        "burst_guarantee_resources": {"cpu": most},
+        **more,
+    }
+
+
+def relaxed(flow: float, **more: Any) -> dict[str, Any]:
+    return {"guarantee_type": "relaxed", "resource_flow": {"cpu": flow}, **more}
+
+
+class Farm(World):
+    """Pools with integral guarantees against a pool "rest" that wants everything and guarantees nothing."""
+
+    def __init__(self, cores: float = CORES, **tree: Any) -> None:
+        super().__init__(**tree)
+        self.node("n1", cpu=cores, user_slots=0)
+
+    def want(self, pool: str, cores: float) -> str:
+        """An operation whose jobs take no slots."""
+        tasks = {"t": {"job_count": max(int(cores), 1), "cpu_limit": 1.0, "user_slots": 0}}
+        return self.do(StartOperation({"pool": pool, "tasks": tasks})).id
+
+    def volume(self, name: str) -> float:
+        return self.pool(name).volume[CPU] / self.tree().total[CPU]
+
+    def give(self, name: str, volume: float) -> None:
+        """A pool has saved this much."""
+        self.pool(name).volume = scale(self.tree().total, volume)
+
+    def pass_time(self, seconds: float, period: float = 1.0) -> None:
+        """Updates only; no job starts."""
+        for _ in range(round(seconds / period)):
+            self.now += period
+            self.update()
+
+
+@pytest.fixture
+def farm():
+    farm = Farm()
+    yield farm
+    assert_consistent(farm.state)
+
+
+# --- refill and clamp
+
+
+def test_9_an_idle_pool_fills_with_its_flow(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    assert farm.volume("p") == 0.0
+    farm.pass_time(600)
+    assert farm.volume("p") == pytest.approx(60.0)
+
+
+def test_9_the_first_update_adds_nothing(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.now += 10_000
+    farm.update()
+    assert farm.volume("p") == 0.0
+
+
+@pytest.mark.parametrize("period", [0.1, 1.0, 7.0])
+def test_9_the_volume_does_not_depend_on_the_period_of_updates(period):
+    farm = Farm()
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(70, period)
+    assert farm.volume("p") == pytest.approx(7.0, rel=1e-3)
+
+
+def test_9_the_volume_stops_at_a_day_of_flow(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(2 * DAY_S, 600)
+    assert farm.volume("p") == pytest.approx(0.1 * DAY_S)
+
+
+def test_9_the_period_of_the_capacity_is_configurable():
+    farm = Farm(integral_guarantees={"pool_capacity_saturation_period": 100_000})
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(300)
+    assert farm.volume("p") == pytest.approx(10.0)
+
+
+def test_9_without_a_cluster_nothing_changes():
+    world = World()
+    world.create_pool("p", integral_guarantees=burst(100, 500))
+    world.update()
+    world.now += 100
+    world.update()
+    assert world.pool("p").volume[CPU] == 0.0
+
+
+def test_9_a_new_pool_starts_with_nothing(farm):
+    farm.create_pool("old", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    farm.create_pool("new", integral_guarantees=burst(100, 500))
+    farm.update()
+    assert farm.volume("new") == 0.0
+    assert farm.volume("old") == pytest.approx(10.0)
+
+
+# --- consumption
+
+
+@pytest.mark.parametrize(("cores", "lasts_s"), [(100, 600), (50, 1200)])
+def test_9_the_documents_example_60_share_seconds_of_1000_cores(farm, cores, lasts_s):
+    farm.create_pool("p", integral_guarantees=burst(0, cores))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.give("p", 60.0)
+    seconds = 0
+    farm.update()
+    while farm.share("p") > 0.99 * cores / CORES and seconds < 2000:
+        seconds += 1
+        farm.pass_time(1)
+    # near the end the smooth period lets the share fall before the volume is gone
+    assert lasts_s * 0.9 <= seconds <= lasts_s
+    farm.pass_time(1000)
+    assert 0.0 <= farm.volume("p") < 0.1
+
+
+def test_9_the_granted_share_is_charged_used_or_not(farm):
+    farm.create_pool("p", integral_guarantees=burst(0, 500))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.give("p", 1000.0)
+    farm.update()
+    assert farm.share("p") == pytest.approx(0.5, rel=1e-3)
+    assert farm.cores("p") == 0.0  # no job runs
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(950.0, rel=1e-3)
+
+
+def test_9_demand_below_the_strong_guarantee_costs_nothing(farm):
+    farm.create_pool("p", strong_guarantee_resources={"cpu": 200}, integral_guarantees=burst(100, 500))
+    farm.want("p", 150)
+    farm.update()
+    farm.give("p", 100.0)
+    farm.update()
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(110.0)
+
+
+def test_9_the_surplus_by_weight_costs_nothing(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 200))
+    farm.want("p", 1000)
+    farm.update()
+    farm.give("p", 500.0)
+    farm.update()
+    assert farm.share("p") == pytest.approx(1.0)
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(500.0 + 10.0 - 20.0, rel=1e-3)
+
+
+def test_9_a_burst_pool_gets_at_most_its_burst_and_its_volume_over_the_smooth_period(farm):
+    farm.create_pool("p", integral_guarantees=burst(0, 300))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    for volume, expected in ((600.0, 0.3), (18.0, 0.3), (6.0, 0.1), (0.0, 0.0)):
+        farm.give("p", volume)
+        farm.update()
+        assert farm.share("p") == pytest.approx(expected, abs=2e-3)
+
+
+def test_9_a_relaxed_pool_gets_at_most_three_times_its_flow(farm):
+    farm.create_pool("p", integral_guarantees=relaxed(100))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.give("p", 5000.0)
+    farm.update()
+    assert farm.share("p") == pytest.approx(0.3, abs=2e-3)
+    farm.set_pool("p", integral_guarantees__relaxed_share_multiplier_limit=2.0)
+    farm.update()
+    assert farm.share("p") == pytest.approx(0.2, abs=2e-3)
+
+
+def test_9_a_relaxed_pool_without_flow_gets_only_its_weight(farm):
+    farm.create_pool("p", integral_guarantees=relaxed(0))
+    farm.create_pool("rest")
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.pass_time(100)
+    assert farm.share("p") == pytest.approx(0.5, abs=1e-3)
+    assert farm.volume("p") == 0.0
+
+
+def test_9_a_steady_pool_lives_on_its_flow(farm):
+    farm.create_pool("p", integral_guarantees=relaxed(100))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("p", 1000)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.give("p", 20.0)
+    farm.pass_time(1000)
+    assert farm.share("p") == pytest.approx(0.1, abs=5e-3)
+    assert farm.volume("p") == pytest.approx(6.0, abs=0.5)  # flow times the smooth period
+
+
+def test_9_burst_2000_and_flow_1000_work_half_of_the_time():
+    farm = Farm(cores=10_000)
+    farm.create_pool("p", integral_guarantees=burst(1000, 2000))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("rest", 20_000)
+    farm.update()
+    low, high, granted = 0, 0, 0.0
+    operation = ""
+    hour = 3600
+    for turn in range(24):
+        if turn % 2:
+            operation = farm.want("p", 5000)
+        farm.update()
+        for _ in range(hour // 60):
+            farm.pass_time(60, 60)
+            share = farm.share("p")
+            granted += share * 60
+            low, high = low + (share < 0.199), high + (share > 0.199)
+        if operation:
+            farm.abort(operation)
+            operation = ""
+    assert high == pytest.approx(low, rel=0.05)
+    assert granted == pytest.approx(0.1 * 24 * hour, rel=0.02)
+    assert farm.volume("p") < 30.0
+
+
+def test_9_weights_2_to_1_share_2_to_1(farm):
+    farm.create_pool("a", weight=2)
+    farm.create_pool("b", weight=1)
+    farm.want("a", 2000)
+    farm.want("b", 2000)
+    farm.update()
+    assert farm.share("a") == pytest.approx(2 / 3, abs=1e-3)
+    assert farm.share("b") == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_9_burst_and_strong_guarantees_are_scaled_by_one_factor_when_they_exceed_the_cluster(farm):
+    farm.create_pool("strong", strong_guarantee_resources={"cpu": 600})
+    farm.create_pool("burst", integral_guarantees=burst(900, 900))
+    farm.want("strong", 1000)
+    farm.want("burst", 1000)
+    farm.update()
+    farm.give("burst", 5000.0)
+    farm.update()
+    assert farm.share("strong") == pytest.approx(0.4, abs=1e-3)
+    assert farm.share("burst") == pytest.approx(0.6, abs=1e-3)
+    assert farm.tree().errors
+
+
+# --- changes
+
+
+def test_9_a_raised_flow_raises_the_capacity_at_once(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.give("p", 0.1 * DAY_S)
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(0.1 * DAY_S)
+    farm.set_pool("p", integral_guarantees__resource_flow={"cpu": 200})
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(0.1 * DAY_S + 20.0, rel=1e-4)
+
+
+def test_9_a_lowered_flow_keeps_what_is_there_but_it_cannot_grow(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.create_pool("rest", weight=1e6)
+    farm.want("rest", 2000)
+    farm.update()
+    farm.give("p", 0.1 * DAY_S)
+    farm.set_pool("p", integral_guarantees__resource_flow={"cpu": 50})
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(0.1 * DAY_S)
+    operation = farm.want("p", 500)
+    farm.pass_time(101)
+    assert farm.volume("p") == pytest.approx(0.1 * DAY_S - 45.0, abs=1.0)
+    farm.abort(operation)
+    farm.update()
+    less = farm.volume("p")
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(less, rel=1e-3)
+
+
+@pytest.mark.parametrize("back", ["burst", "relaxed"])
+def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    farm.set_pool("p", integral_guarantees={"guarantee_type": "none"})
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(10.0)
+    farm.set_pool("p", integral_guarantees=burst(100, 500) if back == "burst" else relaxed(100))
+    farm.update()
+    assert farm.volume("p") == pytest.approx(10.0)
+    farm.pass_time(100)
+    assert farm.volume("p") == pytest.approx(20.0)
+
+
+def test_9_the_type_may_change_while_an_update_is_computed(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    farm.set_pool("p", integral_guarantees__guarantee_type="none")
+    snapshot = farm.state.make_snapshot(farm.tree())
+    farm.set_pool("p", integral_guarantees__guarantee_type="burst")
+    farm.state.accept_update(farm.tree(), fair_share_update(snapshot, farm.now + 1, farm.now), farm.now + 1)
+    assert farm.volume("p") == pytest.approx(10.0)
+
+
+def test_9_burst_to_relaxed_and_back_keeps_the_volume(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    farm.set_pool("p", integral_guarantees=relaxed(100))
+    assert farm.volume("p") == pytest.approx(10.0)
+    farm.pass_time(100)
+    farm.set_pool("p", integral_guarantees=burst(100, 500))
+    assert farm.volume("p") == pytest.approx(20.0)
+
+
+def test_9_a_renamed_and_moved_pool_keeps_its_volume(farm):
+    farm.create_pool("top")
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.set_pool("top", integral_guarantees__resource_flow={"cpu": 100})
+    farm.set_pool("top", integral_guarantees__burst_guarantee_resources={"cpu": 500})
+    farm.update()
+    farm.pass_time(100)
+    farm.set_pool("p", name="q", parent_name="top")
+    farm.update()
+    assert farm.volume("q") == pytest.approx(10.0)
+
+
+def test_9_a_pool_that_is_made_again_starts_with_nothing(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.want("p", 10)
+    farm.update()
+    farm.pass_time(100)
+    farm.do(RemovePool("default", "p"))
+    farm.pass_time(10)
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    assert farm.volume("p") == 0.0
+
+
+def test_9_when_the_cluster_grows_the_volume_stays_and_its_ratio_falls(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    before = farm.pool("p").volume
+    farm.node("n2", cpu=1000, user_slots=0)
+    farm.update()
+    assert farm.pool("p").volume == before
+    assert farm.volume("p") == pytest.approx(5.0)
+
+
+# --- restarts
+
+
+def test_9_a_restart_goes_on_from_the_stored_value_and_nothing_accrues_while_down(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(400)
+    farm.now += 5000
+    farm.restart()
+    assert farm.volume("p") == pytest.approx(40.0)
+    farm.update()
+    assert farm.volume("p") == pytest.approx(40.0)
+    farm.pass_time(50)
+    assert farm.volume("p") == pytest.approx(45.0)
+
+
+def test_9_after_a_restart_pools_that_are_unknown_or_not_integral_are_dropped(farm):
+    for name in ("gone", "none", "kept"):
+        farm.create_pool(name, integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
+    farm.do(RemovePool("default", "gone"))
+    farm.set_pool("none", integral_guarantees__guarantee_type="none")
+    farm.restart()
+    farm.create_pool("gone", integral_guarantees=burst(100, 500))
+    farm.set_pool("none", integral_guarantees__guarantee_type="burst")
+    assert (farm.volume("gone"), farm.volume("none")) == (0.0, 0.0)
+    assert farm.volume("kept") == pytest.approx(10.0)
+
+
+def test_9_type_none_is_not_persisted(farm):
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(10)
+    farm.set_pool("p", integral_guarantees__guarantee_type="none")
+    farm.update()
+    assert farm.state.progress_of(farm.tree())["volumes"] == {}
+
+
+def test_6_2_the_timer_of_starvation_outlives_a_restart(farm):
+    farm.create_pool("p")
+    farm.want("p", 10)
+    farm.state.nodes["n1"].used = farm.state.nodes["n1"].capacity  # nothing can start
+    farm.update()
+    since = farm.pool("p").below_since
+    assert since == farm.now
+    farm.pass_time(10)
+    farm.restart()
+    assert farm.pool("p").below_since == since

@@ -1,0 +1,466 @@
+"""Who is served on a heartbeat, in which order, and what holds a start back (semantics.md 4, 7)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from scheduler_world import EASY, GIB, World, assert_consistent
+
+from cpumond.fairshare.resources import CPU, Vector
+from cpumond.scheduler.decide.placement import satisfaction_of
+from cpumond.scheduler.model import ROOT_POOL, Rules
+from cpumond.scheduler.operations import StartOperation
+
+NEVER = math.inf
+
+
+def cpu(*shares: float) -> list[Vector]:
+    return [(0.0, share, 0.0, 0.0, 0.0) for share in shares]
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert_consistent(world.state)
+
+
+def started(world: World, operations: list[str]) -> list[int]:
+    """Active jobs of each operation."""
+    return [len(world.jobs_of(each)) for each in operations]
+
+
+# --- 7.2, satisfaction
+
+
+@pytest.mark.parametrize(
+    ("usage", "fair", "demand", "expected"),
+    [
+        (0.0, 0.0, 0.5, NEVER),
+        (0.3, 0.0, 0.5, NEVER),
+        (0.0, 0.5, 1.0, 0.0),
+        (0.25, 0.5, 1.0, 0.5),
+        (0.5, 0.5, 1.0, 1.0),
+        (0.75, 0.5, 1.0, 1.5),
+        (0.25, 0.5, 0.5, 0.5),  # all resources blocked
+        (0.5, 0.5, 0.5, 1.0),
+    ],
+)
+def test_7_2_satisfaction_in_one_resource(usage, fair, demand, expected):
+    assert satisfaction_of(*cpu(usage, fair, demand)) == expected
+
+
+def test_7_2_above_the_fair_share_the_largest_ratio_counts():
+    assert satisfaction_of((0.6, 0.9, 0, 0.1, 0), (0.5, 0.6, 0, 0.5, 0), (1, 1, 0, 1, 0)) == pytest.approx(1.5)
+
+
+def test_7_2_below_it_the_largest_ratio_of_the_resources_that_are_not_blocked():
+    fair, demand = (0.1, 0.5, 0.0, 0.4, 0.0), (0.1, 1.0, 0.0, 1.0, 0.0)
+    assert satisfaction_of((0.09, 0.25, 0.0, 0.1, 0.0), fair, demand) == pytest.approx(0.5)
+
+
+def test_7_2_all_blocked_the_least_ratio():
+    fair = (0.1, 0.5, 0.0, 0.4, 0.0)
+    assert satisfaction_of((0.05, 0.125, 0.0, 0.4, 0.0), fair, fair) == pytest.approx(0.25)
+
+
+def test_7_2_usage_of_a_resource_without_a_share_is_served_last():
+    assert satisfaction_of((0.0, 0.1, 0.0, 0.2, 0.0), (0.0, 0.5, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.5, 0.0)) == NEVER
+
+
+# --- 7.1, order of service
+
+
+def test_7_1_weights_2_to_1_hand_out_2_to_1(world):
+    world.create_pool("a", weight=2)
+    world.create_pool("b")
+    operations = [world.start("a", jobs=50), world.start("b", jobs=50)]
+    world.node("n1", cpu=30)
+    world.step()
+    assert started(world, operations) == [20, 10]
+
+
+def test_7_1_the_least_satisfied_one_is_served_first(world):
+    world.create_pool("a")
+    world.create_pool("b")
+    first = world.node("n1", cpu=4)
+    rich = world.start("a", jobs=50)
+    world.step()
+    assert len(first.jobs) == 4
+    poor = world.start("b", jobs=50)
+    second = world.node("n2", cpu=4)
+    world.update()
+    second.beat()
+    assert started(world, [rich, poor]) == [4, 4]
+
+
+def test_7_1_each_start_is_seen_by_the_next_choice(world):
+    world.create_pool("p")
+    operations = [world.start("p", jobs=9) for _ in range(3)]
+    world.node("n1", cpu=9)
+    world.step()
+    assert started(world, operations) == [3, 3, 3]
+
+
+def test_7_1_pools_of_many_small_operations_get_their_shares(world):
+    """Each of them always has an operation without a job: the least child alone would not tell them apart."""
+    world.create_pool("a", weight=2, max_running_operation_count=50)
+    world.create_pool("b", max_running_operation_count=50)
+    operations = {name: [world.start(name) for _ in range(40)] for name in ("b", "a")}
+    world.node("n1", cpu=30)
+    world.step()
+    assert {name: sum(started(world, ids)) for name, ids in operations.items()} == {"a": 20, "b": 10}
+
+
+def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_have_jobs(world):
+    world.create_pool("crowd")
+    world.create_pool("single", strong_guarantee_resources={"cpu": 6})
+    crowd = [world.start("crowd") for _ in range(40)]
+    first, second = world.node("n1", cpu=5), world.node("n2", cpu=5)
+    world.update()
+    first.beat()
+    assert sum(started(world, crowd)) == 5
+    single = world.start("single", jobs=40)
+    world.update()
+    second.beat()
+    assert started(world, [single]) == [5]
+    assert sum(started(world, crowd)) == 5
+
+
+def test_7_1_sub_pools_share_what_their_pool_gets(world):
+    world.create_pool("top")
+    world.create_pool("a", "top", weight=3)
+    world.create_pool("b", "top")
+    world.create_pool("other")
+    operations = [world.start(name, jobs=50) for name in ("a", "b", "other")]
+    world.node("n1", cpu=16)
+    world.step()
+    assert started(world, operations) == [6, 2, 8]
+
+
+def test_7_1_what_is_left_over_goes_to_who_has_its_share(world):
+    world.create_pool("a", weight=1000)
+    world.create_pool("b")
+    operations = [world.start("a", jobs=2), world.start("b", jobs=50)]
+    world.node("n1", cpu=10)
+    world.step()
+    assert started(world, operations) == [2, 8]
+
+
+def test_7_1_tasks_are_served_in_the_order_of_the_specification(world):
+    world.create_pool("p")
+    tasks = {"z": {"job_count": 2}, "a": {"job_count": 2, "cpu_limit": 2}}
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
+    world.node("n1", cpu=4)
+    world.step()
+    assert Counter(job.task.name for job in world.jobs_of(operation)) == {"z": 2, "a": 1}
+
+
+def test_7_1_a_task_that_does_not_fit_does_not_hold_back_the_next(world):
+    world.create_pool("p")
+    tasks = {"large": {"job_count": 1, "cpu_limit": 9}, "small": {"job_count": 3}}
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
+    world.node("n1", cpu=4)
+    world.step()
+    assert Counter(job.task.name for job in world.jobs_of(operation)) == {"small": 3}
+
+
+def test_7_1_an_operation_that_does_not_fit_does_not_hold_back_others(world):
+    world.create_pool("p")
+    operations = [world.start("p", cpu=9), world.start("p", jobs=9)]
+    world.node("n1", cpu=4)
+    world.step()
+    assert started(world, operations) == [0, 4]
+    assert world.element(operations[0]).deactivations == {"node_resources": 1}
+
+
+def test_7_1_an_operation_that_was_passed_over_is_tried_on_the_next_node(world):
+    world.create_pool("p")
+    operation = world.start("p", cpu=9)
+    small, large = world.node("n1", cpu=4), world.node("n2", cpu=9)
+    world.update()
+    small.beat()
+    large.beat()
+    assert started(world, [operation]) == [1]
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory", "user_slots"])
+def test_7_1_all_resources_must_fit(world, resource):
+    world.create_pool("p")
+    operation = world.start("p", jobs=9, cpu=2.0, memory=3 * GIB)
+    sizes = {"cpu": 100, "memory": 100 * GIB, "user_slots": 100, resource: 4 * GIB if resource == "memory" else 3}
+    world.node("n1", **sizes)
+    world.step()
+    assert started(world, [operation]) == [{"cpu": 1, "memory": 1, "user_slots": 3}[resource]]
+
+
+def test_7_1_jobs_that_fit_exactly_are_not_lost_to_rounding(world):
+    world.create_pool("p")
+    world.create_pool("q", resource_limits={"cpu": 0.3})
+    operations = [world.start("p", jobs=9, cpu=1.1), world.start("q", jobs=9, cpu=0.1)]
+    world.node("n1", cpu=3.6)
+    world.step()
+    assert started(world, operations) == [3, 3]
+
+
+def test_7_1_suspended_and_pending_operations_get_nothing(world):
+    world.create_pool("p", max_running_operation_count=2)
+    operations = [world.start("p", jobs=2) for _ in range(3)]
+    world.suspend(operations[0])
+    world.node("n1")
+    world.step()
+    assert started(world, operations) == [0, 2, 0]
+    world.resume(operations[0])
+    world.step()
+    assert started(world, operations) == [2, 2, 0]
+
+
+def test_7_1_nothing_starts_before_the_first_update(world):
+    world.create_pool("p")
+    operation = world.start("p")
+    node = world.node("n1")
+    node.beat()
+    assert started(world, [operation]) == [0]
+
+
+# --- 7.1, limits
+
+
+@pytest.mark.parametrize("where", ["operation", "pool", "ancestor", "share", "share of the operation"])
+def test_7_1_limits_hold_at_every_level(world, where):
+    world.node("n1", cpu=10)
+    limits = {"resource_limits": {"cpu": 3}}
+    top = limits if where == "ancestor" else {"max_share_ratio": 0.3} if where == "share" else {}
+    world.create_pool("top", **top)
+    world.create_pool("p", "top", **(limits if where == "pool" else {}))
+    options = limits if where == "operation" else {"max_share_ratio": 0.3} if where == "share of the operation" else {}
+    operation = world.start("p", jobs=9, **options)
+    world.settle_down()
+    assert started(world, [operation]) == [3]
+    assert world.cores("p") == 3
+
+
+def test_7_1_siblings_share_a_limit_above_them(world):
+    world.create_pool("top", resource_limits={"cpu": 4})
+    operations = []
+    for name in ("a", "b"):
+        world.create_pool(name, "top")
+        operations.append(world.start(name, jobs=9))
+    world.node("n1", cpu=10)
+    world.settle_down()
+    assert started(world, operations) == [2, 2]
+
+
+def test_7_1_a_limit_in_another_resource(world):
+    world.create_pool("p", resource_limits={"user_slots": 2})
+    operation = world.start("p", jobs=9)
+    world.node("n1", cpu=10)
+    world.settle_down()
+    assert started(world, [operation]) == [2]
+
+
+@pytest.mark.parametrize("what", ["pool", "operation", "ephemeral"])
+def test_7_1_limits_hold_before_the_first_update_that_knows_them(world, what):
+    node = world.node("n1")
+    world.create_pool("e", create_ephemeral_subpools=True, ephemeral_subpool_config={"resource_limits": {"cpu": 2}})
+    world.create_pool("old")
+    world.update()
+    limits = {"resource_limits": {"cpu": 2}}
+    if what == "pool":
+        world.create_pool("p", **limits)
+        operation = world.start("p", jobs=9)
+    elif what == "operation":
+        operation = world.start("old", jobs=9, **limits)
+    else:
+        operation = world.start("e", jobs=9)
+    node.beat()
+    assert len(world.jobs_of(operation)) <= 2
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 2
+
+
+def test_7_1_a_lowered_limit_of_a_pool_holds_at_once(world):
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p", jobs=9)
+    world.update()
+    world.set_pool("p", resource_limits={"cpu": 2})
+    node.beat()
+    assert len(world.jobs_of(operation)) == 2
+
+
+def test_7_1_a_lowered_limit_of_an_operation_holds_at_once(world):
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p", jobs=9)
+    world.update()
+    world.set_operation(operation, resource_limits={"cpu": 2})
+    node.beat()
+    assert len(world.jobs_of(operation)) == 2
+
+
+# --- 7.1, what a node must have to spare
+
+
+def test_7_1_a_node_with_less_than_the_spare_is_not_offered_work():
+    world = World(Rules())
+    world.create_pool("p")
+    operation = world.start("p", jobs=99, cpu=0.5)
+    world.node("n1", cpu=3.0)
+    world.settle_down()
+    # 2.5 cores are taken then, half a core is left, less than the core that must be there
+    assert world.cores_of(operation) == 2.5
+
+
+@pytest.mark.parametrize("memory", [256 * 2**20, 256 * 2**20 - 1])
+def test_7_1_the_spare_of_memory(memory):
+    world = World(Rules())
+    world.create_pool("p")
+    operation = world.start("p")
+    world.node("n1", memory=memory)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == (memory == 256 * 2**20)
+
+
+def test_7_1_a_node_that_tells_no_memory_needs_none_to_spare():
+    world = World(Rules())
+    world.create_pool("p")
+    operation = world.start("p")
+    world.node("n1", memory=0)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 1
+
+
+# --- 4, FIFO
+
+
+def order_of(world: World, specs: list[dict[str, object]], **pool: object) -> list[int]:
+    """In which order operations of a FIFO pool get the only core, as their places in ``specs``."""
+    world.create_pool("f", mode="fifo", max_running_operation_count=20, **pool)
+    operations = []
+    for spec in specs:
+        operations.append(world.start("f", **spec))
+        world.now += 1
+    node = world.node("n1", cpu=1)
+    served = []
+    for _ in range(sum(len(world.operation(each).record.tasks) for each in operations) * 40):
+        world.step()
+        for job_id, job in list(node.jobs.items()):
+            place = operations.index(job.order.operation_id)
+            if place not in served:
+                served.append(place)
+            node.finish(job_id)
+        if len(served) == len(operations):
+            break
+    return served
+
+
+def test_4_by_default_weight_then_start_time(world):
+    specs = [{"weight": 1.0}, {"weight": 3.0}, {"weight": 3.0}, {}]
+    assert order_of(world, specs) == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        (["start_time"], [0, 1, 2, 3]),
+        (["weight"], [2, 0, 1, 3]),
+        (["pending_job_count"], [3, 2, 0, 1]),
+        (["weight", "pending_job_count"], [2, 3, 0, 1]),
+        (["pending_job_count", "weight", "start_time"], [3, 2, 0, 1]),
+        (["start_time", "weight"], [0, 1, 2, 3]),
+    ],
+)
+def test_4_every_sort_parameter(world, parameters, expected):
+    specs = [{"jobs": 3}, {"jobs": 3}, {"jobs": 2, "weight": 2.0}, {"jobs": 1}]
+    assert order_of(world, specs, fifo_sort_parameters=parameters) == expected
+
+
+@pytest.mark.parametrize("parameters", [["weight", "start_time"], ["start_time"], ["weight"], ["pending_job_count"]])
+@pytest.mark.parametrize("weights", [(None, None), (1.0, None), (None, 1.0)])
+def test_4_equal_operations_are_served_by_id(world, parameters, weights):
+    world.create_pool("f", mode="fifo", fifo_sort_parameters=parameters)
+    world.node("n1", cpu=1)
+    ids = iter(["b", "a", "job"])
+    world.new_id = lambda: next(ids)
+    for weight in weights:
+        world.start("f", **({} if weight is None else {"weight": weight}))
+    world.update()
+    assert (world.element("a").fifo_index, world.element("b").fifo_index) == (0, 1)
+    assert world.element("a").fair_share[CPU] == pytest.approx(1.0)
+    assert world.element("b").fair_share[CPU] == pytest.approx(0.0)
+    world.beat()
+    assert started(world, ["a", "b"]) == [1, 0]
+
+
+def test_4_a_suspended_operation_does_not_hold_back_later_ones(world):
+    world.create_pool("f", mode="fifo")
+    operations = [world.start("f", jobs=4), world.start("f", jobs=4)]
+    world.suspend(operations[0])
+    world.node("n1", cpu=4)
+    world.step()
+    assert started(world, operations) == [0, 4]
+    assert world.element(operations[1]).fair_share[CPU] == pytest.approx(1.0)
+
+
+def test_4_one_that_does_not_fit_does_not_hold_back_later_ones(world):
+    world.create_pool("f", mode="fifo")
+    operations = [world.start("f", cpu=9), world.start("f", jobs=2)]
+    world.node("n1", cpu=4)
+    world.step()
+    assert started(world, operations) == [0, 2]
+
+
+def test_4_each_takes_what_it_can_of_the_rest(world):
+    world.create_pool("f", mode="fifo")
+    operations = [world.start("f", jobs=3), world.start("f", jobs=5), world.start("f", jobs=5)]
+    world.node("n1", cpu=10)
+    world.update()
+    shares = [world.element(each).fair_share[CPU] for each in operations]
+    assert shares == pytest.approx([0.3, 0.5, 0.2])
+    world.beat()
+    assert started(world, operations) == [3, 5, 2]
+
+
+def test_4_pending_job_count_is_read_again_at_each_update(world):
+    world.create_pool("f", mode="fifo", fifo_sort_parameters=["pending_job_count"])
+    first, second = world.start("f", jobs=2, weight=9.0), world.start("f", jobs=3)
+    node = world.node("n1", cpu=3)
+    world.update()
+    assert [world.element(each).fifo_index for each in (first, second)] == [0, 1]
+    world.set_operation(first, resource_limits={"cpu": 0})
+    world.settle_down()  # the second one runs all its jobs and needs no more
+    assert started(world, [first, second]) == [0, 3]
+    assert [world.element(each).fifo_index for each in (first, second)] == [1, 0]
+    assert len(node.jobs) == 3
+
+
+def test_4_fifo_index_is_that_of_running_operations(world):
+    world.create_pool("f", mode="fifo", max_running_operation_count=1)
+    first, second = world.start("f"), world.start("f", weight=5.0)
+    world.node("n1")
+    world.update()
+    assert world.element(first).fifo_index == 0
+    assert world.element(second).fifo_index is None
+
+
+def test_4_a_fifo_pool_and_its_sibling_share_by_weight(world):
+    world.create_pool("f", mode="fifo")
+    world.create_pool("s")
+    operations = [world.start("f", jobs=50), world.start("f", jobs=50), world.start("s", jobs=50)]
+    world.node("n1", cpu=10)
+    world.step()
+    assert started(world, operations) == [5, 0, 5]
+
+
+@pytest.mark.parametrize("order", ["fifo", "satisfaction"])
+def test_4_the_other_order_of_handing_out_has_the_same_effect(order):
+    world = World(EASY, fifo_pool_scheduling_order=order)
+    world.create_pool("f", mode="fifo")
+    operations = [world.start("f", jobs=3), world.start("f", jobs=50)]
+    world.node("n1", cpu=10)
+    world.step()
+    assert started(world, operations) == [3, 7]
+    assert world.cores(ROOT_POOL) == 10

@@ -1,0 +1,974 @@
+"""Protected jobs, what blocks preemption, one attempt on a node, limits and overcommit (semantics.md 1.9, 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_builders import World, amount, give, starve
+
+from cpumond.fairshare.resources import ZERO
+from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption_record import make_record
+from cpumond.scheduler.decide.victims import (
+    find_graceful,
+    find_limit_violators,
+    find_overcommit_victims,
+    is_protected_by_count,
+    local_satisfaction,
+    sort_jobs,
+)
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    NON_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Job,
+    Node,
+    OperationElement,
+    change_usage,
+)
+from cpumond.scheduler.model import Task
+
+N, A, P = NON_PREEMPTIBLE, AGGRESSIVELY_PREEMPTIBLE, PREEMPTIBLE
+
+
+def lists(element: OperationElement) -> list[int]:
+    sort_jobs(element)
+    return [job.preemptibility for job in element.jobs.values()]
+
+
+def plan_for(
+    node: Node, *targets: OperationElement, priority: TargetPriority = "normal", now: float = 100.0
+) -> PreemptionPlan | None:
+    return plan_preemption(node, Targets((target, priority) for target in targets), now, ZERO)
+
+
+def victims_of(plan: PreemptionPlan | None) -> list[Job]:
+    assert plan is not None
+    return [job for job, _ in plan.victims]
+
+
+# --- 6.4, lists
+
+
+@pytest.mark.parametrize(
+    ("fair", "expected"),
+    [
+        (0.4, [N, N, A, A, P, P]),  # borders are met exactly
+        (0.5, [N, N, N, A, A, P]),  # the job that crosses a border is on the protected side
+        (0.3, [N, N, A, P, P, P]),
+        (0.0, [P, P, P, P, P, P]),
+        (0.6, [N, N, N, A, A, A]),
+        (0.9, [N, N, N, N, N, A]),
+    ],
+)
+def test_6_4_three_lists_in_the_order_of_start(fair, expected):
+    world = World()
+    node = world.node()
+    element = world.operation("o", needs=9)
+    world.jobs(element, node, 6)
+    give(element, fair)
+    assert lists(element) == expected
+
+
+def test_6_4_the_trees_thresholds_hold():
+    world = World(aggressive_preemption_satisfaction_threshold=0.2, preemption_satisfaction_threshold=1.5)
+    node = world.node()
+    element = world.operation("o", needs=9)
+    world.jobs(element, node, 8)
+    give(element, 0.4)
+    assert lists(element) == [N, A, A, A, A, A, P, P]
+
+
+def test_6_4_a_resource_whose_demand_is_covered_does_not_protect():
+    world = World()
+    node = world.node(cpu=10.0, memory=10.0)
+    element = world.operation("o", needs=9, memory=1)
+    world.jobs(element, node, 4)
+    # 4 of 10 memory are asked for and given: only cpu counts, of which there is a fifth.
+    element.fair_share, element.demand_share = amount(0.2, 0.4), amount(1.0, 0.4)
+    element.lists_are_old = True
+    assert lists(element) == [N, A, P, P]
+
+
+def test_6_4_protected_only_while_below_on_every_resource_that_is_not_covered():
+    world = World()
+    node = world.node(cpu=10.0, memory=10.0)
+    element = world.operation("o", needs=9, memory=1)
+    world.jobs(element, node, 4)
+    element.fair_share, element.demand_share = amount(0.2, 0.9), amount(1.0, 1.0)
+    element.lists_are_old = True
+    assert lists(element) == [N, A, P, P]
+
+
+def test_6_4_no_job_is_preemptible_when_the_fair_share_covers_the_whole_demand():
+    world = World()
+    node = world.node()
+    element = world.operation("o")
+    world.jobs(element, node, 4)
+    give(element, 0.4, demand=0.4)
+    assert lists(element) == [N, N, A, A]
+    give(element, 0.2, demand=0.2)  # a moment ago it asked for less
+    assert lists(element) == [N, A, A, A]
+
+
+def test_6_4_a_fair_share_that_covers_no_demand_at_all_protects_nothing():
+    world = World()
+    node = world.node()
+    element = world.operation("o")
+    world.jobs(element, node, 2)
+    give(element, 0.0, demand=0.0)
+    assert lists(element) == [P, P]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        ({}, [P, P, P, P]),
+        ({"cpu": 2.0}, [N, N, P, P]),
+        ({"cpu": 2.5}, [N, N, N, P]),
+        ({"cpu": 3.0, "memory": 2.0}, [N, N, P, P]),
+        ({"cpu": 3.0, "gpu": 0.0}, [P, P, P, P]),
+        ({"gpu": 1.0}, [N, N, N, N]),
+    ],
+)
+def test_6_4_jobs_below_the_non_preemptible_threshold(threshold, expected):
+    world = World(non_preemptible_resource_usage_threshold=threshold)
+    node = world.node(memory=10.0)
+    element = world.operation("o", needs=9, memory=1)
+    world.jobs(element, node, 4)
+    give(element, 0.0)
+    assert lists(element) == expected
+
+
+def test_6_4_lists_are_made_again_only_when_old():
+    world = World()
+    node = world.node()
+    element = world.operation("o", needs=9)
+    first, second = world.jobs(element, node, 2)
+    give(element, 0.0)
+    assert lists(element) == [P, P]
+    element.fair_share = amount(0.2)
+    assert lists(element) == [P, P]
+    element.lists_are_old = True
+    assert lists(element) == [N, A]
+    # 8: a lowered limit lets more jobs fit below the border
+    change_usage(first, amount(0.4))
+    assert lists(element) == [N, N]
+    assert second.preemptibility == N
+
+
+# --- 6.4, count rule
+
+
+@pytest.mark.parametrize(
+    ("tree", "own", "strict", "protected"),
+    [
+        (10, None, True, 9),
+        (10, None, False, 10),
+        (10, 5, True, 4),
+        (5, 10, True, 4),
+        (0, None, True, -1),
+        (0, None, False, 0),
+        (None, 5, True, -1),
+    ],
+)
+def test_6_4_small_operations_are_protected_by_their_number_of_jobs(tree, own, strict, protected):
+    world = World(max_unpreemptible_running_job_count=tree, strict_unpreemptible_running_job_count=strict)
+    element = world.operation("o", max_unpreemptible_running_job_count=own)
+    assert [count for count in range(20) if is_protected_by_count(element, count)] == list(range(protected + 1))
+
+
+def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
+    for count, order, goes in ((3, 2.0, True), (3, 3.0, False), (2, 3.0, True), (4, 1.0, True), (5, 1.0, False)):
+        world = World(max_unpreemptible_running_job_count=count)
+        node = world.node(cpu=4.0)
+        rich, poor = world.operation("rich", needs=9), world.operation("poor", needs=9, cpu=order)
+        world.jobs(rich, node, 4)
+        give(rich, 0.0)
+        give(poor, 0.5)
+        assert (plan_for(node, poor) is not None) is goes, (count, order)
+
+
+# --- 7.2
+
+
+@pytest.mark.parametrize(
+    ("usage", "fair", "demand", "expected"),
+    [
+        (4, 0.4, 1.0, 1.0),
+        (2, 0.4, 1.0, 0.5),
+        (6, 0.4, 1.0, 1.5),
+        (4, 0.0, 1.0, float("inf")),
+        (4, 0.4, 0.4, 1.0),
+        (2, 0.4, 0.4, 0.5),
+    ],
+)
+def test_7_2_satisfaction_of_the_element_itself(usage, fair, demand, expected):
+    world = World()
+    node = world.node()
+    element = world.operation("o")
+    world.job(element, node, usage)
+    give(element, fair, demand)
+    assert local_satisfaction(element) == pytest.approx(expected)
+    assert local_satisfaction(element, amount(1.0)) == pytest.approx(expected * (usage - 1) / usage)
+
+
+# --- 6.5, what blocks from above
+
+
+def pools_world(**settings: Any) -> tuple[World, Node, OperationElement, OperationElement]:
+    """Ten cores, all used by "rich" below rich_pool; "poor" below poor_pool has nothing and starves."""
+    world = World(**settings)
+    node = world.node()
+    for name in ("rich", "poor"):
+        give(world.pool(f"{name}_pool"), 0.5)
+        give(world.operation(name, f"{name}_pool", needs=9), 0.5)
+    rich, poor = world.tree.operations["rich"], world.tree.operations["poor"]
+    world.jobs(rich, node, 10)
+    starve(poor)
+    return world, node, rich, poor
+
+
+def test_6_5_jobs_above_the_share_are_taken_the_latest_start_first():
+    _, node, rich, poor = pools_world()
+    assert victims_of(plan_for(node, poor)) == [list(rich.jobs.values())[-1]]
+
+
+@pytest.mark.parametrize("name", ["operation", "pool"])
+def test_6_5_a_an_element_that_starves_gives_nothing(name):
+    world, node, rich, poor = pools_world()
+    starve(rich if name == "operation" else world.tree.pools["rich_pool"])
+    assert plan_for(node, poor) is None
+    assert plan_for(node, poor, priority="aggressive") is None
+
+
+def test_6_5_a_can_be_switched_off():
+    _, node, rich, poor = pools_world(preemption_check_starvation=False)
+    starve(rich)
+    assert plan_for(node, poor) is not None
+
+
+@pytest.mark.parametrize(
+    ("fair", "priority", "goes"),
+    [
+        (0.99, "normal", True),
+        (1.0, "normal", False),  # exactly its fair share
+        (1.0, "aggressive", True),
+        (1.99, "aggressive", True),
+        (2.0, "aggressive", False),  # exactly half of it
+    ],
+)
+def test_6_5_b_a_pool_is_not_pushed_below_its_share_or_half_of_it(fair, priority, goes):
+    world, node, _, poor = pools_world()
+    give(world.tree.pools["rich_pool"], fair, demand=9.0)
+    assert (plan_for(node, poor, priority=priority) is not None) is goes
+
+
+def test_6_5_b_can_be_switched_off():
+    world, node, _, poor = pools_world(preemption_check_satisfaction=False)
+    give(world.tree.pools["rich_pool"], 1.9, demand=9.0)
+    assert plan_for(node, poor) is not None
+
+
+def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
+    world = World()
+    node = world.node()
+    give(world.pool("p"), 0.7)
+    give(world.pool("q"), 0.3)
+    for name in ("a", "b"):
+        give(world.operation(name, "p", needs=1), 0.3)
+        world.jobs(world.tree.operations[name], node, 5)
+    poor = world.operation("poor", "q", needs=1, cpu=4.0)
+    give(poor, 0.3)
+    # three jobs are above the share of the pool, the operations would give four
+    assert plan_for(node, poor) is None
+    less = world.operation("less", "q", needs=1, cpu=3.0)
+    give(less, 0.3)
+    assert len(victims_of(plan_for(node, poor, less))) == 3
+
+
+def test_6_5_a_pool_may_forbid_to_be_pushed_below_its_share_by_aggressive_preemption():
+    for where in ("pool", "pool above"):
+        world = World()
+        node = world.node()
+        give(world.pool("top", allow_aggressive_preemption=False if where == "pool above" else None), 1.0, demand=9.0)
+        own = where != "pool"
+        give(world.pool("p", "top", allow_aggressive_preemption=own), 0.5, demand=9.0)
+        rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", needs=1)
+        world.jobs(rich, node, 10)
+        give(rich, 0.5)
+        give(poor, 0.5)
+        assert plan_for(node, poor, priority="aggressive") is None, where
+
+
+def test_6_5_aggressive_preemption_takes_the_second_list_where_it_is_allowed():
+    for allowed in (True, False):
+        world = World()
+        node = world.node()
+        give(world.pool("p", allow_aggressive_preemption=allowed), 1.0)
+        rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", needs=1)
+        world.jobs(rich, node, 10)
+        give(rich, 0.99)
+        give(world.tree.pools["p"], 0.9)
+        give(poor, 0.1)
+        assert lists(rich) == [N] * 5 + [A] * 5
+        assert plan_for(node, poor) is None
+        assert (plan_for(node, poor, priority="aggressive") is not None) is allowed
+
+
+def conditional_world(**settings: Any) -> tuple[World, Node, OperationElement, OperationElement]:
+    """A pool that starves, one of its operations has more than its share, the other one nothing."""
+    world = World(**settings)
+    node = world.node(cpu=4.0)
+    other = world.node("far", cpu=6.0)
+    world.jobs(world.operation("far"), other, 6)
+    pool = world.pool("p")
+    give(pool, 0.8)
+    starve(pool)
+    rich, poor = world.operation("rich", "p", needs=9), world.operation("poor", "p", needs=9)
+    world.jobs(rich, node, 4)
+    give(rich, 0.2)
+    give(poor, 0.2)
+    return world, node, rich, poor
+
+
+def test_6_5_inside_a_pool_that_blocks_its_own_operations_help_each_other():
+    world, node, rich, poor = conditional_world()
+    assert victims_of(plan_for(node, poor)) == [list(rich.jobs.values())[-1]]
+    outside = world.operation("outside", needs=1)
+    give(outside, 0.5)
+    assert plan_for(node, outside) is None
+
+
+def test_6_5_conditional_preemption_can_be_switched_off():
+    _, node, _, poor = conditional_world(enable_conditional_preemption=False)
+    assert plan_for(node, poor) is None
+
+
+def test_6_5_an_operation_that_blocks_helps_nobody():
+    _, node, rich, poor = conditional_world()
+    starve(rich)
+    assert plan_for(node, poor) is None
+
+
+# --- 6.6, one attempt
+
+
+def duel(
+    sizes: list[float], order: float, *, fair: float = 0.1, cpu: float = 10.0, **settings: Any
+) -> tuple[World, Node, list[Job], OperationElement]:
+    """ "rich" has jobs of these sizes, "poor" wants one of ``order`` cores and starves."""
+    world = World(**settings)
+    node = world.node(cpu=cpu)
+    rich, poor = world.operation("rich", needs=9), world.operation("poor", needs=9, cpu=order)
+    jobs = [world.job(rich, node, size) for size in sizes]
+    give(rich, fair)
+    give(poor, 0.5)
+    starve(poor, since=58.0)
+    return world, node, jobs, poor
+
+
+def test_6_6_no_more_victims_than_the_job_needs():
+    _, node, jobs, poor = duel([1.0] * 10, 3.0)
+    plan = plan_for(node, poor)
+    assert victims_of(plan) == [jobs[9], jobs[8], jobs[7]]
+    assert plan is not None
+    assert (plan.element, plan.task.name, plan.priority, plan.freed) == (poor, "main", "normal", amount(3.0))
+
+
+def test_6_6_what_is_free_is_used_first():
+    _, node, jobs, poor = duel([1.0] * 8, 3.0)
+    assert victims_of(plan_for(node, poor)) == [jobs[7]]
+
+
+def test_6_6_a_victim_that_a_later_one_makes_needless_is_spared():
+    _, node, jobs, poor = duel([1.0, 4.0, 4.0, 1.0], 4.0)
+    assert victims_of(plan_for(node, poor)) == [jobs[2]]
+
+
+def test_6_6_nothing_is_killed_when_the_room_cannot_be_made():
+    world, node, _, poor = duel([1.0] * 10, 9.5)
+    assert plan_for(node, poor) is None
+    assert all(job.is_active for job in node.jobs.values())
+    assert world.tree.root.usage == amount(10.0)
+
+
+def test_6_6_what_other_programs_use_is_not_room():
+    _, node, _, poor = duel([1.0] * 5, 4.0)
+    assert plan_for(node, poor) is not None
+    node.foreign_usage = amount(5.0)
+    assert len(victims_of(plan_for(node, poor))) == 4
+    node.foreign_usage = amount(6.5)
+    assert plan_for(node, poor) is None
+
+
+def test_6_6_only_the_jobs_of_this_node_count():
+    world, node, _, poor = duel([1.0] * 2, 9.0)
+    other = world.node("n1")
+    world.jobs(world.tree.operations["rich"], other, 10)
+    assert plan_for(node, poor) is None
+
+
+def test_6_6_never_a_job_of_the_operation_itself():
+    world = World()
+    node = world.node(cpu=2.0)
+    element = world.operation("o", needs=1)
+    world.jobs(element, node, 2)
+    give(element, 0.1)
+    starve(element)
+    assert plan_for(node, element) is None
+
+
+def test_6_6_a_job_of_another_tree_on_the_node_is_left_alone():
+    other = World()
+    stranger = other.operation("stranger")
+    world = World()
+    node = world.node(cpu=1.0)
+    other.job(stranger, node)
+    poor = world.operation("poor", needs=1)
+    give(poor, 0.5)
+    assert plan_for(node, poor) is None
+
+
+def test_6_6_all_resources_must_fit():
+    world = World()
+    node = world.node(cpu=10.0, memory=10.0)
+    rich = world.operation("rich", needs=9, memory=1)
+    poor = world.operation("poor", needs=9, memory=4)
+    jobs = [world.job(rich, node, 1.0, 0.0), world.job(rich, node, 0.0, 4.0), world.job(rich, node, 9.0, 6.0)]
+    jobs.append(world.job(rich, node, 0.0, 0.0))
+    rich.fair_share, rich.demand_share = amount(0.01, 0.01), amount(1.0, 1.0)
+    poor.fair_share, poor.demand_share = amount(0.5, 0.5), amount(1.0, 1.0)
+    rich.lists_are_old = True
+    assert victims_of(plan_for(node, poor)) == [jobs[2]]  # not the last one, which frees nothing
+
+
+def test_6_6_jobs_with_a_lowered_limit_first_among_the_protected_ones():
+    for gap_first in (False, True):
+        world, node, jobs, poor = duel([1.0] * 10, 0.9, fair=0.9, preempt_cpu_gap_first=gap_first)
+        change_usage(jobs[6], amount(0.9))
+        world.job(world.operation("filler"), node, 0.1)
+        give(world.tree.operations["filler"], 1.0)
+        rich = world.tree.operations["rich"]
+        assert lists(rich) == [N] * 5 + [A] * 5
+        starve(poor, "aggressively_starving")
+        plan = plan_for(node, poor, priority="aggressive")
+        assert victims_of(plan) == [jobs[6] if gap_first else jobs[9]]
+
+
+def test_6_6_a_lowered_limit_plays_no_part_among_preemptible_jobs_and_these_go_first():
+    world, node, jobs, poor = duel([1.0] * 10, 1.0, fair=0.8, preempt_cpu_gap_first=True)
+    change_usage(jobs[8], amount(0.9))
+    change_usage(jobs[5], amount(0.9))
+    world.job(world.operation("filler"), node, 0.2)
+    give(world.tree.operations["filler"], 1.0)
+    assert lists(world.tree.operations["rich"]) == [N] * 4 + [A] * 5 + [P]
+    assert victims_of(plan_for(node, poor, priority="aggressive")) == [jobs[9]]
+
+
+def test_6_6_aggressive_ones_are_tried_first():
+    world, node, _, poor = duel([1.0] * 10, 1.0)
+    second = world.operation("second", needs=1)
+    give(second, 0.5)
+    plan = plan_preemption(node, Targets([(poor, "normal"), (second, "aggressive")]), 0.0, ZERO)
+    assert plan is not None
+    assert (plan.element, plan.priority) == (second, "aggressive")
+
+
+def test_6_6_in_the_order_of_service_and_the_next_one_when_the_first_does_not_fit():
+    world, node, _, poor = duel([1.0] * 10, 20.0)
+    second, third = world.operation("second", needs=1), world.operation("third", needs=1)
+    for each in (second, third):
+        give(each, 0.2)
+    plan = plan_for(node, poor, third, second)
+    assert plan is not None
+    assert plan.element is third
+
+
+def test_6_6_the_first_task_that_room_can_be_made_for():
+    world, node, _, _ = duel([1.0] * 10, 1.0)
+    tasks = (Task("large", 1, cpu_limit=11.0, user_slots=0), Task("small", 1, user_slots=0))
+    element = world.operation("two", tasks=tasks)
+    give(element, 0.5)
+    plan = plan_for(node, element)
+    assert plan is not None
+    assert plan.task.name == "small"
+    element.operation.needed = {"large": 1}
+    assert plan_for(node, element) is None
+
+
+def test_6_6_a_stage_needs_the_spare_resources_with_all_that_could_be_freed():
+    _, node, _, poor = duel([1.0] * 5 + [5.0], 1.0, fair=0.3)
+    targets: list[tuple[OperationElement, TargetPriority]] = [(poor, "normal")]
+    assert plan_preemption(node, Targets(targets), 0.0, amount(7.0)) is not None
+    assert plan_preemption(node, Targets(targets), 0.0, amount(7.5)) is None
+
+
+def test_6_6_spare_resources_that_the_node_does_not_have_at_all_do_not_matter():
+    _, node, _, poor = duel([1.0] * 10, 1.0)
+    assert plan_preemption(node, Targets([(poor, "normal")]), 0.0, (1.0, 1.0, 0.0, 256e6, 0.0)) is not None
+
+
+def test_6_6_a_single_larger_job_when_the_latest_ones_use_up_what_a_pool_may_lose():
+    world = World()
+    node = world.node()
+    pool = world.pool("p")
+    give(pool, 0.6)
+    a, b = world.operation("a", "p", needs=1), world.operation("b", "p", needs=1)
+    large = world.job(a, node, 5.0)
+    world.jobs(b, node, 5)
+    for each in (a, b):
+        give(each, 0.0)
+    poor = world.operation("poor", needs=1, cpu=5.0)
+    give(poor, 0.6)
+    # four jobs of b, and the pool has its share; the large one crosses it
+    assert victims_of(plan_for(node, poor)) == [large]
+
+
+def test_6_6_a_swap_inside_a_pool_at_its_limit():
+    world = World()
+    node = world.node()
+    inf = float("inf")
+    pool = world.pool("p")
+    pool.limits = (inf, 4.0, inf, inf, inf)
+    give(pool, 0.4)
+    rich, poor = world.operation("rich", "p", needs=1), world.operation("poor", "p", needs=1)
+    jobs = world.jobs(rich, node, 4)
+    give(rich, 0.2)
+    give(poor, 0.2)
+    other = world.operation("other")
+    give(other, 0.0)
+    world.job(other, node, 1.0)
+    # the node has room, the pool has not: a job of the pool goes, not the latest one of the node
+    assert victims_of(plan_for(node, poor)) == [jobs[3]]
+
+
+def test_6_6_what_is_freed_outside_of_a_limited_pool_does_not_help_it():
+    world, node, _, _ = duel([1.0] * 10, 1.0)
+    inf = float("inf")
+    pool = world.pool("p")
+    give(pool, 0.5)
+    pool.limits = (inf, 0.5, inf, inf, inf)
+    inside = world.operation("inside", "p", needs=1)
+    give(inside, 0.5)
+    assert plan_for(node, inside) is None
+    pool.limits = (inf, 1.0, inf, inf, inf)
+    assert plan_for(node, inside) is not None
+    inside.limits = (inf, 0.9, inf, inf, inf)
+    assert plan_for(node, inside) is None
+
+
+def test_6_7_a_pool_may_exceed_its_limits_by_its_tolerance():
+    for tolerance, goes in ((0.4, False), (0.5, True)):
+        world, node, _, _ = duel([1.0] * 10, 1.0)
+        pool = world.pool("p", resource_limits_overcommit_tolerance={"cpu": tolerance})
+        give(pool, 0.5)
+        pool.limits = (float("inf"), 0.5, float("inf"), float("inf"), float("inf"))
+        inside = world.operation("inside", "p", needs=1)
+        give(inside, 0.5)
+        assert (plan_for(node, inside) is not None) is goes
+
+
+def test_6_6_a_job_that_fits_as_it_is_costs_nobody_anything():
+    _, node, _, poor = duel([1.0] * 3, 1.0)
+    assert victims_of(plan_for(node, poor)) == []
+
+
+# --- no job goes to and fro
+
+
+def two_pools(left: int, right: int, fair: float, order: float) -> tuple[World, Node, OperationElement]:
+    """Pools of two operations each on one node; the right one's first operation starves."""
+    world = World()
+    node = world.node()
+    for name, cores in (("left", left), ("right", right)):
+        give(world.pool(name), fair)
+        for part in ("1", "2"):
+            give(world.operation(name + part, name, needs=9, cpu=order), 0.0 if part == "2" else fair / 2)
+        world.job(world.tree.operations[name + "2"], node, float(cores))
+    poor = world.tree.operations["right1"]
+    starve(poor)
+    return world, node, poor
+
+
+def test_a_swap_that_only_turns_the_tables_is_refused():
+    # 6 to 4 would become 4 to 6: the left pool would deserve the room as much as the right one does now
+    world, node, poor = two_pools(4, 4, 0.5, 2.0)
+    world.job(world.tree.operations["left2"], node, 2.0)
+    assert plan_for(node, poor) is not None
+    assert victims_of(plan_for(node, poor))[0].element.name == "right2"  # conditional, inside its own pool
+    starve(world.tree.operations["right2"])
+    assert plan_for(node, poor) is None
+
+
+def test_a_swap_that_raises_the_lesser_of_the_two_is_made():
+    world, node, poor = two_pools(4, 3, 0.5, 1.0)
+    world.job(world.tree.operations["left2"], node, 3.0)
+    starve(world.tree.operations["right2"])
+    assert plan_for(node, poor) is not None  # 7 to 3 becomes 4 to 4
+    world, node, poor = two_pools(4, 3, 0.5, 2.0)
+    world.job(world.tree.operations["left2"], node, 4.0)
+    starve(world.tree.operations["right2"])
+    give(world.tree.pools["left"], 0.7)
+    give(world.tree.pools["right"], 0.3)
+    assert plan_for(node, poor) is None  # 8/7 to 3/3 would become 4/7 to 5/3
+
+
+# --- 6.7, graceful
+
+
+def test_6_7_graceful_operations_lose_no_job_to_others():
+    world = World()
+    node = world.node()
+    calm, poor = world.operation("calm", needs=9, preemption_mode="graceful"), world.operation("poor", needs=1)
+    world.jobs(calm, node, 10)
+    give(calm, 0.1)
+    give(poor, 0.5)
+    assert plan_for(node, poor) is None
+    assert plan_for(node, poor, priority="aggressive") is None
+
+
+def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
+    world = World()
+    node = world.node()
+    calm = world.operation("calm", needs=9, preemption_mode="graceful")
+    jobs = world.jobs(calm, node, 6)
+    give(calm, 0.4)
+    world.jobs(world.operation("other"), node, 2)
+    found = find_graceful(node)
+    assert [job for job, _ in found] == [jobs[5], jobs[4]]
+    assert found[0][1] == (
+        'its operation gives up what it has above its share: operation "calm" uses 60.0%, its fair share is 40.0%'
+    )
+    give(calm, 0.6)
+    assert find_graceful(node) == []
+
+
+def test_6_7_the_count_rule_protects_graceful_operations():
+    world = World(max_unpreemptible_running_job_count=10)
+    node = world.node()
+    calm = world.operation("calm", needs=9, preemption_mode="graceful")
+    world.jobs(calm, node, 6)
+    give(calm, 0.1)
+    assert find_graceful(node) == []
+
+
+# --- 6.6 step 5, limits
+
+
+def limit(element: Any, cpu: float) -> None:
+    element.limits = (float("inf"), cpu, float("inf"), float("inf"), float("inf"))
+
+
+def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
+    world = World()
+    node = world.node()
+    pool = world.pool("p")
+    element = world.operation("o", "p", needs=9)
+    jobs = world.jobs(element, node, 6)
+    assert find_limit_violators(node) == []
+    for each in (pool, element):
+        give(each, 0.4)
+    limit(pool, 4.0)
+    found = find_limit_violators(node)
+    assert [(job, violated) for job, violated, _ in found] == [(jobs[5], pool), (jobs[4], pool)]
+    assert found[0][2] == 'pool "p" uses more than its limits allow: 6 of 4 cpu'
+    limit(pool, 6.0)
+    assert find_limit_violators(node) == []
+
+
+def test_6_6_limits_of_an_operation_come_first():
+    world = World()
+    node = world.node()
+    pool = world.pool("p")
+    element, other = world.operation("o", "p", needs=9), world.operation("x", "p", needs=9)
+    jobs = world.jobs(element, node, 4)
+    world.jobs(other, node, 2)
+    for each, fair in ((pool, 0.4), (element, 0.2), (other, 0.2)):
+        give(each, fair)
+    limit(element, 2.0)
+    limit(pool, 4.0)
+    found = [(job, violated) for job, violated, _ in find_limit_violators(node)]
+    assert found == [(jobs[3], element), (jobs[2], element)]
+
+
+def test_6_6_limits_with_the_tolerance_of_the_pool():
+    world = World()
+    node = world.node()
+    pool = world.pool("p", resource_limits_overcommit_tolerance={"cpu": 1.0})
+    element = world.operation("o", "p", needs=9)
+    world.jobs(element, node, 6)
+    for each in (pool, element):
+        give(each, 0.3)
+    limit(pool, 4.0)
+    assert len(find_limit_violators(node)) == 1
+    limit(pool, 5.0)
+    assert find_limit_violators(node) == []
+
+
+def test_6_6_limits_spare_what_is_not_needed_and_what_does_not_help():
+    world = World()
+    node = world.node(cpu=10.0, memory=10.0)
+    pool = world.pool("p")
+    element = world.operation("o", "p", needs=9, memory=1)
+    world.job(element, node, 1.0, 1.0)
+    large = world.job(element, node, 5.0, 1.0)
+    world.job(element, node, 1.0, 1.0)
+    world.job(element, node, 0.0, 3.0)
+    pool.fair_share = element.fair_share = amount(0.1, 0.01)
+    pool.demand_share = element.demand_share = amount(1.0, 1.0)
+    limit(pool, 2.0)
+    assert [job for job, _, _ in find_limit_violators(node)] == [large]
+
+
+def test_6_6_limits_take_protected_jobs_where_there_are_no_others():
+    """Four operations of one job each within their fair shares, and the count rule of the documents."""
+    world = World(max_unpreemptible_running_job_count=10)
+    node = world.node()
+    pool = world.pool("p")
+    give(pool, 0.2)
+    jobs = []
+    for name in "abcd":
+        element = world.operation(name, "p")
+        jobs += world.jobs(element, node, 1)
+        give(element, 0.05, demand=0.1)
+    limit(pool, 2.0)
+    assert [job for job, _, _ in find_limit_violators(node)] == [jobs[3], jobs[2]]
+
+
+def test_6_6_protected_jobs_stay_while_another_node_has_jobs_to_give():
+    world = World()
+    node, other = world.node(), world.node("n1")
+    pool = world.pool("p")
+    give(pool, 0.1)
+    protected, rich = world.operation("protected", "p"), world.operation("rich", "p", needs=9)
+    world.jobs(protected, node, 1)
+    jobs = world.jobs(rich, other, 2)
+    give(protected, 0.05, demand=0.05)
+    give(protected, 0.04, demand=0.05)
+    give(rich, 0.04)
+    limit(pool, 2.0)
+    assert find_limit_violators(node) == []
+    assert [job for job, _, _ in find_limit_violators(other)] == [jobs[1]]
+    other.is_online = False
+    assert len(find_limit_violators(node)) == 1
+
+
+def test_6_6_conditional_candidates_never_repair_limits():
+    world, node, rich, _ = conditional_world()
+    limit(rich, 1.0)
+    assert find_limit_violators(node) == []
+    world.tree.pools["p"].starvation_status = "non_starving"
+    assert find_limit_violators(node) == []  # at 0.4 of 0.8 it has half of its share
+    give(world.tree.pools["p"], 0.7)
+    assert len(find_limit_violators(node)) == 3
+
+
+# --- 1.9, overcommit
+
+
+def overcommitted(*sizes: float, **settings: Any) -> tuple[World, Node, list[Job]]:
+    world = World(**settings)
+    node = world.node(cpu=6.0)
+    world.node("more", cpu=4.0)
+    element = world.operation("o", needs=9)
+    jobs = [world.job(element, node, size) for size in sizes]
+    give(element, 0.4)
+    node.overcommitted_since = 0.0
+    return world, node, jobs
+
+
+def chosen(node: Node, now: float = 16.0) -> list[Job]:
+    return [job for job, _ in find_overcommit_victims(node, now, 15.0)]
+
+
+def test_1_9_what_fits_stays_the_rest_goes_latest_first():
+    _, node, jobs = overcommitted(*[1.0] * 8)
+    assert chosen(node) == [jobs[7], jobs[6]]
+
+
+def test_1_9_a_smaller_job_that_still_fits_stays():
+    _, node, jobs = overcommitted(2.0, 3.0, 2.0, 1.0)
+    assert chosen(node) == [jobs[2]]
+
+
+def test_1_9_only_longer_than_the_allowed_time():
+    _, node, _ = overcommitted(*[1.0] * 8)
+    assert chosen(node, 15.0) == []
+    assert chosen(node, 15.1)
+    node.overcommitted_since = None
+    assert chosen(node, 100.0) == []
+
+
+def test_1_9_nothing_when_it_fits_again():
+    _, node, _ = overcommitted(1.0, 2.0, 3.0)
+    assert chosen(node) == []
+    node.capacity = amount(6.0 - 1e-12)
+    assert chosen(node) == []
+
+
+def test_1_9_the_most_protected_ones_stay():
+    world, node, jobs = overcommitted(*[1.0] * 8)
+    late = world.operation("late", needs=1)
+    give(late, 0.5)
+    protected = world.job(late, node, 1.0)
+    assert chosen(node) == [jobs[7], jobs[6], jobs[5]]
+    assert protected.is_active
+
+
+def test_1_9_foreign_usage_is_not_shared_out():
+    _, node, jobs = overcommitted(*[1.0] * 4)
+    node.foreign_usage = amount(3.0)
+    assert chosen(node) == [jobs[3]]
+    node.foreign_usage = amount(9.0)
+    assert chosen(node) == jobs[::-1]
+
+
+def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
+    for gap_first in (False, True):
+        world = World(preempt_cpu_gap_first=gap_first)
+        node = world.node(cpu=4.0)
+        element = world.operation("o")
+        jobs = world.jobs(element, node, 5)
+        change_usage(jobs[0], amount(0.5))
+        give(element, 3.0, demand=3.0)
+        node.overcommitted_since = 0.0
+        assert chosen(node) == [jobs[0] if gap_first else jobs[4]]
+
+
+def test_1_9_the_sentence():
+    _, node, _ = overcommitted(*[1.0] * 8)
+    (_, why), _ = find_overcommit_victims(node, 20.0, 15.0)
+    assert why == (
+        'node "n0" has been above its capacity for 20 s: 8 of 6 cpu; allowed_node_resources_overcommit_duration is 15 s'
+    )
+
+
+# --- records
+
+
+def test_6_6_the_record_says_who_for_whom_and_why():
+    world, node, jobs, poor = duel([1.0] * 10, 2.0)
+    plan = plan_for(node, poor, now=100.0)
+    assert plan is not None
+    victim, why = plan.victims[0]
+    record = make_record(victim, "preempted", why, 1700.0, "new", plan.element, plan.priority)
+    assert record.why == (
+        'preempted to start job new of operation "poor" in pool "<Root>": operation "poor" is starving, it has been '
+        "below its share for 42 s: it uses 0.0%, its fair share is 50.0% of the cluster; "
+        'operation "rich" uses 100.0%, its fair share is 10.0%'
+    )
+    assert (record.job_id, record.operation_id, record.tree, record.pool) == (victim.id, "rich", "default", "<Root>")
+    assert (record.node_id, record.at, record.kind, record.priority) == ("n0", 1700.0, "preempted", "normal")
+    assert (record.preemptor_job_id, record.preemptor_operation_id, record.preemptor_pool) == ("new", "poor", "<Root>")
+    assert record.freed["cpu"] == 1.0
+    assert victim is jobs[9]
+    assert world.tree.root.usage == amount(10.0)
+
+
+def test_6_6_the_reason_names_the_pool_that_starves():
+    world, node, _, poor = pools_world()
+    poor.starvation_status = "non_starving"
+    starve(world.tree.pools["poor_pool"], "aggressively_starving", since=95.0)
+    plan = plan_for(node, poor, priority="aggressive")
+    assert plan is not None
+    assert plan.victims[0][1].startswith(
+        'pool "poor_pool" is aggressively starving, it has been below its share for 5 s: '
+    )
+
+
+@pytest.mark.parametrize("kind", ["limit_violated", "overcommit", "graceful", "aborted"])
+def test_6_6_records_of_jobs_that_go_for_no_other_job(kind):
+    _, _, jobs, _ = duel([1.0], 1.0)
+    record = make_record(jobs[0], kind, "a reason", 5.0)
+    assert record.why.endswith(": a reason")
+    assert (record.preemptor_job_id, record.preemptor_operation_id, record.priority) == ("", "", "")
+    assert not make_record(jobs[0], kind, "", 5.0).why.endswith(": ")
+
+
+# --- cost
+
+
+@pytest.mark.parametrize("why_not", ["too large", "blocked", "blocked half way", "at their limits"])
+def test_6_6_a_thousand_operations_that_cannot_be_helped_cost_milliseconds(why_not):
+    world = World()
+    node = world.node(cpu=50.0)
+    rich_pool = world.pool("rich")
+    give(rich_pool, {"blocked": 1.0, "blocked half way": 0.65}.get(why_not, 0.5))
+    for i in range(10):
+        rich = world.operation(f"rich{i}", "rich", needs=9)
+        world.jobs(rich, node, 5)
+        give(rich, 0.05)
+    targets: list[tuple[OperationElement, TargetPriority]] = []
+    order = {"too large": 51.0, "blocked half way": 20.0}.get(why_not, 1.0)
+    for i in range(1000):
+        if i % 10 == 0:
+            pool = world.pool(f"p{i}")
+            give(pool, 0.0009)
+            if why_not == "at their limits":
+                limit(pool, 0.5)
+        element = world.operation(f"o{i}", f"p{i - i % 10}", needs=1, cpu=order)
+        give(element, 0.0001)
+        targets.append((element, "normal"))
+    asked = 0
+
+    def count(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    assert plan_preemption(node, Targets(targets, count), 0.0, amount(1.0)) is None
+    assert asked <= 1, "one stands for all that would fail in the same way"
+
+
+def make_hopeless(count: int) -> tuple[Node, list[OperationElement]]:
+    """Jobs that may go, and operations better off than their owner would be then; each orders more than the last."""
+    world = World()
+    node = world.node(cpu=10.0)
+    rich = world.operation("rich", needs=9)
+    world.jobs(rich, node, 2, 5.0)
+    give(rich, 0.1)
+    late = [world.operation(f"o{i:03}", needs=1, cpu=1.0 + i / 1000.0) for i in range(count)]
+    for each in late:
+        give(each, 0.1)
+        each.usage = amount(60.0)
+    return node, late
+
+
+def test_6_6_an_attempt_makes_a_bounded_number_of_searches_and_the_next_one_goes_on():
+    node, late = make_hopeless(3 * MOST_SEARCHES)
+    asked: list[OperationElement] = []
+
+    def note(element: OperationElement, _: object) -> bool:
+        asked.append(element)
+        return True
+
+    targets = Targets([(each, "normal") for each in late], note)
+    assert plan_preemption(node, targets, 0.0, ZERO) is None
+    assert len(asked) <= MOST_SEARCHES + 1
+    late[-1].usage = ZERO  # the last one can be helped
+    attempts = 1
+    while (plan := plan_preemption(node, targets, 0.0, ZERO)) is None:
+        attempts += 1
+        assert attempts < 5
+    assert plan.element is late[-1]
+    assert attempts == 2
+    assert node.skipped_searches == 0
+
+
+def test_6_6_who_has_what_it_wants_since_the_update_is_passed_over():
+    world, node, _, poor = duel([1.0] * 10, 1.0)
+    second = world.operation("second", needs=1)
+    give(second, 0.5)
+    targets = Targets([(poor, "normal"), (second, "normal")], lambda element, _: element is second)
+    plan = plan_preemption(node, targets, 0.0, ZERO)
+    assert plan is not None
+    assert plan.element is second
+
+
+def test_6_6_a_job_that_is_ordered_at_this_very_moment_is_no_victim():
+    _, node, jobs, poor = duel([1.0] * 10, 3.0)
+    jobs[9].state, jobs[9].ordered_at = "starting", 100.0
+    assert victims_of(plan_for(node, poor, now=100.0)) == [jobs[8], jobs[7], jobs[6]]
+    assert victims_of(plan_for(node, poor, now=101.0)) == [jobs[9], jobs[8], jobs[7]]

@@ -1,0 +1,191 @@
+"""Starvation and preemption as a node sees them: heartbeats in, orders out (semantics.md 6.1, 6.6 to 6.8)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from scheduler_world import World
+
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.decide.placement import ServiceOrder
+from cpumond.scheduler.operations import StartOperation
+
+
+def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
+    """A node of 10 cores full of ``low``'s jobs of one core; ``high`` has 6 cores guaranteed and wants 6 jobs."""
+    world = World(fair_share_starvation_timeout=10_000, max_unpreemptible_running_job_count=0, **tree)
+    world.create_pool("low")
+    world.create_pool("high", strong_guarantee_resources={"cpu": 6})
+    node = world.node("n1", cpu=10)
+    low = world.start("low", jobs=10)
+    world.settle_down()
+    assert len(node.jobs) == 10
+    high = world.start("high", jobs=wanted)
+    return world, node, low, high
+
+
+def test_6_1_a_starving_operation_gets_jobs_of_others_latest_start_first():
+    world, _node, low, high = make_starving_world()
+    order = [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)]
+    for _ in range(120):
+        world.step(1.0)
+    assert len(world.jobs_of(high)) == 6
+    assert [job.id for job in sorted(world.jobs_of(low), key=lambda job: job.sequence)] == order[:4]
+
+
+def test_6_2_nobody_preempts_before_the_time_out():
+    world, _node, _low, high = make_starving_world()
+    for _ in range(10):
+        world.step(1.0)
+    assert world.jobs_of(high) == []
+    assert not world.state.preemptions
+
+
+def test_6_6_one_job_starts_preemptively_per_heartbeat_and_only_after_the_backoff():
+    world, _node, _low, high = make_starving_world(preemptive_scheduling_backoff=5000)
+    seen = []
+    for _ in range(60):
+        before = len(world.jobs_of(high))
+        world.step(1.0)
+        if len(world.jobs_of(high)) > before:
+            seen.append(world.now)
+            assert len(world.jobs_of(high)) == before + 1
+    assert len(seen) == 6
+    assert all(later - earlier >= 5.0 for earlier, later in itertools.pairwise(seen))
+
+
+def make_starving_now(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:
+    """The same, at the update that finds ``high`` starving; nobody has asked for work since."""
+    world, node, low, high = make_starving_world(wanted, preemptive_scheduling_backoff=0, **tree)
+    for _ in range(2):
+        world.update()
+        world.now += 11.0
+    world.update()
+    assert world.element(high).starvation_status == "starving"
+    return world, node, low, high
+
+
+def test_6_6_a_start_needs_no_second_update_and_a_share_that_was_got_since_ends_it():
+    world, node, _low, high = make_starving_now(20, fair_share_starvation_tolerance=0.5)
+    for _ in range(8):
+        world.now += 0.1
+        node.beat()
+    # Half of its fair share is enough; the next update only says the same.
+    enough = math.ceil(world.element(high).fair_share[CPU] * 10.0 * 0.5)
+    assert 3 <= enough < 8
+    assert len(world.jobs_of(high)) == len(world.state.preemptions) == enough
+
+
+@pytest.mark.parametrize("change", ["suspend", "abort", "leave"])
+def test_6_6_who_is_gone_or_wants_no_more_since_the_update_takes_nothing(change):
+    world, node, _low, high = make_starving_now()
+    node.beat()
+    assert len(world.state.preemptions) == 1
+    if change == "suspend":
+        world.suspend(high)
+    elif change == "abort":
+        world.abort(high)
+    else:
+        world.set_operation(high, pool="low")  # where nobody starves; what it had been is forgotten with its share
+        world.element(high).starvation_status = "non_starving"
+    for _ in range(3):
+        world.now += 0.1
+        node.beat()
+    assert len(world.state.preemptions) == 1
+
+
+def test_6_3_a_changed_scope_holds_from_the_next_heartbeat_on():
+    world, node, _low, high = make_starving_now(fair_share_starvation_tolerance=1.0)
+    world.element(high).starvation_status = "non_starving"  # only its pool starves
+    node.beat()
+    assert len(world.state.preemptions) == 1
+    world.set_tree(scheduling_preemption_priority_scope="operation_only")
+    world.now += 0.1
+    node.beat()
+    assert len(world.state.preemptions) == 1
+
+
+def test_6_6_who_may_preempt_is_ranked_once_per_update(monkeypatch):
+    world, node, _low, _high = make_starving_now()
+    ranked = []
+    rank = ServiceOrder.rank
+    monkeypatch.setattr(ServiceOrder, "rank", lambda self, elements: ranked.append(1) or rank(self, elements))
+    for _ in range(4):
+        world.now += 0.1
+        node.beat()
+    assert len(ranked) == 1
+    world.update()
+    node.beat()
+    assert len(ranked) == 2
+
+
+def test_6_7_the_order_to_stop_carries_the_time_until_the_kill_and_why():
+    world, node, low, high = make_starving_world(job_preemption_timeout=7000)
+    stops = []
+    for _ in range(30):
+        world.now += 1.0
+        world.update()
+        stops += node.beat().stop
+    assert {order.timeout_s for order in stops} == {7.0}
+    assert all(high in order.why for order in stops)
+    record = world.state.preemptions[0]
+    assert (record.kind, record.operation_id, record.preemptor_operation_id) == ("preempted", low, high)
+    assert record.pool == "low"
+    assert record.preemptor_pool == "high"
+    assert record.freed["cpu"] == 1.0
+
+
+def test_6_7_a_graceful_operation_is_interrupted_with_its_own_time_out():
+    world = World(job_graceful_preemption_timeout=42_000, max_unpreemptible_running_job_count=0)
+    world.create_pool("p")
+    node = world.node("n1", cpu=10)
+    world.do(
+        StartOperation({"pool": "p", "preemption_mode": "graceful", "tasks": {"t": {"job_count": 10, "command": "x"}}})
+    )
+    world.settle_down()
+    world.start("p", jobs=10)
+    stops = []
+    for _ in range(5):
+        world.now += 1.0
+        world.update()
+        stops += node.beat().stop
+    assert {order.timeout_s for order in stops} == {42.0}
+    assert {order.kind for order in stops} == {"graceful"}
+
+
+def test_6_8_the_victim_keeps_its_fair_share_and_then_it_is_quiet():
+    world, _node, _low, _high = make_starving_world()
+    for _ in range(120):
+        world.step(1.0)
+    count = len(world.state.preemptions)
+    assert count == 6
+    for _ in range(300):
+        world.step(1.0)
+    assert len(world.state.preemptions) == count
+    assert world.cores("low") == pytest.approx(4.0)
+
+
+def test_6_8_lowered_resource_limits_take_jobs_away():
+    world = World()
+    world.create_pool("p")
+    world.node("n1", cpu=10)
+    operation = world.start("p", jobs=8)
+    world.settle_down()
+    world.set_pool("p", resource_limits={"cpu": 3})
+    for _ in range(12):
+        world.step(1.0)
+    assert len(world.jobs_of(operation)) == 3
+    assert {record.kind for record in world.state.preemptions} == {"limit_violated"}
+
+
+def test_2_9_ephemeral_pools_go_with_their_last_operation_on_every_level():
+    world = World()
+    world.create_pool("parent", create_ephemeral_subpools=True)
+    operation = world.start("parent", user="ann")
+    alone = world.start("alone", user="bob")
+    assert {"parent$ann", "alone"} <= set(world.tree().pools)
+    world.abort(operation)
+    world.abort(alone)
+    assert set(world.tree().pools) == {"parent"}

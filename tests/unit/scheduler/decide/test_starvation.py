@@ -1,0 +1,448 @@
+"""Inheritance of the options of starvation, the state machine, and who may preempt (semantics.md 6.2, 6.3)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from scheduler_builders import World, give, starve
+
+from cpumond.scheduler.decide.starvation import (
+    priority_of,
+    starves_in_s,
+    starving_element,
+    starving_operations,
+    update_starvation,
+)
+from cpumond.scheduler.elements import Element, PreemptionRules
+from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, TreeSettings
+from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
+
+INF = math.inf
+
+
+def chain(tree: dict[str, Any], *pools: dict[str, Any]) -> PreemptionRules:
+    rules = root_rules(TreeSettings(**tree))
+    for pool in pools:
+        rules = pool_rules(rules, PoolSettings(**pool))
+    return rules
+
+
+def of_operation(rules: PreemptionRules, **options: Any) -> PreemptionRules:
+    return operation_rules(rules, OperationTreeOptions(pool="p", **options))
+
+
+# --- 6.2, inheritance
+
+
+def test_6_2_the_trees_defaults_hold_everywhere():
+    for rules in (chain({}), chain({}, {}), of_operation(chain({}, {}, {}))):
+        assert (rules.tolerance, rules.fair_share_timeout_s, rules.min_share_timeout_s) == (0.8, 30.0, 30.0)
+        assert rules.aggressive_timeout_s == 0.0
+        assert not rules.aggressive_starvation
+        assert rules.aggressive_preemption
+        assert rules.non_preemptible_threshold is None
+
+
+def test_6_2_a_limit_that_is_not_set_is_the_trees_own_value():
+    rules = chain({"fair_share_starvation_timeout": 40_000.0, "min_share_preemption_timeout": 15_000.0})
+    assert rules.fair_share_timeout_limit_s == 40.0
+    assert rules.min_share_timeout_limit_s == 15.0
+    assert rules.tolerance_limit == 0.8
+
+
+def test_6_2_a_pool_cannot_starve_earlier_than_the_limits_of_the_tree():
+    eager = {
+        "fair_share_starvation_timeout": 1000.0,
+        "min_share_preemption_timeout": 1.0,
+        "fair_share_starvation_tolerance": 1.0,
+    }
+    rules = chain({"min_share_preemption_timeout": 15_000.0}, eager)
+    assert (rules.fair_share_timeout_s, rules.min_share_timeout_s, rules.tolerance) == (30.0, 15.0, 0.8)
+
+
+def test_6_2_a_pool_may_starve_earlier_where_the_limits_of_the_tree_allow_it():
+    limits = {
+        "fair_share_preemption_timeout_limit": 500.0,
+        "min_share_preemption_timeout_limit": 0.0,
+        "fair_share_starvation_tolerance_limit": 1.0,
+    }
+    eager = {
+        "fair_share_starvation_timeout": 1000.0,
+        "min_share_preemption_timeout": 1.0,
+        "fair_share_starvation_tolerance": 0.9,
+    }
+    rules = chain(limits, eager)
+    assert (rules.fair_share_timeout_s, rules.min_share_timeout_s, rules.tolerance) == (1.0, 0.001, 0.9)
+
+
+def test_6_2_the_strictest_limit_on_the_path_holds_and_a_pool_is_subject_to_its_own():
+    strict = {"fair_share_preemption_timeout_limit": 60_000.0, "fair_share_starvation_tolerance_limit": 0.5}
+    lax = {"fair_share_preemption_timeout_limit": 1.0, "fair_share_starvation_tolerance_limit": 1.0}
+    own = {"fair_share_starvation_timeout": 31_000.0, "fair_share_starvation_tolerance": 0.7}
+    for pools in ([strict], [strict, lax], [strict, {**lax, **own}], [lax, strict, own]):
+        rules = chain({}, *pools)
+        assert (rules.fair_share_timeout_s, rules.tolerance) == (60.0, 0.5)
+
+
+def test_6_2_the_nearest_pool_that_says_something_wins():
+    rules = chain({}, {"fair_share_starvation_timeout": 90_000.0}, {}, {"fair_share_starvation_timeout": 60_000.0}, {})
+    assert rules.fair_share_timeout_s == 60.0
+
+
+def test_6_2_min_share_time_out_is_the_fair_share_one_where_nobody_on_the_path_set_it():
+    slow = {"fair_share_starvation_timeout": 60_000.0}
+    assert chain({}, slow).min_share_timeout_s == 60.0
+    assert chain({}, slow, {}).min_share_timeout_s == 60.0
+    assert of_operation(chain({}, {}), **slow).min_share_timeout_s == 60.0
+    # as long as the fair-share one, but said
+    assert chain({"min_share_preemption_timeout": 30_000.0}, slow).min_share_timeout_s == 30.0
+    assert chain({}, {"min_share_preemption_timeout": 45_000.0}, slow).min_share_timeout_s == 45.0
+    said = chain({"min_share_preemption_timeout": 30_000.0}, {})
+    assert of_operation(said, **slow).min_share_timeout_s == 30.0
+
+
+def test_6_2_an_operation_can_only_make_itself_less_privileged():
+    pool = chain({"min_share_preemption_timeout": 15_000.0}, {})
+    more = of_operation(
+        pool, fair_share_starvation_timeout=1.0, min_share_preemption_timeout=1.0, fair_share_starvation_tolerance=1.0
+    )
+    assert (more.fair_share_timeout_s, more.min_share_timeout_s, more.tolerance) == (30.0, 15.0, 0.8)
+    less = of_operation(
+        pool, fair_share_starvation_timeout=5e4, min_share_preemption_timeout=2e4, fair_share_starvation_tolerance=0.1
+    )
+    assert (less.fair_share_timeout_s, less.min_share_timeout_s, less.tolerance) == (50.0, 20.0, 0.1)
+
+
+def test_6_2_non_preemptible_threshold_is_overridden_by_pools_and_lessened_by_operations():
+    tree = {"non_preemptible_resource_usage_threshold": {"cpu": 4.0}}
+    pool = chain(tree, {"non_preemptible_resource_usage_threshold": {"user_slots": 8.0, "memory": 5.0}})
+    assert chain(tree, {}).non_preemptible_threshold == (INF, 4.0, INF, INF, INF)
+    assert pool.non_preemptible_threshold == (8.0, INF, INF, 5.0, INF)
+    own = of_operation(pool, non_preemptible_resource_usage_threshold={"user_slots": 9.0, "cpu": 3.0})
+    assert own.non_preemptible_threshold == (8.0, 3.0, INF, 5.0, INF)
+    assert of_operation(pool).non_preemptible_threshold == pool.non_preemptible_threshold
+
+
+def test_6_2_no_threshold_protects_nothing_and_an_operation_cannot_bring_its_own():
+    tree = {"non_preemptible_resource_usage_threshold": {"cpu": 4.0}}
+    pool = chain(tree, {"non_preemptible_resource_usage_threshold": {}})
+    assert pool.non_preemptible_threshold is None
+    assert of_operation(pool, non_preemptible_resource_usage_threshold={"cpu": 3.0}).non_preemptible_threshold is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((False, None, None), False),
+        ((True, None, False), True),
+        ((False, True, False), True),
+        ((False, None, True), True),
+        ((False, False, None), False),
+    ],
+)
+def test_6_2_aggressive_starvation_of_a_pool_above_cannot_be_switched_off(flags, expected):
+    tree, *pools = flags
+    rules = chain({"enable_aggressive_starvation": tree}, *({"enable_aggressive_starvation": flag} for flag in pools))
+    assert rules.aggressive_starvation is expected
+    assert of_operation(rules).aggressive_starvation is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((True, None, None), True),
+        ((True, False, None), False),
+        ((True, False, True), True),
+        ((False, None, None), False),
+        ((False, True, None), True),
+    ],
+)
+def test_6_2_aggressive_preemption_is_the_nearest_value(flags, expected):
+    tree, *pools = flags
+    rules = chain({"allow_aggressive_preemption": tree}, *({"allow_aggressive_preemption": flag} for flag in pools))
+    assert rules.aggressive_preemption is expected
+    assert of_operation(rules).aggressive_preemption is expected
+
+
+def test_6_2_the_aggressive_time_out_is_inherited():
+    rules = chain({"fair_share_aggressive_starvation_timeout": 120_000.0}, {})
+    assert rules.aggressive_timeout_s == 120.0
+    assert chain({}, {"fair_share_aggressive_starvation_timeout": 9000.0}, {}).aggressive_timeout_s == 9.0
+
+
+def test_6_2_a_whole_tree_inherits():
+    world = World(fair_share_starvation_timeout=60_000.0)
+    world.pool("a", fair_share_starvation_timeout=70_000.0)
+    world.pool("b", "a")
+    operation = world.operation("o", "b", fair_share_starvation_timeout=80_000.0)
+    for element in world.elements():
+        element.rules = None
+    world.inherit()
+    assert [element.rules.fair_share_timeout_s for element in world.elements() if element.rules] == [60, 70, 70, 80]
+    assert operation.rules is not None
+
+
+# --- 6.2, states
+
+
+def one_operation(usage: float, fair: float, demand: float = 1.0, guarantee: float = 0.0, **settings: Any):
+    """An operation that uses ``usage`` of a cluster with 100 cores."""
+    world = World(**settings)
+    node = world.node(cpu=100.0)
+    element = world.operation("o", needs=5)
+    if usage:
+        world.job(element, node, usage * 100.0)
+    give(element, fair, demand, guarantee)
+    return world, element
+
+
+@pytest.mark.parametrize(
+    ("usage", "fair", "demand", "guarantee", "status"),
+    [
+        (0.40, 0.5, 1.0, 0.0, "normal"),  # exactly fair share times tolerance
+        (0.39, 0.5, 1.0, 0.0, "below_fair_share"),
+        (0.39, 0.5, 1.0, 0.39, "below_fair_share"),  # exactly the guarantee
+        (0.39, 0.5, 1.0, 0.4, "below_min_share"),
+        (0.45, 0.5, 1.0, 0.5, "normal"),  # below the guarantee, but not clearly below the fair share
+        (0.49, 0.5, 0.5, 0.0, "below_fair_share"),  # the demand would fit: nothing less will do
+        (0.50, 0.5, 0.5, 0.0, "normal"),
+        (0.49, 0.5, 0.51, 0.0, "normal"),
+        (0.0, 0.0, 1.0, 0.0, "normal"),  # nothing is not less than nothing
+        (0.6, 0.5, 1.0, 1.0, "normal"),
+    ],
+)
+def test_6_2_status_of_an_operation(usage, fair, demand, guarantee, status):
+    world, element = one_operation(usage, fair, demand, guarantee)
+    update_starvation(world.tree, 10.0)
+    assert element.scheduling_status == status
+    assert element.below_since == (None if status == "normal" else 10.0)
+    assert element.starvation_status == "non_starving"
+
+
+def test_6_2_the_largest_components_are_compared():
+    world = World()
+    node = world.node(cpu=100.0, memory=100.0)
+    element = world.operation("o", needs=1)
+    world.job(element, node, 10.0, 40.0)
+    element.fair_share, element.demand_share = (0.0, 0.5, 0.0, 0.1, 0.0), (0.0, 1.0, 0.0, 1.0, 0.0)
+    update_starvation(world.tree, 0.0)
+    assert element.scheduling_status == "normal"
+
+
+def test_6_2_starving_strictly_after_the_time_out():
+    world, element = one_operation(0.1, 0.5)
+    for now, status in ((0.0, "non_starving"), (30.0, "non_starving"), (30.001, "starving"), (99.0, "starving")):
+        update_starvation(world.tree, now)
+        assert (element.starvation_status, element.below_since) == (status, 0.0)
+
+
+def test_6_2_the_other_status_keeps_the_timer_and_changes_the_time_out():
+    world, element = one_operation(0.1, 0.5, min_share_preemption_timeout=15_000.0)
+    update_starvation(world.tree, 0.0)
+    update_starvation(world.tree, 20.0)
+    assert element.starvation_status == "non_starving"
+    give(element, 0.5, guarantee=0.2)
+    update_starvation(world.tree, 20.0)
+    assert (element.scheduling_status, element.starvation_status) == ("below_min_share", "starving")
+    assert element.below_since == 0.0
+    give(element, 0.5)
+    update_starvation(world.tree, 21.0)
+    assert (element.scheduling_status, element.starvation_status) == ("below_fair_share", "non_starving")
+    assert element.below_since == 0.0
+
+
+def test_6_2_normal_resets_at_once():
+    world, element = one_operation(0.1, 0.5)
+    update_starvation(world.tree, 0.0)
+    update_starvation(world.tree, 31.0)
+    assert element.starvation_status == "starving"
+    give(element, 0.1)
+    update_starvation(world.tree, 32.0)
+    assert (element.scheduling_status, element.starvation_status, element.below_since) == (
+        "normal", "non_starving", None,
+    )  # fmt: skip
+    give(element, 0.5)
+    update_starvation(world.tree, 33.0)
+    assert (element.starvation_status, element.below_since) == ("non_starving", 33.0)
+
+
+@pytest.mark.parametrize("reason", ["not running", "suspended", "needs nothing"])
+def test_6_2_operations_that_cannot_be_scheduled_are_normal(reason):
+    world = World()
+    world.node(cpu=100.0)
+    element = world.operation("o", needs=0 if reason == "needs nothing" else 1, suspended=reason == "suspended")
+    element.is_running = reason != "not running"
+    give(element, 0.5)
+    starve(element)
+    update_starvation(world.tree, 100.0)
+    assert (element.scheduling_status, element.starvation_status, element.below_since) == (
+        "normal", "non_starving", None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "needs", "timeout_s"), [(1.0, 1, 30.0), (10.0, 5, 15.0), (10.0, 10, 30.0), (10.0, 50, 30.0)]
+)
+def test_6_2_operations_that_need_few_jobs_starve_earlier(coefficient, needs, timeout_s):
+    world = World(job_count_preemption_timeout_coefficient=coefficient)
+    world.node(cpu=100.0)
+    element = world.operation("o", needs=needs)
+    give(element, 0.5)
+    update_starvation(world.tree, 0.0)
+    update_starvation(world.tree, timeout_s)
+    assert element.starvation_status == "non_starving"
+    update_starvation(world.tree, timeout_s + 0.01)
+    assert element.starvation_status == "starving"
+
+
+def test_6_2_an_operations_own_time_out_and_tolerance_hold():
+    world = World()
+    node = world.node(cpu=100.0)
+    element = world.operation("o", needs=1, fair_share_starvation_timeout=6e4, fair_share_starvation_tolerance=0.5)
+    world.job(element, node, 24.0)
+    give(element, 0.5)
+    for now in (0.0, 60.0):
+        update_starvation(world.tree, now)
+        assert element.starvation_status == "non_starving"
+    update_starvation(world.tree, 61.0)
+    assert element.starvation_status == "starving"
+    world.job(element, node, 1.0)
+    update_starvation(world.tree, 62.0)
+    assert element.scheduling_status == "normal"
+
+
+def test_6_2_pools_starve_by_the_same_rule_and_the_root_never():
+    world = World()
+    world.node(cpu=100.0)
+    pool = world.pool("p")
+    give(pool, 0.5)
+    give(world.tree.root, 0.5)
+    for now in (0.0, 31.0):
+        update_starvation(world.tree, now)
+    assert (pool.starvation_status, pool.scheduling_status) == ("starving", "below_fair_share")
+    assert (world.tree.root.starvation_status, world.tree.root.scheduling_status) == ("non_starving", "normal")
+
+
+def test_6_2_pools_do_not_starve_without_enable_pool_starvation():
+    world = World(enable_pool_starvation=False)
+    world.node(cpu=100.0)
+    pool = world.pool("p")
+    give(pool, 0.5)
+    starve(pool)
+    update_starvation(world.tree, 100.0)
+    assert (pool.starvation_status, pool.scheduling_status, pool.below_since) == ("non_starving", "normal", None)
+
+
+def test_6_2_aggressive_as_soon_as_starving_with_the_flag_of_any_pool_above():
+    world = World()
+    world.node(cpu=100.0)
+    world.pool("top", enable_aggressive_starvation=True)
+    pool = world.pool("mid", "top", enable_aggressive_starvation=False)
+    element = world.operation("o", "mid", needs=1)
+    other = world.operation("other", needs=1)
+    for each in (pool, element, other):
+        give(each, 0.5)
+    update_starvation(world.tree, 0.0)
+    update_starvation(world.tree, 30.0)
+    assert element.starvation_status == "non_starving"
+    update_starvation(world.tree, 31.0)
+    assert pool.starvation_status == element.starvation_status == "aggressively_starving"
+    assert other.starvation_status == "starving"
+
+
+def test_6_2_the_aggressive_time_out_counts_from_the_same_moment():
+    world, element = one_operation(
+        0.1, 0.5, enable_aggressive_starvation=True, fair_share_aggressive_starvation_timeout=120_000.0
+    )
+    for now, status in ((0.0, "non_starving"), (31.0, "starving"), (120.0, "starving")):
+        update_starvation(world.tree, now)
+        assert element.starvation_status == status
+    update_starvation(world.tree, 120.1)
+    assert element.starvation_status == "aggressively_starving"
+
+
+def test_6_2_nobody_starves_in_a_cluster_without_nodes():
+    world = World()
+    world.pool("p")
+    element = world.operation("o", "p", needs=1)
+    for now in (0.0, 100.0):
+        world.update(now)
+    assert element.scheduling_status == "normal"
+
+
+def test_6_4_lists_are_old_after_each_update():
+    world, element = one_operation(0.1, 0.5)
+    element.lists_are_old = False
+    update_starvation(world.tree, 0.0)
+    assert element.lists_are_old
+
+
+def test_6_2_seconds_until_it_starves():
+    world, element = one_operation(0.1, 0.5)
+    assert starves_in_s(element, 0.0) is None
+    update_starvation(world.tree, 10.0)
+    assert starves_in_s(element, 10.0) == 30.0
+    assert starves_in_s(element, 25.0) == 15.0
+    assert starves_in_s(element, 99.0) == 0.0
+    update_starvation(world.tree, 41.0)
+    assert starves_in_s(element, 41.0) == 0.0
+
+
+# --- 6.3
+
+
+@pytest.mark.parametrize(
+    ("own", "pool", "top", "everywhere", "operation_only"),
+    [
+        ("non_starving", "non_starving", "non_starving", "none", "none"),
+        ("starving", "non_starving", "non_starving", "normal", "normal"),
+        ("aggressively_starving", "non_starving", "starving", "aggressive", "aggressive"),
+        ("non_starving", "starving", "non_starving", "normal", "none"),
+        ("non_starving", "non_starving", "aggressively_starving", "aggressive", "none"),
+        ("starving", "starving", "aggressively_starving", "aggressive", "normal"),
+    ],
+)
+def test_6_3_priority_by_own_state_and_that_of_the_pools_above(own, pool, top, everywhere, operation_only):
+    for scope, expected in (("operation_and_ancestors", everywhere), ("operation_only", operation_only)):
+        world = World(scheduling_preemption_priority_scope=scope)
+        elements: list[Element] = [world.pool("top"), world.pool("pool", "top"), world.operation("o", "pool", needs=1)]
+        for element, status in zip(elements, (top, pool, own), strict=True):
+            element.starvation_status = status
+        assert priority_of(world.tree.operations["o"]) == expected
+
+
+def test_6_3_the_nearest_of_those_that_starve_hardest_gives_the_priority():
+    world = World()
+    top, pool = world.pool("top"), world.pool("pool", "top")
+    element = world.operation("o", "pool")
+    assert starving_element(element) is None
+    starve(top)
+    assert starving_element(element) is top
+    starve(pool)
+    assert starving_element(element) is pool
+    starve(top, "aggressively_starving")
+    assert starving_element(element) is top
+    starve(element)
+    assert starving_element(element) is top
+    starve(element, "aggressively_starving")
+    assert starving_element(element) is element
+
+
+def test_6_3_only_operations_that_can_use_a_job_preempt():
+    world = World()
+    names = {
+        "starving": world.operation("starving", needs=1),
+        "normal": world.operation("normal", needs=1),
+        "graceful": world.operation("graceful", needs=1, preemption_mode="graceful"),
+        "suspended": world.operation("suspended", needs=1, suspended=True),
+        "full": world.operation("full", needs=0),
+        "pending": world.operation("pending", needs=1),
+        "second": world.operation("second", needs=2),
+    }
+    for name, element in names.items():
+        if name != "normal":
+            starve(element)
+    names["pending"].is_running = False
+    assert [element.name for element in starving_operations(world.tree)] == ["starving", "graceful", "second"]

@@ -1,0 +1,470 @@
+"""Points of the history: what a tick takes of the state, merging, views and reports."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+from history_ticks import integral, row
+from scheduler_world import World
+
+from cpumond.scheduler.history.collector import WATCHED_TICKS, Collector
+from cpumond.scheduler.history.model import (
+    COLUMNS,
+    JOB,
+    KINDS,
+    NODE,
+    OPERATION,
+    POOL,
+    Key,
+    Points,
+    Summary,
+    Sums,
+    Tick,
+    kind_number,
+)
+from cpumond.scheduler.history.report import make_report
+from cpumond.scheduler.history.series import combine, make_view, merge_columns, split, top_operations
+from cpumond.scheduler.model import ROOT_POOL, CommandError, JobRecord
+from cpumond.scheduler.settings.commands import MovePool, RemovePool
+
+COUNTERS = ("cpu_seconds", "reclaimed_cpu_seconds", "ordered_cpu_seconds", "throttled_cpu_seconds", "late_cpu_seconds")
+RATES = ("used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores")
+
+
+class Watch:
+    """A world and the collector that takes its ticks."""
+
+    def __init__(self, max_series: int = 1000) -> None:
+        self.world = World()
+        self.world.node("n1")
+        self.world.create_pool("a")
+        self.world.create_pool("b", "a")
+        self.begin(max_series)
+
+    def begin(self, max_series: int = 1000) -> None:
+        self.collector = Collector(self.world.now, max_series)
+        self.names: dict[int, Key] = {}
+        self.world.state.ended_elements = type(self.world.state.ended_elements)(maxlen=1000)
+
+    def tick(self, interval_s: float = 10.0) -> Tick:
+        self.world.now = max(self.collector.previous_at + interval_s, self.world.now)
+        tick = self.collector.collect(self.world.state, self.world.now)
+        assert tick is not None
+        self.names.update(tick.new)
+        return tick
+
+    def points(self, tick: Tick) -> dict[Key, dict[str, float]]:
+        found = {}
+        for kind, name in enumerate(KINDS):
+            width = len(COLUMNS[name])
+            for number, series in enumerate(tick.ids[kind]):
+                values = tick.values[kind][number * width : (number + 1) * width]
+                assert self.names[series] not in found
+                found[self.names[series]] = dict(zip(COLUMNS[name], values, strict=True))
+        return found
+
+    def look(self, interval_s: float = 10.0) -> dict[Key, dict[str, float]]:
+        return self.points(self.tick(interval_s))
+
+    def run_one(self, pool: str = "b", **spec: Any) -> tuple[str, str]:
+        operation = self.world.start(pool, **spec)
+        self.world.settle_down()
+        (job,) = self.world.jobs_of(operation)
+        return operation, job.id
+
+    def say(self, job_id: str, **facts: Any) -> None:
+        """The node's next word about a job."""
+        heartbeat = self.world.nodes["n1"].heartbeat()
+        jobs = [msgspec.structs.replace(job, **facts) if job.job_id == job_id else job for job in heartbeat.jobs]
+        self.world.hear(msgspec.structs.replace(heartbeat, jobs=jobs))
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def pool(name: str) -> Key:
+    return Key(POOL, "default", name)
+
+
+def operation_key(name: str) -> Key:
+    return Key(OPERATION, "default", name)
+
+
+# --- counters
+
+
+@pytest.mark.parametrize(("counter", "rate"), list(zip(COUNTERS, RATES, strict=True)))
+def test_each_counter_of_a_job_is_added_up_and_becomes_a_rate(watch, counter, rate):
+    operation, job = watch.run_one()
+    watch.say(job, **{counter: 30.0})
+    world = watch.world
+    for element in (world.element(operation), world.pool("b"), world.pool("a"), world.pool(ROOT_POOL)):
+        assert [getattr(element, name) for name in COUNTERS] == [30.0 * (name == counter) for name in COUNTERS]
+    found = watch.look(10.0)
+    for key in (operation_key(operation), pool("b"), pool("a"), pool(ROOT_POOL)):
+        assert [found[key][name] for name in RATES] == [3.0 * (name == rate) for name in RATES]
+    watch.say(job, **{counter: 35.0})
+    assert watch.look(5.0)[pool("b")][rate] == 1.0
+
+
+def test_what_a_node_says_at_the_end_of_a_job_is_counted_and_stored(watch):
+    operation, job = watch.run_one()
+    watch.say(job, **dict.fromkeys(COUNTERS, 5.0))
+    last = dict.fromkeys(COUNTERS, 7.0) | {"late_cpu_seconds": None}
+    watch.world.nodes["n1"].finish(job, **last)
+    watch.world.settle_down()
+    counted = [getattr(watch.world.pool("a"), name) for name in COUNTERS]
+    assert counted == [7.0, 7.0, 7.0, 7.0, 5.0]
+    record = watch.world.state.finished_jobs[operation][job]
+    assert [getattr(record, name) for name in COUNTERS] == counted
+
+
+def test_a_record_of_the_version_before_is_read():
+    old = (
+        b'{"id":"j","operation_id":"o","task":"t","tree":"d","node_id":"n","state":"completed","start_time":1.0,'
+        b'"finish_time":2.0,"cpu_limit":1.0,"current_cpu_limit":1.0}'
+    )
+    assert msgspec.json.decode(old, type=JobRecord).ordered_cpu_seconds is None
+
+
+def test_a_job_that_is_taken_over_counts_from_its_first_report(watch):
+    _, job = watch.run_one()
+    watch.say(job, ordered_cpu_seconds=100.0)
+    watch.world.restart()
+    watch.begin()
+    watch.say(job, ordered_cpu_seconds=103.0)
+    watch.say(job, ordered_cpu_seconds=105.0)
+    assert watch.look()[pool("b")]["ordered_cores"] == pytest.approx(0.2)
+
+
+# --- ticks
+
+
+def test_a_tick_has_all_kinds(watch):
+    operation, job = watch.run_one(cpu=2.0)
+    watch.say(job, current_cpu_limit=1.5, cpu_usage=1.0, smoothed_cpu_usage=0.75, min_cpu_limit=0.5, votes_sum=-3)
+    found = watch.look()
+    assert set(found) == {
+        *(pool(name) for name in (ROOT_POOL, "a", "b")),
+        Key(NODE, "", "n1"),
+        operation_key(operation),
+        Key(JOB, "", job),
+    }
+    shown = found[Key(JOB, "", job)]
+    assert math.isnan(shown.pop("throttled_ratio"))
+    assert shown == {
+        "cpu_limit_cores": 2.0,
+        "current_cpu_limit_cores": 1.5,
+        "usage_cores": 1.0,
+        "smoothed_cores": 0.75,
+        "floor_cores": 0.5,
+        "votes_sum": -3.0,
+    }
+    node = watch.world.state.nodes["n1"]
+    assert found[Key(NODE, "", "n1")] == {
+        "capacity_cores": node.capacity[1],
+        "ordered_cores": 2.0,
+        "limit_cores": 1.5,
+        "used_cores": 1.0,
+        "jobs": 1.0,
+    }
+    shown = found[operation_key(operation)]
+    assert (shown["limit_cores"], shown["jobs"]) == (1.5, 1.0)
+    assert found[pool("a")]["limit_cores"] == 1.5
+    assert found[pool("a")]["total_cores"] == node.capacity[1]
+    assert math.isnan(found[pool("a")]["volume"])
+
+
+def test_an_integral_pool_shows_its_volume_and_the_flow_in_its_guarantee(watch):
+    watch.world.create_pool("i", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1.0}})
+    watch.world.settle_down()
+    watch.world.now += 100.0
+    watch.world.settle_down()
+    shown = watch.look()[pool("i")]
+    total = watch.world.tree().total[1]
+    assert shown["guarantee_ratio"] == pytest.approx(shown["strong_guarantee_ratio"] + 1.0 / total)
+    assert shown["capacity"] == pytest.approx(86_400.0 / total)
+    assert 0.0 <= shown["volume"] <= shown["capacity"]
+
+
+def test_a_late_tick_uses_the_time_that_has_passed(watch):
+    _, job = watch.run_one()
+    watch.say(job, cpu_seconds=60.0)
+    tick = watch.tick(40.0)
+    assert tick.interval_s == 40.0
+    assert watch.points(tick)[pool("b")]["used_cores"] == 1.5
+    assert watch.collector.collect(watch.world.state, watch.world.now) is None
+
+
+def test_a_counter_that_began_anew_counts_from_zero(watch):
+    _, job = watch.run_one()
+    watch.say(job, cpu_seconds=60.0)
+    watch.look()
+    for each in ("b", "a"):
+        watch.world.pool(each).cpu_seconds = 20.0
+    assert watch.look()[pool("b")]["used_cores"] == 2.0
+
+
+def test_an_operation_that_has_nothing_has_no_point(watch):
+    watch.world.set_pool("b", max_running_operation_count=0)
+    operation = watch.world.start("b")
+    assert operation_key(operation) not in watch.look()
+
+
+def test_the_last_moments_of_an_operation_are_not_lost(watch):
+    operation, job = watch.run_one()
+    watch.say(job, cpu_seconds=10.0)
+    watch.look()
+    watch.say(job, cpu_seconds=15.0)
+    watch.world.nodes["n1"].finish(job, cpu_seconds=18.0)
+    watch.world.settle_down()
+    assert watch.world.states([operation]) == "c"
+    last = watch.look()[operation_key(operation)]
+    assert last["used_cores"] == pytest.approx(0.8)
+    assert (last["limit_cores"], last["jobs"]) == (0.0, 0.0)
+    assert operation_key(operation) not in watch.look()
+
+
+def test_an_operation_between_two_ticks_is_not_lost(watch):
+    watch.look()
+    operation, job = watch.run_one("ephemeral")
+    watch.say(job, cpu_seconds=5.0)
+    watch.world.nodes["n1"].finish(job, cpu_seconds=8.0)
+    watch.world.settle_down()
+    assert watch.look()[operation_key(operation)]["used_cores"] == pytest.approx(0.8)
+
+
+def test_a_job_that_ends_after_its_operation_is_counted_for_a_while(watch):
+    operation, job = watch.run_one()
+    node = watch.world.nodes["n1"]
+    node.keeps_stopping = True
+    watch.say(job, cpu_seconds=10.0)
+    watch.look()
+    watch.world.abort(operation)
+    node.beat()
+    assert watch.look()[operation_key(operation)]["used_cores"] == 0.0
+    node.let_go(job, cpu_seconds=30.0)
+    node.beat()
+    assert watch.look()[operation_key(operation)]["used_cores"] == 2.0
+    for _ in range(WATCHED_TICKS + 1):
+        assert operation_key(operation) not in watch.look()
+    assert not watch.collector._gone
+
+
+def test_a_renamed_pool_goes_on_under_its_new_name(watch):
+    _, job = watch.run_one()
+    watch.say(job, cpu_seconds=10.0)
+    watch.look()
+    watch.world.do(MovePool("default", "b", "a", "d"))
+    watch.say(job, cpu_seconds=15.0)
+    found = watch.look()
+    assert found[pool("d")]["used_cores"] == 0.5
+    assert pool("b") not in found
+
+
+def test_a_pool_that_is_removed_ends_at_zero(watch):
+    watch.world.create_pool("c")
+    watch.look()
+    watch.world.do(RemovePool("default", "c"))
+    assert watch.look()[pool("c")]["limit_cores"] == 0.0
+    assert pool("c") not in watch.look()
+
+
+def test_pools_come_first_when_there_is_no_room(watch):
+    watch.run_one()
+    watch.begin(max_series=4)
+    found = watch.look()
+    assert [key.kind for key in found] == [POOL, POOL, POOL, NODE]
+    assert found.keys() >= {pool(ROOT_POOL)}
+    assert (watch.collector.series, watch.collector.left_out) == (4, 2)
+
+
+def test_a_tick_says_how_many_operations_found_no_room(watch):
+    for _ in range(3):
+        watch.run_one()
+    watch.begin(max_series=5)
+    tick = watch.tick()
+    assert (len(tick.ids[OPERATION]), tick.left_out, watch.collector.left_out) == (1, 2, 5)
+    watch.collector.max_series = 8
+    tick = watch.tick()
+    assert (len(tick.ids[OPERATION]), len(tick.ids[JOB]), tick.left_out, watch.collector.left_out) == (3, 1, 0, 2)
+
+
+def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
+    for _ in range(3):
+        watch.run_one()
+    operation, job = watch.run_one()
+    watch.begin(max_series=9)
+    assert len(watch.tick().ids[JOB]) == 1
+    watch.say(job, cpu_seconds=100.0)
+    watch.world.complete(operation)
+    tick = watch.tick()
+    assert watch.points(tick)[operation_key(operation)]["used_cores"] == 10.0
+    assert (len(tick.ids[JOB]), tick.left_out) == (1, 0)
+
+
+def test_names_that_a_failed_tick_would_have_told_are_told_by_the_next(watch, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    watch.tick()
+    operation, job = watch.run_one()
+    watch.world.create_pool("new")
+    watch.world.node("n2")
+    monkeypatch.setattr("cpumond.scheduler.history.collector._job_values", fail)
+    with pytest.raises(ZeroDivisionError):
+        watch.tick()
+    monkeypatch.undo()
+    found = watch.look(20.0)
+    named = {Key(JOB, "", job), Key(NODE, "", "n1"), Key(NODE, "", "n2")}
+    assert found.keys() >= {pool("new"), operation_key(operation), *named}
+
+
+def test_what_was_left_out_comes_in_with_the_rate_of_its_interval(watch):
+    operation, job = watch.run_one()
+    watch.begin(max_series=4)
+    watch.say(job, cpu_seconds=100.0)
+    watch.look()
+    watch.collector.max_series = 100
+    watch.say(job, cpu_seconds=105.0)
+    assert watch.look()[operation_key(operation)]["used_cores"] == 0.5
+
+
+def test_series_keep_their_numbers(watch):
+    operation, _ = watch.run_one()
+    first = watch.tick()
+    second = watch.tick()
+    assert first.ids == second.ids
+    assert not second.new
+    later = Collector(watch.world.now, 100, {operation_key(operation): 77, pool("a"): 5}, next_id=1000)
+    tick = later.collect(watch.world.state, watch.world.now + 10.0)
+    assert tick is not None
+    assert 77 in tick.ids[OPERATION]
+    assert 5 in tick.ids[POOL]
+    assert set(tick.new) > {77, 5}
+    assert min(set(tick.new) - {77, 5}) == 1000
+
+
+# --- merging
+
+
+def test_merging_keeps_sums_of_rates_and_means_of_what_is_known():
+    width = len(COLUMNS["operation"])
+    intervals = [10.0, 30.0, 10.0]
+    columns = [array("f", [math.nan, 2.0, 4.0]) for _ in range(width)]
+    merged = merge_columns(intervals, [(0, 2), (2, 3)], columns, has_rates=True)
+    assert list(merged[0]) == [2.0, 4.0]
+    assert list(merged[-1]) == [1.5, 4.0]
+
+
+def test_what_nobody_knows_stays_unknown():
+    merged = merge_columns([1.0, 1.0, 1.0], [(0, 2), (2, 3)], [array("f", [math.nan, math.nan, 1.0])], has_rates=False)
+    assert math.isnan(merged[0][0])
+    assert merged[0][1] == 1.0
+
+
+def test_neighbours_of_one_bucket_go_together():
+    assert split([1.0, 2.0, 11.0, 25.0, 29.0], lambda end: int(end / 10)) == [(0, 2), (2, 3), (3, 5)]
+    assert split([], int) == []
+
+
+def test_a_view_has_no_more_points_than_wanted_and_the_same_sum():
+    kind = OPERATION
+    rows = [row(kind, used_cores=float(number % 7), limit_cores=1.0) for number in range(1000)]
+    points = Points(
+        array("d", (10.0 * (number + 1) for number in range(1000))),
+        array("d", [10.0] * 1000),
+        [array("f", column) for column in zip(*rows, strict=True)],
+    )
+    whole = make_view(operation_key("o"), points, 0.0, 10_000.0, 5000, 10.0)
+    view = make_view(operation_key("o"), points, 0.0, 10_000.0, 100, 10.0)
+    assert (len(whole.times), len(view.times)) == (1000, 100)
+    assert view.times == sorted(view.times)
+    assert integral(view, "used_cores") == pytest.approx(integral(whole, "used_cores"), rel=1e-5)
+    assert set(view.columns["limit_cores"]) == {1.0}
+    assert msgspec.json.decode(msgspec.json.encode(view))["columns"].keys() == set(COLUMNS["operation"])
+
+
+def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
+    points = Points(
+        array("d", (1e6 + 10.0 * number for number in range(1, 1001))),
+        array("d", [10.0] * 1000),
+        [array("f", [1.0] * 1000) for _ in COLUMNS["operation"]],
+    )
+    view = make_view(operation_key("o"), points, 0.0, 2e6, 100, 10.0)
+    assert (len(view.times), set(view.intervals), view.times[-1]) == (100, {100.0}, 1e6 + 10_000.0)
+
+
+def test_an_operation_of_two_trees_has_its_cores_added_and_its_largest_share():
+    def points(ends: list[float], **columns: float) -> Points:
+        values = row(OPERATION, **columns)
+        return Points(array("d", ends), array("d", [10.0] * len(ends)), [array("f", [v] * len(ends)) for v in values])
+
+    both = combine(
+        [points([10.0, 20.0], used_cores=1.0, usage_ratio=0.5), points([20.0, 30.0], used_cores=2.0, usage_ratio=0.25)],
+        OPERATION,
+    )
+    shown = make_view(Key(OPERATION, "", "o"), both, 0.0, 30.0, 10, 10.0)
+    assert shown.times == [10.0, 20.0, 30.0]
+    assert shown.columns["used_cores"] == [1.0, 3.0, 2.0]
+    assert shown.columns["usage_ratio"] == [0.5, 0.5, 0.25]
+
+
+# --- reports
+
+
+def test_a_report_names_what_the_state_knows(watch):
+    watch.world.create_pool("c", "b")
+    operation, _ = watch.run_one("b", title="nightly", user="ann")
+    hour = Sums(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, 2.0, 10)
+    sums = {pool(name): hour for name in (ROOT_POOL, "gone", "c", "b", "a")}
+    sums |= {operation_key(operation): hour, operation_key("forgotten"): hour}
+    report = make_report(watch.world.state, Summary(sums, {"default": 3}, 3000.0, 5), 0.0, 3600.0, 10.0, None)
+    (tree,) = report.trees
+    assert (report.since, report.until, report.covered_s, report.period_s) == (0.0, 3600.0, 3000.0, 10.0)
+    assert [(each.name, each.parent) for each in tree.pools] == [
+        ("a", ROOT_POOL), ("b", "a"), ("c", "b"), ("gone", "")
+    ]  # fmt: skip
+    total = tree.total
+    assert (total.used, total.reclaimed, total.ordered, total.limit) == (1.0, 0.5, 2.0, 1.5)
+    assert (total.throttled, total.late, total.peak_limit_cores, total.points) == (0.1, 0.01, 2.0, 10)
+    first, second = tree.operations
+    assert (first.title, first.user, first.pool, first.state) == ("nightly", "ann", "b", "running")
+    assert (second.name, second.title, second.state) == ("forgotten", "", "")
+    assert (tree.left_out_operations, report.operations_without_series) == (3, 5)
+
+
+def test_a_finished_operation_keeps_its_title_in_a_report(watch):
+    operation, _ = watch.run_one(title="t")
+    watch.world.complete(operation)
+    sums = {operation_key(operation): Sums(points=1)}
+    report = make_report(watch.world.state, Summary(sums, {}, 1.0, 0), 0.0, 1.0, 10.0, "default")
+    assert (report.trees[0].operations[0].title, report.trees[0].operations[0].state) == ("t", "completed")
+
+
+def test_a_report_of_a_tree_that_nobody_knows_is_empty(watch):
+    assert make_report(watch.world.state, Summary({}, {}, 0.0, 0), 0.0, 1.0, 10.0, "other").trees == []
+
+
+def test_a_tree_that_was_removed_is_in_the_report(watch):
+    sums = {Key(POOL, "old", ROOT_POOL): Sums(used=3600.0)}
+    report = make_report(watch.world.state, Summary(sums, {}, 0.0, 0), 0.0, 1.0, 10.0, None)
+    assert [(each.tree, each.total.used) for each in report.trees] == [("default", 0.0), ("old", 1.0)]
+
+
+def test_the_operations_that_ordered_most_are_kept():
+    sums = {operation_key(str(number)): Sums(ordered=float(number)) for number in range(10)} | {pool("p"): Sums()}
+    kept, left_out = top_operations(sums, 3)
+    assert [key.name for key in kept] == ["p", "9", "8", "7"]
+    assert left_out == {"default": 7}
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(CommandError, match='kind "x" is not known: it is one of pool, node, operation, job'):
+        kind_number("x")

@@ -1,0 +1,573 @@
+"""The history's file: restarts, a killed process, damage, a disk that refuses, its size, points that grow old."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from history_ticks import PERIOD_S, START, Tape, integral, row
+from structlog.testing import capture_logs
+
+from cpumond.scheduler.history import store as history_store
+from cpumond.scheduler.history.model import JOB, NODE, OPERATION, POOL, HistoryView, Key, Sums
+from cpumond.scheduler.history.store import CHUNK_TICKS, MEMORY_TICKS, HistoryStore
+from cpumond.scheduler.model import ROOT_POOL
+
+ROOT, P, OP, N, J = (
+    Key(POOL, "t", ROOT_POOL), Key(POOL, "t", "p"), Key(OPERATION, "t", "o"), Key(NODE, "", "n"), Key(JOB, "", "j"),
+)  # fmt: skip
+ALL = (ROOT, P, OP, N, J)
+LENGTH_S = 86_400.0
+MIB = 2**20
+
+
+def open_store(path: Path | str | None, now: float = START, **settings: float) -> HistoryStore:
+    given = {"length_s": LENGTH_S, "period_s": PERIOD_S, "max_size": 64 * MIB, **settings}
+    return HistoryStore(None if path is None else str(path), now=now, **given)  # type: ignore[arg-type]
+
+
+def points(number: float) -> dict[Key, list[float]]:
+    return {
+        ROOT: row(POOL, used_cores=2 * number, limit_cores=8.0),
+        P: row(POOL, used_cores=number, limit_cores=4.0, usage_ratio=0.5),
+        OP: row(OPERATION, used_cores=number, ordered_cores=2 * number, limit_cores=number, jobs=1.0),
+        N: row(NODE, capacity_cores=8.0, jobs=number),
+        J: row(JOB, cpu_limit_cores=2.0, votes_sum=-number),
+    }
+
+
+def fill(store: HistoryStore, tape: Tape, ticks: int, first: int = 0) -> None:
+    for number in range(first, first + ticks):
+        store.add(tape.tick(points(float(number % 17))))
+
+
+def read_all(store: HistoryStore, until: float, max_points: int = 100_000) -> list[HistoryView]:
+    return [store.read(key, 0.0, until, max_points) for key in ALL]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks so small that points grow old within a test."""
+    monkeypatch.setattr(history_store, "CHUNK_TICKS", 4)
+    monkeypatch.setattr(history_store, "FINE_TICKS", 24)
+    monkeypatch.setattr(history_store, "MOVED_SERIES", 2)
+
+
+@pytest.mark.parametrize("ticks", [1, CHUNK_TICKS - 1, CHUNK_TICKS, CHUNK_TICKS + 1, 3 * CHUNK_TICKS + 5])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_was_added_is_read_before_and_after_a_restart(path, ticks, in_memory):
+    tape = Tape()
+    store = open_store(None if in_memory else path)
+    fill(store, tape, ticks)
+    views = read_all(store, tape.at)
+    assert [len(view.times) for view in views] == [ticks] * len(ALL)
+    view = views[ALL.index(OP)]
+    assert view.times == [START + PERIOD_S * (number + 1) for number in range(ticks)]
+    assert view.intervals == [PERIOD_S] * ticks
+    assert view.columns["used_cores"] == [float(number % 17) for number in range(ticks)]
+    assert (view.kind, view.tree, view.name, view.period_s) == ("operation", "t", "o", PERIOD_S)
+    assert store.since == START
+    assert store.write_errors == 0
+    sums = store.sum_up(0.0, tape.at, None, 10)
+    store.close()
+    store.close()
+    if not in_memory:
+        again = open_store(path, tape.at)
+        assert read_all(again, tape.at) == views
+        assert again.sum_up(0.0, tape.at, None, 10) == sums
+        again.close()
+
+
+def test_a_series_goes_on_after_a_restart_and_the_gap_stays(path):
+    tape = Tape()
+    store = open_store(path)
+    fill(store, tape, 5)
+    store.close()
+    store = open_store(path, tape.at)
+    assert store.known_ids == tape.ids
+    assert store.next_id > max(tape.ids.values())
+    later = Tape(tape.at + 300.0, next_id=store.next_id)  # the series have other numbers now
+    fill(store, later, 2 * CHUNK_TICKS)
+    view = store.read(P, 0.0, later.at, 10_000)
+    assert len(view.times) == 5 + 2 * CHUNK_TICKS
+    assert view.times[5] - view.intervals[5] - view.times[4] == 300.0
+    _, _, covered_s, _ = store.sum_up(0.0, later.at, None, 10)
+    assert covered_s == PERIOD_S * len(view.times)
+    store.close()
+
+
+def test_a_killed_process_loses_nothing_that_it_had_taken(path):
+    program = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_history_store import *\n"
+        "store = open_store(sys.argv[1]); fill(store, Tape(), 100); os.kill(os.getpid(), 9)"
+    )
+    where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    ended = subprocess.run([sys.executable, "-c", program, str(path), *where], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    tape = Tape()
+    expected = open_store(None)
+    fill(expected, tape, 100)
+    store = open_store(path, tape.at)
+    assert read_all(store, tape.at) == read_all(expected, tape.at)
+    store.close()
+
+
+def test_a_killed_process_in_the_middle_of_moving_counts_nothing_twice(path, tmp_path, small):
+    store, tape = open_store(path), Tape()
+    seen_moving = False
+    number = 0
+    while number < 24 + 40 or not seen_moving:
+        fill(store, tape, 1, number)
+        number += 1
+        if any(chunk.is_moving for chunk in store._chunks.values()):
+            seen_moving = True
+            copy = tmp_path / f"copy{number}"
+            copy.mkdir()
+            for suffix in ("", "-wal"):
+                (copy / f"history.db{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+            again = open_store(copy / "history.db", tape.at)
+            assert read_all(again, tape.at) == read_all(store, tape.at)
+            later = Tape(tape.at, again.known_ids, again.next_id)
+            fill(again, later, 20, number)
+            check_sums(again, later.at, number + 20)
+            again.close()
+    check_sums(store, tape.at, number)
+    store.close()
+
+
+def check_sums(store: HistoryStore, until: float, ticks: int) -> None:
+    """All of ``fill`` is there once."""
+    used = PERIOD_S * sum(number % 17 for number in range(ticks))
+    sums, left_out, covered_s, _ = store.sum_up(0.0, until, None, 10)
+    assert covered_s == pytest.approx(PERIOD_S * ticks)
+    assert left_out == {"t": 0}
+    assert {key: each.used for key, each in sums.items()} == {
+        key: pytest.approx(factor * used) for key, factor in ((ROOT, 2.0), (P, 1.0), (OP, 1.0))
+    }
+    assert (sums[OP].points, sums[OP].peak, sums[OP].limit) == (ticks, 16.0, pytest.approx(used))
+    for key in (ROOT, P, OP):
+        view = store.read(key, 0.0, until, 100_000)
+        assert integral(view, "used_cores") == pytest.approx(sums[key].used)
+        begins = [end - interval for end, interval in zip(view.times, view.intervals, strict=True)]
+        assert all(begin >= end - 0.01 for begin, end in zip(begins[1:], view.times, strict=False))
+
+
+def test_points_become_coarser_with_age_and_their_sums_stay(path, small):
+    store, tape = open_store(path, length_s=100_000.0, max_size=MIB * 64), Tape()
+    store.keep_s = (240.0, 1440.0)
+    fill(store, tape, 600)
+    assert {chunk.tier for chunk in store._chunks.values()} == {0, 1, 2}
+    check_sums(store, tape.at, 600)
+    view = store.read(P, 0.0, tape.at, 100_000)
+    assert len(view.times) < 250
+    assert view.intervals[-24:] == [10.0] * 24
+    assert max(view.intervals) == 300.0
+    fine = [chunk for chunk in store._chunks.values() if chunk.tier == 0]
+    assert len(fine) <= 24 / 4 + 2 * 6
+    store.close()
+
+
+def test_reports_of_two_parts_make_up_that_of_the_whole(path, small):
+    store, tape = open_store(path, length_s=100_000.0), Tape()
+    store.keep_s = (240.0, 1440.0)
+    fill(store, tape, 500)
+    whole, _, covered_s, _ = store.sum_up(0.0, tape.at, None, 10)
+    for cut in range(1, 500, 7):
+        middle = START + PERIOD_S * cut
+        (first, _, one_s, _), (second, _, two_s, _) = (
+            store.sum_up(0.0, middle, None, 10),
+            store.sum_up(middle, tape.at, None, 10),
+        )
+        assert first.get(OP, Sums()).used + second[OP].used == pytest.approx(whole[OP].used)
+        assert one_s + two_s == pytest.approx(covered_s)
+        # A point more or less where the cut goes through a coarse one.
+        assert first.get(OP, Sums()).points + second[OP].points == pytest.approx(500, abs=30)
+    store.close()
+
+
+def test_what_is_too_old_goes_and_so_do_the_names_of_what_ended(path, small):
+    store, tape = open_store(path, length_s=400.0), Tape()
+    for number in range(200):
+        operation = Key(OPERATION, "t", f"o{number}")
+        store.add(tape.tick({ROOT: row(POOL, used_cores=1.0), operation: row(OPERATION, used_cores=1.0)}))
+    view = store.read(ROOT, 0.0, tape.at, 1000)
+    assert 40 <= len(view.times) <= 48
+    assert store.since is not None
+    assert tape.at - 500.0 <= store.since <= tape.at - 400.0
+    assert store.read(Key(OPERATION, "t", "o3"), 0.0, tape.at, 10).times == []
+    assert len(store.read(Key(OPERATION, "t", "o199"), 0.0, tape.at, 10).times) == 1
+    sums, left_out, _, _ = store.sum_up(0.0, tape.at, "t", 5)
+    assert len(sums) == 1 + 5
+    assert 35 <= left_out["t"] <= 43
+    store.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM series").fetchone()[0] <= 60
+
+
+def test_a_gap_longer_than_the_history_leaves_nothing_behind(path, small):
+    store, tape = open_store(path, length_s=400.0), Tape()
+    fill(store, tape, 30)
+    store.close()
+    store = open_store(path, tape.at + 10_000.0, length_s=400.0)
+    later = Tape(tape.at + 10_000.0, store.known_ids, store.next_id)
+    fill(store, later, 10)
+    assert len(store.read(P, later.at - 400.0, later.at, 1000).times) == 10
+    assert len(store._chunks) <= 4
+    store.close()
+
+
+def test_the_file_does_not_grow_above_its_size(path, small):
+    store, tape = open_store(path, max_size=MIB), Tape()
+    keys = [Key(OPERATION, "t", f"o{number}") for number in range(150)]
+    for number in range(400):
+        store.add(
+            tape.tick({key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)})
+        )
+        assert os.path.getsize(path) <= MIB
+        assert store.bytes <= MIB
+    assert store.write_errors == 0
+    view = store.read(keys[0], 0.0, tape.at, 10_000)
+    assert 10 < len(view.times) < 400
+    assert view.times[-1] == tape.at
+    assert store.since == view.times[0] - view.intervals[0]
+    store.close()
+
+
+def test_a_smaller_size_makes_the_file_smaller(path, small):
+    store, tape = open_store(path, max_size=16 * MIB), Tape()
+    keys = [Key(OPERATION, "t", f"o{number}") for number in range(400)]
+    for number in range(220):
+        store.add(
+            tape.tick({key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)})
+        )
+    store.close()
+    assert os.path.getsize(path) > MIB
+    store = open_store(path, tape.at, max_size=MIB)
+    assert os.path.getsize(path) <= MIB
+    assert store.read(keys[0], 0.0, tape.at, 10_000).times[-1] == tape.at
+    store.close()
+
+
+def test_a_tick_that_is_larger_than_the_whole_file_stays_in_memory(path):
+    store, tape = open_store(path, max_size=MIB), Tape()
+    keys = [Key(OPERATION, "t", f"{number}" * 40) for number in range(10_000, 22_000)]
+    with capture_logs() as logs:
+        for number in range(3):
+            store.add(tape.tick({key: row(OPERATION, used_cores=number + n / 7) for n, key in enumerate(keys)}))
+    assert [entry["event"] for entry in logs] == ["history_failed"]
+    assert store.write_errors == 3
+    assert len(store.read(keys[5], 0.0, tape.at, 100).times) == 3
+    assert os.path.getsize(path) <= MIB
+    store.close()
+
+
+# --- a file that cannot be used
+
+
+def test_the_file_is_the_users_own(path):
+    store = open_store(path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["text", "empty_database", "of_another_program", "newer", "header", "truncated"])
+def test_a_file_that_is_no_history_is_set_aside(path, damage):
+    if damage == "text":
+        path.write_text("hello" * 1000)
+    elif damage in ("empty_database", "of_another_program"):
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE a (b)")
+            connection.execute(f"PRAGMA user_version = {int(damage == 'of_another_program')}")
+        connection.close()
+    else:
+        store, tape = open_store(path), Tape()
+        fill(store, tape, 40)
+        store.close()
+        data = path.read_bytes()
+        if damage == "newer":
+            with sqlite3.connect(path) as connection:
+                connection.execute("PRAGMA user_version = 99")
+            connection.close()
+        else:
+            path.write_bytes(b"\xff" * 200 + data[200:] if damage == "header" else data[:16_384])
+    before = path.read_bytes()
+    with capture_logs() as logs:
+        store = open_store(path, START + 1000.0)
+        tape = Tape(START + 1000.0)
+        fill(store, tape, 40)
+    assert "history_set_aside" in {entry["event"] for entry in logs}
+    aside = path.with_name("history.db.aside")
+    assert damage == "truncated" or aside.read_bytes() == before
+    assert len(store.read(P, 0.0, tape.at, 100).times) == 40
+    store.close()
+
+
+@pytest.mark.parametrize("removed", [("", "-wal", "-shm"), ("",), ("-wal",)], ids=["all", "database", "log"])
+def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, removed):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 70)
+    views = read_all(store, tape.at)
+    for suffix in removed:
+        os.unlink(f"{path}{suffix}")
+    with capture_logs() as logs:
+        assert read_all(store, tape.at) == views
+        fill(store, tape, 5, first=70)
+    assert [entry["event"] for entry in logs] == ["history_lost"]
+    assert store.write_errors == 0
+    views = read_all(store, tape.at)
+    assert len(views[0].times) == 75
+    # A copy of what the files hold now, as a killed process leaves it.
+    beside = path.with_name("copy.db")
+    for suffix in ("", "-wal"):
+        beside.with_name(beside.name + suffix).write_bytes(Path(f"{path}{suffix}").read_bytes())
+    store.close()
+    store = open_store(beside, tape.at)
+    assert read_all(store, tape.at) == views
+    store.close()
+
+
+def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_stay(path):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 70)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE points SET data = x'00112233'")
+    connection.close()
+    with capture_logs() as logs:
+        assert len(store.read(P, 0.0, tape.at, 100).times) == 10
+    assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped", "history_part_dropped"]
+    assert not path.with_name("history.db.aside").exists()
+    fill(store, tape, 70)
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
+    store.close()
+    store = open_store(path, tape.at)
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
+    store.close()
+
+
+@pytest.mark.parametrize("asked", ["read", "sum_up"])
+def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5 * CHUNK_TICKS)
+    with sqlite3.connect(path) as connection:
+        (chunk,) = connection.execute("SELECT id FROM chunks ORDER BY first LIMIT 1 OFFSET 2").fetchone()
+        connection.execute("UPDATE points SET data = x'00' WHERE chunk = ?", (chunk,))
+    connection.close()
+    since = START + PERIOD_S * 2.5 * CHUNK_TICKS
+    with capture_logs() as logs:
+        if asked == "read":
+            assert len(store.read(P, since, tape.at, 1000).times) == 2 * CHUNK_TICKS
+        else:
+            assert store.sum_up(since, tape.at, None, 10).sums[P].points == 2 * CHUNK_TICKS
+    assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped"]
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 4 * CHUNK_TICKS
+    assert os.listdir(path.parent).count("history.db.aside") == 0
+    store.close()
+
+
+def test_only_the_last_damaged_file_is_kept(path):
+    for number in range(3):
+        path.write_text(f"{number}" * 1000)
+        path.with_name("history.db.aside-wal").write_text("of the one before")
+        store, tape = open_store(path), Tape()
+        fill(store, tape, 3)
+        store.close()
+    assert sorted(os.listdir(path.parent)) == ["history.db", "history.db.aside"]
+    assert path.with_name("history.db.aside").read_text() == "2" * 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE chunks SET times = x'0102030405060708090a'",
+        "UPDATE chunks SET times = 'text'",
+        "UPDATE chunks SET times = x'0102030405060708'",
+        "UPDATE series SET name = CAST(x'ff' AS TEXT)",
+        "DROP TABLE points",
+        "DROP TABLE journal",
+        "ALTER TABLE points RENAME COLUMN data TO other",
+        "UPDATE journal SET data = 5",
+    ],
+)
+def test_damage_of_any_kind_is_found_and_a_new_file_begun(path, change):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 2 * CHUNK_TICKS - 5)
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    connection.close()
+    with capture_logs() as logs:
+        store = open_store(path, tape.at)
+        again = Tape(tape.at, store.known_ids, store.next_id)
+        fill(store, again, 2 * CHUNK_TICKS)
+        store.sum_up(0.0, again.at, None, 10)
+        store.read(P, 0.0, again.at, 1000)
+        fill(store, again, 2 * CHUNK_TICKS)
+    assert [entry["event"] for entry in logs].count("history_set_aside") == 1
+    errors = store.write_errors
+    fill(store, again, CHUNK_TICKS)
+    assert store.write_errors == errors
+    store.close()
+    store = open_store(path, again.at)
+    assert len(store.read(P, tape.at, again.at, 1000).times) >= 3 * CHUNK_TICKS
+    store.close()
+
+
+def test_a_series_without_a_name_takes_nothing_else_away(path):
+    """As a tick leaves it whose names were never told."""
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5)
+    unknown = Key(POOL, "t", "unknown")
+    for number in range(2 * MEMORY_TICKS):
+        tick = tape.tick({**points(1.0), unknown: row(POOL, used_cores=1.0)})
+        tick.new.clear()
+        store.add(tick)
+        assert len(store._ticks) <= CHUNK_TICKS, number
+        if number == CHUNK_TICKS // 2:
+            store.close()
+            store = open_store(path, tape.at)
+            assert len(store.read(P, 0.0, tape.at, 1000).times) == 6 + number
+            assert unknown not in store.known_ids
+    assert store.write_errors == 0
+    assert integral(store.read(P, tape.at - 100 * PERIOD_S, tape.at, 1000), "used_cores") == 100 * PERIOD_S
+    store.close()
+    assert os.listdir(path.parent) == ["history.db"]
+
+
+def test_a_mistake_of_the_program_is_counted_and_memory_stays_bounded(path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("x")
+
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5)
+    monkeypatch.setattr(HistoryStore, "_flush", fail)
+    with capture_logs() as logs:
+        fill(store, tape, 2 * MEMORY_TICKS)
+    assert next((entry["event"], entry.get("error")) for entry in logs) == ("history_failed", "KeyError: 'x'")
+    assert store.write_errors > 0
+    assert len(store._ticks) == MEMORY_TICKS
+    monkeypatch.undo()
+    fill(store, tape, 2 * CHUNK_TICKS)
+    assert len(store.read(P, 0.0, tape.at, 10_000).times) >= MEMORY_TICKS
+    store.close()
+    assert os.listdir(path.parent) == ["history.db"]
+
+
+def test_the_most_operations_without_series_are_told_at_any_age(path, small):
+    store, tape = open_store(path, length_s=100_000.0), Tape()
+    store.keep_s = (240.0, 1440.0)
+    for number in range(300):
+        tick = tape.tick(points(1.0))
+        tick.left_out = 7 if number == 10 else 3 if number == 298 else 0
+        store.add(tick)
+
+    def told(since: float, until: float) -> int:
+        return store.sum_up(since, until, None, 10).without_series
+
+    for _ in range(2):
+        assert told(0.0, tape.at) == 7
+        assert told(tape.at - 2.5 * PERIOD_S, tape.at) == 3
+        assert told(START + 1700.0, tape.at - 20 * PERIOD_S) == 0
+        assert told(START, START + 1000.0) == 7
+        store.close()
+        store = open_store(path, tape.at, length_s=100_000.0)
+    store.close()
+
+
+def test_a_directory_that_is_not_there_costs_only_the_file(tmp_path):
+    path = tmp_path / "gone" / "history.db"
+    with capture_logs() as logs:
+        store, tape = open_store(path), Tape(next_id=(int(START) << 24) + 1)
+        fill(store, tape, 10)
+    assert [(entry["event"], entry["doing"]) for entry in logs] == [("history_failed", "open")]
+    assert len(store.read(P, 0.0, tape.at, 100).times) == 10
+    path.parent.mkdir()
+    fill(store, tape, 2 * CHUNK_TICKS)
+    assert path.exists()
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
+    store.close()
+    store = open_store(path, tape.at)
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
+    assert store.next_id > tape.next_id - 1
+    store.close()
+
+
+def test_a_full_disk_is_said_once_and_the_history_goes_on(path):
+    """The disk of the child process ends after 256 KiB."""
+    program = (
+        "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_history_store import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "store, tape = open_store(sys.argv[1]), Tape()\n"
+        "fill(store, tape, 5)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(sys.argv[1] + '-wal'), resource.RLIM_INFINITY))\n"
+        "with capture_logs() as logs: fill(store, tape, 400)\n"
+        "assert [entry['event'] for entry in logs] == ['history_failed'], logs\n"
+        "assert store.write_errors >= 400, store.write_errors\n"
+        "assert len(store.read(P, 0.0, tape.at, 10_000).times) == MEMORY_TICKS\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "with capture_logs() as logs: fill(store, tape, 60)\n"
+        "assert [entry['event'] for entry in logs] == ['history_is_written_again'], logs\n"
+        "assert len(store.read(P, 0.0, tape.at, 10_000).times) > MEMORY_TICKS + 25\n"
+        "store.close()\n"
+        "store = open_store(sys.argv[1], tape.at)\n"
+        "print(len(store.read(P, 0.0, tape.at, 10_000).times))\n"
+    )
+    where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    command = [sys.executable, "-W", "error", "-c", program, str(path), *where]
+    ended = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[-1]) > MEMORY_TICKS + 25
+
+
+def test_points_of_the_future_are_dropped(path):
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 100)
+    store.close()
+    with capture_logs() as logs:
+        store = open_store(path, START + PERIOD_S * 65)
+    assert [entry["event"] for entry in logs] == ["history_of_the_future_dropped"]
+    assert len(store.read(P, 0.0, tape.at, 1000).times) == 60
+    later = Tape(START + PERIOD_S * 65, store.known_ids, store.next_id)
+    fill(store, later, 50)
+    view = store.read(P, 0.0, later.at, 1000)
+    assert len(view.times) == 110
+    assert view.times == sorted(view.times)
+    store.close()
+
+
+def test_names_may_be_any_text(path):
+    keys = [
+        Key(OPERATION, "t", name) for name in ("<img src=x>", "'; DROP TABLE points; --", "ü" * 4000, "", "%", "a b")
+    ]
+    store, tape = open_store(path), Tape()
+    for _ in range(CHUNK_TICKS + 1):
+        store.add(tape.tick({key: row(OPERATION, used_cores=1.0) for key in keys}))
+    for key in keys:
+        assert len(store.read(key, 0.0, tape.at, 1000).times) == CHUNK_TICKS + 1
+    assert store.read(Key(OPERATION, "t", "b"), 0.0, tape.at, 1000).times == []
+    assert store.read(Key(OPERATION, "u", "%"), 0.0, tape.at, 1000).times == []
+    store.close()
+
+
+def test_any_tree_is_all_trees(path):
+    store, tape = open_store(path), Tape()
+    both = {Key(OPERATION, tree, "o"): row(OPERATION, used_cores=1.0) for tree in ("t", "u")}
+    for _ in range(CHUNK_TICKS + 1):
+        store.add(tape.tick(both))
+    assert set(store.read(Key(OPERATION, "", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {2.0}
+    assert set(store.read(Key(OPERATION, "u", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {1.0}
+    sums, _, _, _ = store.sum_up(0.0, tape.at, "u", 10)
+    assert list(sums) == [Key(OPERATION, "u", "o")]
+    store.close()

@@ -1,0 +1,749 @@
+"""Commands that change trees and pools, what they change, and how that is stored (semantics.md 2)."""
+
+from __future__ import annotations
+
+import itertools
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+from scheduler_builders import records_of
+
+from cpumond.errors import StateFileError
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    GENERIC,
+    GUARANTEES_OVERCOMMIT,
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    Config,
+    PoolConfig,
+)
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.commands import (
+    ChangePool,
+    ChangeTree,
+    ConfigCommand,
+    CreatePool,
+    CreateTree,
+    MovePool,
+    Outcome,
+    RemovePool,
+    RemoveTree,
+    SetDefaultTree,
+    TransferPoolResources,
+    apply,
+    find_trees,
+)
+from cpumond.scheduler.settings.records import (
+    SYSTEM,
+    RecordKey,
+    changed_records,
+    encode_pool,
+    encode_tree,
+    load_config,
+)
+from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
+
+EMPTY = Config(MappingProxyType({}))
+NODES = {"node-1": ["a", "x", "node-1"], "node-2": ["b", "node-2"]}
+
+
+def put(path: str, value: Any = None) -> Edit:
+    return Edit(tuple(path.split("/")), value)
+
+
+class Tried:
+    """A configuration and the commands that made it."""
+
+    def __init__(self, *commands: ConfigCommand) -> None:
+        self.config = EMPTY
+        self._ids = itertools.count(1)
+        for command in commands:
+            self.do(command)
+
+    def new_id(self) -> str:
+        return f"{next(self._ids):x}-0-0-1"
+
+    def do(
+        self, command: ConfigCommand, nodes: dict[str, list[str]] = NODES, name_pattern: str = DEFAULT_NAME_PATTERN
+    ) -> Outcome:
+        outcome = apply(self.config, command, new_id=self.new_id, nodes=nodes, name_pattern=name_pattern)
+        self.config = outcome.config
+        return outcome
+
+    def refuse(self, command: ConfigCommand, code: int = GENERIC) -> str:
+        before = records_of(self.config)
+        with pytest.raises(CommandError) as caught:
+            self.do(command)
+        assert records_of(self.config) == before
+        assert caught.value.code == code
+        return str(caught.value)
+
+    def pool(self, name: str, tree: str = "t") -> PoolConfig:
+        return self.config.trees[tree].pools[name]
+
+    def names(self, tree: str = "t") -> list[str]:
+        return list(self.config.trees[tree].pools)
+
+    def parents(self) -> dict[str, str]:
+        return {pool.name: pool.parent for pool in self.config.trees["t"].pools.values()}
+
+
+def strong(**amounts: float) -> dict[str, Any]:
+    return {"strong_guarantee_resources": amounts}
+
+
+FAMILY = (
+    CreateTree("t"),
+    CreatePool("t", "b"),
+    CreatePool("t", "b2", "b"),
+    CreatePool("t", "b1", "b"),
+    CreatePool("t", "a"),
+    CreatePool("t", "b11", "b1"),
+)
+
+
+# --- trees
+
+
+def test_trees_are_in_the_order_of_their_names() -> None:
+    tried = Tried(
+        CreateTree("b", {"nodes_filter": "b"}), CreateTree("a", {"nodes-filter": "a", "job_interrupt_timeout": 5})
+    )
+    assert list(tried.config.trees) == ["a", "b"]
+    tree = tried.config.trees["a"]
+    assert tree.id == "2-0-0-1"
+    assert tree.attributes == {"nodes_filter": "a", "job_preemption_timeout": 5.0}
+    assert tree.spelled == {"job_preemption_timeout": "job_interrupt_timeout"}
+    assert tree.settings.job_preemption_timeout == 5.0
+    assert tried.config.default_tree == ""
+
+
+def test_a_tree_that_exists() -> None:
+    tried = Tried(CreateTree("t"))
+    assert tried.refuse(CreateTree("t"), ALREADY_EXISTS) == 'Pool tree "t" already exists'
+    outcome = tried.do(CreateTree("t", {"nodes_filter": "x"}, ignore_existing=True))
+    assert (outcome.id, outcome.changed, outcome.warnings) == ("1-0-0-1", False, ())
+    assert tried.config.trees["t"].attributes == {}
+
+
+def test_what_is_wrong_with_a_tree_names_it() -> None:
+    tried = Tried()
+    assert tried.refuse(CreateTree("t", {"max_operation_count": 0})).startswith(
+        'pool tree "t": max_operation_count: must'
+    )
+    assert tried.refuse(CreateTree("t", {"nodes_filter": "&"})).startswith('pool tree "t": nodes_filter: column 1')
+    assert tried.refuse(CreateTree("a.b")).startswith('pool tree "a.b": a name must match')
+    assert tried.do(CreateTree("a.b"), name_pattern="[a-z.]+").changed
+
+
+def test_options_of_a_tree_change() -> None:
+    tried = Tried(CreateTree("t", {"weird": 1}), CreatePool("t", "a"))
+    pools = tried.config.trees["t"].pools
+    outcome = tried.do(
+        ChangeTree("t", (put("config/max_operations_per_pool", 7), put("max_operation_count_per_pool", 3)))
+    )
+    assert outcome.changed
+    assert outcome.id == "1-0-0-1"
+    (warning,) = outcome.warnings
+    assert warning.startswith('pool tree "t": max_operation_count_per_pool: has no effect while')
+    tree = tried.config.trees["t"]
+    assert tree.settings.max_operation_count_per_pool == 7
+    assert tree.pools is pools
+    assert not tried.do(ChangeTree("t", (put("max_operation_count_per_pool", 3.0),))).changed
+    assert tried.refuse(ChangeTree("x", ()), RESOLVE) == 'Pool tree "x" does not exist'
+    assert tried.refuse(ChangeTree("tt", ()), RESOLVE) == 'Pool tree "tt" does not exist; did you mean "t"?'
+    assert tried.refuse(ChangeTree("t", (put("name", "u"),))).startswith(
+        'pool tree "t": name: this attribute of a tree'
+    )
+
+
+def test_2_6_6_changing_the_main_resource() -> None:
+    tried = Tried(CreateTree("t"), CreatePool("t", "a", attributes=strong(cpu=1)))
+    assert "must include the tree's main resource memory" in tried.refuse(
+        ChangeTree("t", (put("main_resource", "memory"),))
+    )
+    tried.do(ChangePool("t", "a", (put("strong_guarantee_resources/memory", 1),)))
+    tried.do(ChangeTree("t", (put("main_resource", "memory"),)))
+
+
+def test_2_2_no_node_belongs_to_two_trees() -> None:
+    tried = Tried(CreateTree("one", {"nodes_filter": "a"}), CreateTree("two", {"nodes_filter": "b"}))
+    with pytest.raises(CommandError) as caught:
+        tried.do(CreateTree("three", {"nodes_filter": "x"}))
+    assert str(caught.value) == (
+        "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
+        '"node-1" matches the nodes_filter of "one" and "three"; make the filters exclude each other'
+    )
+    assert caught.value.attributes == {
+        "node_id": "node-1",
+        "node_address": "node-1",
+        "matched_trees": ["one", "three"],
+        "field": "nodes_filter",
+    }
+    assert "node-2" in tried.refuse(ChangeTree("one", (put("nodes_filter", "a | b"),)))
+    assert '"node-1"' in tried.refuse(ChangeTree("two", (put("config/nodes_filter", "node-1"),)))
+    tried.do(ChangeTree("one", (put("nodes_filter", "a & !b"),)))
+    # Filters that could overlap are fine while no node matches both.
+    tried.do(CreateTree("three", {"nodes_filter": "a & c"}))
+    # Other options do not ask about nodes.
+    overlap = {"n": ["a", "b"]}
+    assert tried.do(ChangeTree("one", (put("max_operation_count", 3),)), nodes=overlap).changed
+    with pytest.raises(CommandError):
+        tried.do(ChangeTree("one", (put("nodes_filter", "a"),)), nodes=overlap)
+
+
+def test_2_1_the_trees_of_a_node() -> None:
+    config = Tried(CreateTree("one", {"nodes_filter": "a"}), CreateTree("two", {"nodes_filter": "n-1"})).config
+    assert find_trees(config, ["a", "b"]) == ["one"]
+    assert find_trees(config, ["b", "n-1"]) == ["two"]
+    assert find_trees(config, ["a", "n-1"]) == ["one", "two"]
+    assert find_trees(config, []) == []
+
+
+def test_2_3_the_default_tree() -> None:
+    tried = Tried(CreateTree("a", {"nodes_filter": "a"}), CreateTree("b", {"nodes_filter": "b"}))
+    assert tried.refuse(SetDefaultTree("aa"), RESOLVE) == (
+        'Default tree is missing: Pool tree "aa" does not exist; did you mean "a"?'
+    )
+    assert tried.do(SetDefaultTree("a")).id == "1-0-0-1"
+    assert not tried.do(SetDefaultTree("a")).changed
+    assert tried.do(SetDefaultTree(None)).changed
+    assert (tried.config.default_tree, tried.do(SetDefaultTree(None)).changed) == ("", False)
+    tried.do(SetDefaultTree("a"))
+    assert tried.refuse(RemoveTree("a")) == (
+        'pool tree "a": is the default tree and cannot be removed while there are others; make another one the default '
+        'before: "b"'
+    )
+    tried.do(RemoveTree("b"))
+    tried.do(RemoveTree("a"))
+    assert tried.config == EMPTY
+
+
+def test_a_tree_with_pools_is_removed_recursively_only() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.refuse(RemoveTree("t")).startswith("Cannot remove non-empty composite node: ")
+    tried.do(RemoveTree("t", recursive=True))
+    assert tried.config.trees == {}
+
+
+# --- pools
+
+
+def test_pools_are_depth_first_by_name() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.names() == ["a", "b", "b1", "b11", "b2"]
+
+
+def test_a_new_pool() -> None:
+    tried = Tried(CreateTree("t"))
+    outcome = tried.do(
+        CreatePool("t", "a", attributes={"weight": 0, "min-share-resources": {"cpu": 3}, "abc": 1, "x": None})
+    )
+    assert outcome.id == "2-0-0-1"
+    assert outcome.warnings == (
+        'pool "a": weight: 0.0 is below the least weight and taken as 1.49012e-08',
+        'pool "a": "abc" is no option of a pool: it is kept and has no effect',
+    )
+    pool = tried.pool("a")
+    assert pool.attributes == {"weight": 0.0, "strong_guarantee_resources": {"cpu": 3.0}, "abc": 1}
+    assert pool.spelled == {"strong_guarantee_resources": "min_share_resources"}
+    assert pool.settings.strong_guarantee_resources == {"cpu": 3.0}
+
+
+def test_a_pool_that_exists() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.refuse(CreatePool("t", "b1", "b"), ALREADY_EXISTS) == 'Pool "b1" already exists in tree "t"'
+    assert tried.refuse(CreatePool("t", "b1", ignore_existing=True), ALREADY_EXISTS) == (
+        'Pool "b1" already exists in tree "t" under "b"'
+    )
+    outcome = tried.do(CreatePool("t", "b1", "b", {"weight": 5}, ignore_existing=True))
+    assert (outcome.id, outcome.changed) == (tried.pool("b1").id, False)
+
+
+def test_the_same_name_in_another_tree() -> None:
+    tried = Tried(*FAMILY)
+    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
+    tried.do(CreatePool("u", "a"))
+    assert tried.pool("a", "u").id != tried.pool("a").id
+
+
+def test_a_pool_that_cannot_be_made() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.refuse(CreatePool("u", "x"), RESOLVE) == 'Pool tree "u" does not exist'
+    assert tried.refuse(CreatePool("t", "x", "bb1"), RESOLVE) == (
+        'Pool "bb1" does not exist in tree "t"; did you mean "b1"?'
+    )
+    assert tried.refuse(CreatePool("t", "x", attributes={"mode": "lifo"})).startswith('pool "x": mode: must be one of')
+    assert tried.refuse(CreatePool("t", "x$y")).startswith('pool "x$y": a name must not contain')
+    assert tried.refuse(CreatePool("t", "x", attributes={"name": "y"})).startswith('pool "x": name: this attribute')
+
+
+def test_only_what_a_command_touches_is_another_object() -> None:
+    tried = Tried(*FAMILY, CreateTree("u", {"nodes_filter": "nobody"}))
+    before = tried.config
+    tried.do(ChangePool("t", "b1", (put("weight", 2),)))
+    after = tried.config
+    assert after.trees["u"] is before.trees["u"]
+    same = {name for name in tried.names() if before.trees["t"].pools[name] is after.trees["t"].pools[name]}
+    assert same == {"a", "b", "b11", "b2"}
+    assert before.trees["t"].pools["b1"].attributes == {}
+
+
+def test_attributes_of_a_pool_change() -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    outcome = tried.do(ChangePool("t", "a", (put("integral-guarantees/resource_flow", {"cpu": 100}), put("weigth", 1))))
+    assert outcome.changed
+    assert outcome.id == tried.pool("a").id
+    assert outcome.warnings == (
+        'pool "a": "weigth" is no option of a pool: it is kept and has no effect; did you mean "weight"?',
+    )
+    assert tried.pool("a").settings.integral_guarantees.resource_flow == {"cpu": 100.0}
+    outcome = tried.do(ChangePool("t", "a", (put("integral_guarantees"), put("weigth"), put("abc"))))
+    assert outcome.config == before
+    unchanged = tried.do(ChangePool("t", "a", (put("weight"), put("name", "a"), put("parent_name", ROOT_POOL))))
+    assert (unchanged.changed, unchanged.config) == (False, tried.config)
+    assert tried.refuse(ChangePool("t", "c", ()), RESOLVE) == 'Pool "c" does not exist in tree "t"'
+    assert tried.refuse(ChangePool("t", "a", (put("weight", -1),))).startswith('pool "a": weight: must be a number')
+
+
+def test_0_2_spellings_across_commands() -> None:
+    tried = Tried(CreateTree("t"), CreatePool("t", "a", attributes={"fair_share_starvation_timeout": 1}))
+    edits = (put("fair-share_preemption_timeout", 2),)
+    assert tried.refuse(ChangePool("t", "a", edits)).startswith(
+        'pool "a": fair-share_preemption_timeout: this option is already set as "fair_share_starvation_timeout"'
+    )
+    tried.do(ChangePool("t", "a", (put("fair_share_starvation_timeout"),)))
+    tried.do(ChangePool("t", "a", edits))
+    assert tried.refuse(ChangePool("t", "a", (put("fair_share_starvation_timeout", 2),)))
+
+
+def test_warnings_are_about_what_is_new() -> None:
+    tried = Tried(*FAMILY)
+    edits = (put("integral_guarantees", {"guarantee_type": "burst", "resource_flow": {"cpu": 1}}),)
+    assert len(tried.do(ChangePool("t", "a", edits)).warnings) == 1
+    assert tried.do(ChangePool("t", "b", (put("weight", 3),))).warnings == ()
+    (warning,) = tried.do(ChangeTree("t", (put("default_parent_pool", "x"),))).warnings
+    assert "InvalidDefaultParentPool" in warning
+    assert tried.do(CreatePool("t", "x")).warnings == ()
+    assert "InvalidDefaultParentPool" in tried.do(RemovePool("t", "x")).warnings[0]
+
+
+def test_pools_are_removed() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.refuse(RemovePool("t", "b")) == (
+        'Cannot remove non-empty composite node: pool "b" has 3 pools below it; remove it recursively'
+    )
+    assert "has 1 pool below it" in tried.refuse(RemovePool("t", "b1"))
+    assert tried.do(RemovePool("t", "b11")).changed
+    tried.do(RemovePool("t", "b", recursive=True))
+    assert tried.names() == ["a"]
+    assert tried.refuse(RemovePool("t", "b"), RESOLVE)
+
+
+# --- moves
+
+
+@pytest.mark.parametrize("by_attributes", [False, True])
+def test_a_pool_is_renamed_and_moved(by_attributes: bool) -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    b1 = tried.pool("b1")
+    command: ConfigCommand = MovePool("t", "b1", "a", "z")
+    if by_attributes:
+        command = ChangePool("t", "b1", (put("name", "z"), put("parent-name", "a"), put("weight", 3)))
+    outcome = tried.do(command)
+    assert (outcome.id, outcome.changed) == (b1.id, True)
+    assert tried.names() == ["a", "z", "b11", "b", "b2"]
+    assert tried.parents() == {"a": ROOT_POOL, "z": "a", "b11": "z", "b": ROOT_POOL, "b2": "b"}
+    assert tried.pool("b11").id == before.trees["t"].pools["b11"].id
+    assert tried.pool("z").settings.weight == (3.0 if by_attributes else None)
+    for name in ("a", "b", "b2"):
+        assert tried.pool(name) is before.trees["t"].pools[name]
+    tried.do(MovePool("t", "z", ROOT_POOL, "z"))
+    assert tried.pool("z").parent == ROOT_POOL
+
+
+def test_moves_that_are_none() -> None:
+    tried = Tried(*FAMILY)
+    assert tried.refuse(MovePool("t", "b", "b11", "b")) == (
+        'pool "b": cannot be moved under "b11", which is one of its own sub-pools'
+    )
+    assert tried.refuse(MovePool("t", "b", "b", "b")) == 'pool "b": cannot be moved under "b", which is itself'
+    assert tried.refuse(MovePool("t", "b", "c", "b"), RESOLVE) == 'Pool "c" does not exist in tree "t"'
+    assert tried.refuse(MovePool("t", "c", "b", "c"), RESOLVE)
+    assert tried.refuse(MovePool("t", "b", ROOT_POOL, "a"), ALREADY_EXISTS) == 'Pool "a" already exists in tree "t"'
+    assert tried.refuse(MovePool("t", "b", ROOT_POOL, "a.b")).startswith('pool "a.b": a name must match')
+    assert not tried.do(MovePool("t", "b", ROOT_POOL, "b")).changed
+    for path in ("name", "parent_name"):
+        assert tried.refuse(ChangePool("t", "b", (put(path),))) == (
+            f'pool "b": {path}: must be the name of a pool, got null'
+        )
+        assert tried.refuse(ChangePool("t", "b", (put(f"{path}/x", "y"),)))
+
+
+def test_2_7_moves_are_validated() -> None:
+    tried = Tried(
+        *FAMILY, CreatePool("t", "f", attributes={"mode": "fifo"}), CreatePool("t", "g", attributes=strong(cpu=1))
+    )
+    assert tried.refuse(MovePool("t", "b1", "f", "b1")).startswith('pool "f": has mode fifo')
+    assert "but not at its parent" in tried.refuse(MovePool("t", "g", "a", "g"))
+
+
+# --- transfers
+
+
+def pool_of(cpu: float, flow: float, most: int, running: int, memory: float = 0) -> dict[str, Any]:
+    return {
+        "strong_guarantee_resources": {"cpu": cpu, "memory": memory},
+        "integral_guarantees": {"resource_flow": {"cpu": flow}, "burst_guarantee_resources": {"cpu": flow + 10}},
+        "max_operation_count": most,
+        "max_running_operation_count": running,
+    }
+
+
+def test_a_transfer_of_everything() -> None:
+    tried = Tried(
+        CreateTree("t"),
+        CreatePool("t", "from", attributes=pool_of(10, 20, 50, 40)),
+        CreatePool("t", "to", attributes=pool_of(10, 20, 50, 40)),
+    )
+    delta = {
+        "strong_guarantee_resources": {"cpu": 4},
+        "resource_flow": {"cpu": 8},
+        "burst_guarantee_resources": {"cpu": 12},
+        "max_running_operation_count": 16,
+        "max_operation_count": 20,
+    }
+    outcome = tried.do(TransferPoolResources("t", "from", "to", delta))
+    assert (outcome.id, outcome.warnings) == (tried.pool("from").id, ())
+    source, destination = tried.pool("from").settings, tried.pool("to").settings
+    assert source.strong_guarantee_resources == {"cpu": 6.0, "memory": 0.0}
+    assert source.integral_guarantees.resource_flow == {"cpu": 12.0}
+    assert source.integral_guarantees.burst_guarantee_resources == {"cpu": 18.0}
+    assert (source.max_running_operation_count, source.max_operation_count) == (24, 30)
+    assert destination.strong_guarantee_resources == {"cpu": 14.0, "memory": 0.0}
+    assert destination.integral_guarantees.resource_flow == {"cpu": 28.0}
+    assert destination.integral_guarantees.burst_guarantee_resources == {"cpu": 42.0}
+    assert (destination.max_running_operation_count, destination.max_operation_count) == (56, 70)
+
+
+def guaranteed(tried: Tried) -> dict[str, float | None]:
+    pools = tried.config.trees["t"].pools.values()
+    return {pool.name: pool.settings.strong_guarantee_resources.get("cpu") for pool in pools}
+
+
+FOREST = (
+    CreateTree("t"),
+    CreatePool("t", "top", attributes=strong(cpu=20)),
+    CreatePool("t", "l", "top", attributes={"min_share_resources": {"cpu": 10}}),
+    CreatePool("t", "l1", "l", attributes=strong(cpu=10)),
+    CreatePool("t", "r", "top", attributes=strong(cpu=5)),
+    CreatePool("t", "r1", "r", attributes=strong(cpu=5)),
+    CreatePool("t", "other"),
+    CreatePool("t", "o1", "other"),
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "changes"),
+    [
+        ("l1", "r1", {"l": 6, "l1": 6, "r": 9, "r1": 9}),
+        ("l", "r", {"l": 6, "r": 9}),
+        ("l1", "o1", {"top": 16, "l": 6, "l1": 6, "other": 4, "o1": 4}),
+        ("l1", "l", {"l1": 6}),
+        ("l1", "top", {"l": 6, "l1": 6}),
+        ("top", "r1", {"r": 9, "r1": 9}),
+        ("l", "l", {}),
+    ],
+)
+def test_ancestors_take_part_in_a_transfer(source: str, destination: str, changes: dict[str, float]) -> None:
+    tried = Tried(*FOREST)
+    if source == "l":
+        tried.do(ChangePool("t", "l1", (put("strong_guarantee_resources/cpu", 1),)))
+    before = guaranteed(tried)
+    old = tried.config.trees["t"].pools
+    outcome = tried.do(TransferPoolResources("t", source, destination, {"min-share-resources": {"cpu": 4}}))
+    assert outcome.changed == bool(changes)
+    assert guaranteed(tried) == {**before, **changes}
+    for name, pool in tried.config.trees["t"].pools.items():
+        assert (pool is old[name]) == (name not in changes)
+    assert tried.pool("l").spelled == {"strong_guarantee_resources": "min_share_resources"}
+
+
+def test_all_can_be_transferred_and_a_zero_stays() -> None:
+    tried = Tried(*FOREST)
+    tried.do(TransferPoolResources("t", "l1", "r1", strong(cpu=10)))
+    assert tried.pool("l1").attributes == strong(cpu=0.0)
+    tried.do(TransferPoolResources("t", "r1", "l1", strong(cpu=0.1)))
+    tried.do(TransferPoolResources("t", "l1", "r1", strong(cpu=0.1)))
+    assert tried.pool("l1").attributes == strong(cpu=0.0)
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        (strong(cpu=11), 'pool "l1": strong_guarantee_resources/cpu: has 10, 11 cannot be taken from it'),
+        (strong(memory=1), 'pool "l1": strong_guarantee_resources/memory: has 0, 1 cannot be taken from it'),
+        ({"resource_flow": {"cpu": 1}}, 'pool "l1": integral_guarantees/resource_flow/cpu: has 0, 1 cannot be taken'),
+        ({"max_operation_count": 1}, 'pool "l1": max_operation_count: is not set, so there is nothing to transfer'),
+        ({"max_operation_count": -1}, "resource_delta: max_operation_count: must be a whole number in [0, 2147483648]"),
+        (strong(cpu=-1), "resource_delta: strong_guarantee_resources: "),
+        (strong(cpus=1), 'resource_delta: strong_guarantee_resources/cpus: unknown key; did you mean "cpu"?'),
+        ({"weight": 1}, "resource_delta: weight: cannot be transferred; known: strong_guarantee_resources, burst"),
+        ({"resource_flaw": {}}, 'resource_delta: resource_flaw: cannot be transferred; did you mean "resource_flow"?'),
+        ({"integral_guarantees": 3}, "resource_delta: integral_guarantees: must be a dictionary, got 3"),
+        (
+            {"integral-guarantees": {"resource-flow": {}}, "resource_flow": {}},
+            "resource_delta: resource_flow: given twice",
+        ),
+        (123, "resource_delta: must be a dictionary, got 123"),
+    ],
+)
+def test_transfers_that_are_none(delta: Any, message: str) -> None:
+    shown = Tried(*FOREST).refuse(TransferPoolResources("t", "l1", "r1", delta))
+    assert shown.startswith(message.removesuffix("strong_guarantee_resources: ")) or message in shown
+
+
+def test_transfers_between_what_does_not_exist() -> None:
+    tried = Tried(*FOREST)
+    assert tried.refuse(TransferPoolResources("t", "l1", "zzz", {}), RESOLVE) == 'Pool "zzz" does not exist in tree "t"'
+    assert tried.refuse(TransferPoolResources("t", "zzz", "l1", {}), RESOLVE)
+    assert tried.refuse(TransferPoolResources("zzz", "l1", "r1", {}), RESOLVE)
+
+
+def test_a_transfer_is_validated_as_a_whole() -> None:
+    tried = Tried(*FOREST)
+    tried.do(ChangePool("t", "other", (put("allow_children_guarantees", False),)))
+    assert "does not allow children guarantees" in tried.refuse(TransferPoolResources("t", "l1", "o1", strong(cpu=1)))
+    too_much = TransferPoolResources("t", "l", "r", strong(cpu=4))
+    assert "together, more than its 6" in tried.refuse(too_much, GUARANTEES_OVERCOMMIT)
+
+
+def test_counts_of_ancestors_change_where_they_are_set() -> None:
+    tried = Tried(
+        CreateTree("t"),
+        CreatePool("t", "a", attributes={"max_operation_count": 9}),
+        CreatePool("t", "a1", "a", attributes={"max_operation_count": 9}),
+        CreatePool("t", "b"),
+        CreatePool("t", "b1", "b", attributes={"max_operation_count": 1}),
+    )
+    tried.do(TransferPoolResources("t", "a1", "b1", {"max_operation_count": 3.0}))
+    counts = {pool.name: pool.settings.max_operation_count for pool in tried.config.trees["t"].pools.values()}
+    assert counts == {"a": 6, "a1": 6, "b": None, "b1": 4}
+
+
+# --- what has changed
+
+
+def test_changes_of_attributes() -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    tried.do(ChangeTree("t", (put("config/max_operation_count", 3),)))
+    tried.do(ChangePool("t", "a", (put("resource_limits", {"cpu": 5, "memory": 1}), put("abc", {}), put("weight", 2))))
+    middle = tried.config
+    assert describe_change(before, middle) == [
+        ConfigChange("t", "", "config/max_operation_count", None, 3),
+        ConfigChange("t", "a", "resource_limits/cpu", None, 5.0),
+        ConfigChange("t", "a", "resource_limits/memory", None, 1.0),
+        ConfigChange("t", "a", "abc", None, {}),
+        ConfigChange("t", "a", "weight", None, 2.0),
+    ]
+    tried.do(ChangePool("t", "a", (put("resource_limits/cpu", 6), put("resource_limits/memory"), put("weight"))))
+    tried.do(ChangePool("t", "a", (put("abc", 0),)))
+    assert describe_change(middle, tried.config) == [
+        ConfigChange("t", "a", "resource_limits/cpu", 5.0, 6.0),
+        ConfigChange("t", "a", "resource_limits/memory", 1.0, None),
+        ConfigChange("t", "a", "abc", {}, 0),
+        ConfigChange("t", "a", "weight", 2.0, None),
+    ]
+    assert describe_change(before, before) == []
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), ({"a": [1]}, {"a": [True]}), (0, False), ("1", 1)])
+def test_values_that_python_takes_for_equal_are_changes(old: Any, new: Any) -> None:
+    tried = Tried(CreateTree("t", {"x": old}), CreatePool("t", "a", attributes={"x": old}))
+    before = tried.config
+    for command in (ChangePool("t", "a", (put("x", new),)), ChangeTree("t", (put("x", new),))):
+        assert tried.do(command).changed
+        assert not tried.do(command).changed
+    assert len(describe_change(before, tried.config)) == 2
+    assert [kind for kind, _, _ in changed_records(before, tried.config)] == ["tree", "pool"]
+
+
+def test_changes_of_structure() -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    tried.do(SetDefaultTree("t"))
+    tried.do(RemovePool("t", "b11"))
+    tried.do(MovePool("t", "b1", "a", "z"))
+    tried.do(CreatePool("t", "n", "z", {"weight": 1}))
+    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
+    tried.do(CreatePool("u", "x"))
+    changes = [
+        ConfigChange("t", "b11", "", {"parent_name": "b1"}, None),
+        ConfigChange("t", "z", "name", "b1", "z"),
+        ConfigChange("t", "z", "parent_name", "b", "a"),
+        ConfigChange("t", "n", "", None, {"parent_name": "z", "weight": 1.0}),
+        ConfigChange("u", "", "", None, {"nodes_filter": "nobody"}),
+        ConfigChange("u", "x", "", None, {"parent_name": ROOT_POOL}),
+        ConfigChange("", "", "default_tree", None, "t"),
+    ]
+    assert describe_change(before, tried.config) == changes
+    back = describe_change(tried.config, before)
+    assert ConfigChange("u", "", "", {"nodes_filter": "nobody"}, None) in back
+    assert ConfigChange("u", "x", "", {"parent_name": ROOT_POOL}, None) in back
+
+
+# --- storage
+
+
+def test_records() -> None:
+    tried = Tried(CreateTree("t", {"job_interrupt_timeout": 1}), CreatePool("t", "a", attributes={"x": [1]}))
+    tree = tried.config.trees["t"]
+    assert encode_tree(tree) == {
+        "id": "1-0-0-1",
+        "name": "t",
+        "attributes": {"job_preemption_timeout": 1.0},
+        "spelled": {"job_preemption_timeout": "job_interrupt_timeout"},
+    }
+    assert encode_pool("t", tree.pools["a"]) == {
+        "id": "2-0-0-1",
+        "tree": "t",
+        "name": "a",
+        "parent": ROOT_POOL,
+        "attributes": {"x": [1]},
+        "spelled": {},
+    }
+    assert set(records_of(tried.config)) == {SYSTEM, ("tree", "1-0-0-1"), ("pool", "2-0-0-1")}
+
+
+def test_stored_records_give_the_same_configuration_in_any_order() -> None:
+    tried = Tried(
+        *FAMILY, SetDefaultTree("t"), ChangePool("t", "a", (put("min_share_resources", {"cpu": 0}), put("x", 2**63)))
+    )
+    stored = {key: msgspec.json.decode(msgspec.json.encode(record)) for key, record in records_of(tried.config).items()}
+    for order in (list(stored), list(stored)[::-1]):
+        loaded = load_config({key: stored[key] for key in order})
+        assert loaded == tried.config
+        assert list(loaded.trees["t"].pools) == tried.names()
+    assert load_config({}) == EMPTY
+
+
+def test_only_what_has_changed_is_written() -> None:
+    tried = Tried(*FAMILY)
+    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
+    before = tried.config
+    assert changed_records(before, before) == []
+    tried.do(ChangePool("t", "a", (put("weight", 2),)))
+    a = tried.pool("a")
+    assert changed_records(before, tried.config) == [("pool", a.id, encode_pool("t", a))]
+    before = tried.config
+    tried.do(ChangeTree("t", (put("max_operation_count", 2),)))
+    tree = tried.config.trees["t"]
+    assert changed_records(before, tried.config) == [("tree", tree.id, encode_tree(tree))]
+    before = tried.config
+    tried.do(SetDefaultTree("u"))
+    assert changed_records(before, tried.config) == [(*SYSTEM, {"default_tree": "u"})]
+    before = tried.config
+    tried.do(RemoveTree("t", recursive=True))
+    changes = changed_records(before, tried.config)
+    assert {kind for kind, _, _ in changes} == {"tree", "pool"}
+    assert all(record is None for _, _, record in changes)
+    assert len(changes) == 6
+
+
+def test_stored_attributes_that_are_unknown_or_reserved_by_now_stay() -> None:
+    record = {"id": "2", "tree": "t", "name": "a", "parent": ROOT_POOL, "attributes": {"count": 1, "later": {"x": 1}}}
+    config = load_config({("tree", "1"): {"id": "1", "name": "t"}, ("pool", "2"): record})
+    assert config.trees["t"].pools["a"].attributes == {"count": 1, "later": {"x": 1}}
+
+
+TREE = {("tree", "1"): {"id": "1", "name": "t", "attributes": {}, "spelled": {}}}
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ({("tree", "1"): {"id": "1"}}, "stored tree 1: Object missing required field `name`"),
+        (
+            {("tree", "1"): {"id": "1", "name": "t", "attributes": {"nodes_filter": 3}}},
+            "stored tree 1: nodes_filter: must",
+        ),
+        ({**TREE, ("tree", "2"): {"id": "2", "name": "t"}}, 'stored tree 2: there are two trees named "t"'),
+        ({("pool", "2"): {"id": "2", "name": "a", "tree": "t", "parent": ROOT_POOL}}, 'its tree "t" is missing'),
+        ({**TREE, ("pool", "2"): {"id": "2", "name": "a", "tree": "t", "parent": "b"}}, 'its parent "b" is missing'),
+        ({**TREE, ("pool", "2"): {"id": "2", "name": "a", "tree": "t", "parent": "a"}}, "lead back to itself"),
+        (
+            {**TREE, ("pool", "2"): {"id": "2", "name": "a", "tree": "t"}},
+            "stored pool 2: Object missing required field",
+        ),
+        (
+            {**TREE, **{("pool", key): {"id": key, "name": "a", "tree": "t", "parent": ROOT_POOL} for key in "23"}},
+            'stored pool 3: there are two pools named "a" in one tree',
+        ),
+        (
+            {
+                **TREE,
+                ("pool", "2"): {"id": "2", "name": "a", "tree": "t", "parent": ROOT_POOL, "attributes": {"mode": 1}},
+            },
+            "stored pool 2: mode: must be one of",
+        ),
+        ({SYSTEM: {"default_tree": "t"}}, 'stored default_tree "t" is missing'),
+    ],
+)
+def test_records_that_are_damaged(records: dict[RecordKey, dict[str, Any]], message: str) -> None:
+    with pytest.raises(StateFileError) as caught:
+        load_config(records)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CreateTree("t", {"a": 1}, ignore_existing=True),
+        ChangeTree("t", (put("a/b", {"c": [1]}), put("d"))),
+        RemoveTree("t"),
+        SetDefaultTree("t"),
+        CreatePool("t", "p", "q", {"weight": 2}),
+        ChangePool("t", "p", (put("weight", 2.5),)),
+        RemovePool("t", "p", recursive=True),
+        MovePool("t", "p", "q", "r"),
+        TransferPoolResources("t", "p", "q", {"max_operation_count": 1}),
+    ],
+)
+def test_commands_as_json(command: ConfigCommand) -> None:
+    raw = msgspec.json.encode(command)
+    assert msgspec.json.decode(raw)["type"] == type(command).__name__
+    assert msgspec.json.decode(raw, type=ConfigCommand) == command
+
+
+def test_2_7_no_pool_is_named_like_the_root() -> None:
+    tried = Tried(*FAMILY)
+    assert "this name is the root's" in tried.refuse(CreatePool("t", "<Root>", "<Root>"))
+    pool = next(iter(tried.config.trees["t"].pools))
+    assert "this name is the root's" in tried.refuse(MovePool("t", pool, "<Root>", "<Root>"))
+
+
+def test_2_6_9_what_fails_changes_nothing_and_wrong_types_fail_at_once() -> None:
+    tried = Tried(*FAMILY)
+    before = tried.config
+    pool = next(iter(before.trees["t"].pools))
+    assert "must be a number" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"weight": "heavy"}))
+    assert "mode" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"mode": "lifo"}))
+    good, bad = put("max_operation_count", 7), put("weight", -1)
+    assert "weight" in tried.refuse(ChangePool("t", pool, (good, bad)))
+    assert tried.config is before
+
+
+def test_2_6_9_unknown_attributes_are_stored_without_error() -> None:
+    tried = Tried(*FAMILY)
+    pool = next(iter(tried.config.trees["t"].pools))
+    outcome = tried.do(ChangePool("t", pool, (put("owner_team", "search"),)))
+    assert tried.config.trees["t"].pools[pool].attributes["owner_team"] == "search"
+    assert any("owner_team" in warning for warning in outcome.warnings)

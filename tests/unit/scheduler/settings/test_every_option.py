@@ -1,0 +1,193 @@
+"""No option is accepted without an effect: setting it changes what holds, or is told of (semantics.md 2.4, 2.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import World
+
+from cpumond.scheduler.decide.victims import find_limit_violators
+from cpumond.scheduler.elements import PreemptionRules
+from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
+from cpumond.scheduler.operations import StartOperation, UpdateOperation
+from cpumond.scheduler.settings.commands import ChangePool, Edit
+
+
+def rules(of: PreemptionRules | None) -> dict[str, Any]:
+    assert of is not None
+    return {name: getattr(of, name) for name in PreemptionRules.__slots__}
+
+
+def attempt(world: World, *args: Any, **spec: Any) -> str:
+    """Where an operation that starts goes, or why it does not start."""
+    try:
+        return world.record(world.start(*args, **spec)).trees["default"].pool
+    except CommandError as error:
+        return str(error)
+
+
+def make_world() -> World:
+    """A full node: one pool inside another, with more wanted than there is, and two users."""
+    world = World(fair_share_starvation_tolerance=0.5, fair_share_starvation_timeout=10_000)
+    world.node("n1", cpu=20)
+    world.create_pool("top", min_share_resources={"cpu": 20}, integral_guarantees={"resource_flow": {"cpu": 5}})
+    world.create_pool("p", "top", min_share_resources={"cpu": 4}, integral_guarantees={"resource_flow": {"cpu": 2}})
+    world.create_pool("other", "top", weight=2)
+    for name, weight, jobs in (("p", 1.0, 9), ("p", 2.0, 30), ("other", 1.0, 30)):
+        world.start(name, jobs=jobs, weight=weight)
+    world.settle_down()
+    return world
+
+
+def observe(world: World) -> dict[str, Any]:
+    """What the options of pool "p" can show in."""
+    found: dict[str, Any] = {}
+    world.now += 60.0
+    world.update()
+    pool = world.pool("p")
+    shares = [element.fair_share for element in world.tree().operations.values()]
+    found["shares"] = [
+        [round(x, 9) for x in share] for share in (pool.fair_share, pool.strong_guarantee_share, *shares)
+    ]
+    found["volume"] = pool.volume
+    found["rules"] = rules(pool.rules)
+    found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
+    found["violators"] = [job.id for job, *_ in find_limit_violators(next(iter(world.state.nodes.values())))]
+    found["goes to"] = attempt(world, "p", user="ann")
+    found["second goes to"] = attempt(world, "p", user="ann")
+    try:
+        world.create_pool("below", "p", min_share_resources={"cpu": 1})
+        found["guarantee below"] = "made"
+    except CommandError as error:
+        found["guarantee below"] = str(error)
+    found["counts"] = world.counts("p")
+    new = next((pool for name, pool in world.tree().pools.items() if "$" in name), None)
+    found["settings of sub-pools"] = None if new is None else (new.mode, new.max_operation_count, new.settings)
+    return found
+
+
+POOL: dict[str, tuple[Any, dict[str, Any]]] = {
+    # option of "p" -> its value, and what must stand beside it to matter
+    "weight": (5, {}),
+    "max_share_ratio": (0.1, {}),
+    "strong_guarantee_resources": ({"cpu": 8}, {}),
+    "resource_limits": ({"cpu": 3}, {}),
+    "mode": ("fifo", {}),
+    "max_running_operation_count": (2, {}),
+    "max_operation_count": (2, {}),
+    "fifo_sort_parameters": (["start_time"], {"mode": "fifo"}),
+    "forbid_immediate_operations": (True, {}),
+    "create_ephemeral_subpools": (True, {}),
+    "ephemeral_subpool_config": ({"mode": "fifo"}, {"create_ephemeral_subpools": True}),
+    "integral_guarantees": ({"guarantee_type": "relaxed", "resource_flow": {"cpu": 2}}, {}),
+    "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
+    "allow_children_guarantees": (False, {}),
+    "fair_share_starvation_timeout": (60_000, {}),
+    "fair_share_starvation_tolerance": (0.4, {}),
+    "min_share_preemption_timeout": (60_000, {}),
+    "fair_share_aggressive_starvation_timeout": (60_000, {}),
+    "fair_share_preemption_timeout_limit": (60_000, {}),
+    "min_share_preemption_timeout_limit": (60_000, {}),
+    "fair_share_starvation_tolerance_limit": (0.3, {}),
+    "enable_aggressive_starvation": (True, {}),
+    "allow_aggressive_preemption": (False, {}),
+    "non_preemptible_resource_usage_threshold": ({"cpu": 3}, {}),
+}
+
+
+def test_the_table_of_pools_is_complete():
+    assert set(POOL) == set(PoolSettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("option", POOL)
+def test_an_option_of_a_pool_shows(option):
+    value, beside = POOL[option]
+    plain, changed = make_world(), make_world()
+    for world in (plain, changed):
+        if beside:
+            world.set_pool("p", **beside)
+    changed.set_pool("p", **{option: value})
+    assert observe(changed) != observe(plain)
+
+
+def test_the_same_options_show_the_same():
+    assert observe(make_world()) == observe(make_world())
+
+
+LIMITED = ("fair_share_starvation_timeout", "fair_share_starvation_tolerance", "min_share_preemption_timeout")
+
+
+@pytest.mark.parametrize("option", LIMITED)
+def test_a_pools_option_that_a_limit_above_cuts_is_told_of(option):
+    """6.2: it would be more privileged than the tree allows."""
+    world = make_world()
+    value = 0.9 if option.endswith("_tolerance") else 1
+    done = world.do(ChangePool("default", "p", (Edit((option,), value),)))
+    assert any(option in text for text in done.warnings)
+
+
+OPERATION: dict[str, Any] = {
+    "weight": 5.0,
+    "max_share_ratio": 0.1,
+    "resource_limits": {"cpu": 1},
+    "min_share_resources": {"cpu": 3},
+    "fair_share_starvation_timeout": 60_000,
+    "fair_share_starvation_tolerance": 0.1,
+    "min_share_preemption_timeout": 60_000,
+    "max_unpreemptible_running_job_count": 3,
+    "non_preemptible_resource_usage_threshold": {"cpu": 1},
+}
+
+
+def test_the_table_of_operations_is_complete():
+    assert set(OPERATION) == set(OperationTreeOptions.__struct_fields__) - {"pool"}
+
+
+@pytest.mark.parametrize("option", OPERATION)
+def test_an_option_of_an_operation_shows_or_is_told_of(option):
+    seen = []
+    for options in ({}, {option: OPERATION[option]}):
+        world = make_world()
+        table = {"tasks": {"t": {"job_count": 30}}, "pool": "p", **options}
+        started = world.do(StartOperation(table))
+        changed = world.do(UpdateOperation(started.id, options))
+        assert started.warnings == changed.warnings
+        world.settle_down()
+        element = world.element(started.id)
+        # What the count rule reads is the option itself (6.4).
+        count = element.options.max_unpreemptible_running_job_count
+        shares = (element.fair_share, element.strong_guarantee_share, element.limits)
+        seen.append((shares, rules(element.rules), count, started.warnings))
+    assert seen[0] != seen[1]
+
+
+# --- options of a tree that nothing else tests
+
+
+def test_the_trees_counts_hold_for_pools_that_have_none():
+    world = World(max_operation_count_per_pool=2)
+    world.create_pool("p")
+    world.start("p")
+    world.start("p")
+    assert "Limit for the number of concurrent operations 2" in attempt(world, "p")
+
+
+@pytest.mark.parametrize(("budget", "taken"), [(None, 4), (3, 3), (0, 0)])
+def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
+    world = World(
+        max_preemptions_per_minute=budget,
+        fair_share_starvation_timeout=1000,
+        max_unpreemptible_running_job_count=0,
+        preemptive_scheduling_backoff=0,
+    )
+    world.node("n1", cpu=10)
+    world.start("greedy", user="a", jobs=50)
+    world.settle_down()
+    late = world.start("late", user="b", jobs=50)
+    for _ in range(30):
+        world.step()
+    assert len(world.jobs_of(late)) == taken
+    for _ in range(60):
+        world.step()
+    assert len(world.jobs_of(late)) == (0 if budget == 0 else 4)

@@ -1,0 +1,234 @@
+"""The formula of a tree's nodes: its values against Python's own logic, and the sentence for each mistake."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpumond.errors import ConfigError
+from cpumond.scheduler.settings.nodes_filter import MAX_LENGTH, parse_nodes_filter
+
+TAGS = ["a", "b", "c", "_x", "in1", "rack-1.example.com:9012", "data/center", "inside", "true", "not"]
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_nodes_filter(text)
+    message = str(caught.value)
+    assert message.startswith("nodes_filter: ")
+    assert "\n" not in message
+    message.encode()  # without lone surrogates: it can be printed anywhere
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "tags", "expected"),
+    [
+        ("", "", True),
+        (" \t\r\n\f\v", "a", True),
+        ("a", "a", True),
+        ("a", "", False),
+        ("!a", "", True),
+        ("!!a", "a", True),
+        ("a&b", "a", False),
+        ("a & b", "a b", True),
+        ("a | b", "b", True),
+        # ! before & before |, from the left
+        ("!a & b", "b", True),
+        ("!(a & b)", "b", True),
+        ("a | b & c", "a", True),
+        ("(a | b) & c", "a", False),
+        ("a & b | c", "c", True),
+        ("a & (b | c)", "c", False),
+        ("!a | b", "", True),
+        ("%true", "", True),
+        ("%false", "a", False),
+        ("%true&!%false", "", True),
+        ("a|%false", "", False),
+        ("_x", "_x", True),
+        ("in1", "in1", True),
+        ("inside & in-", "inside in-", True),
+        ("node-1.example.com:9012", "node-1.example.com:9012", True),
+        ("data/center-2", "data", False),
+        ("\na\n&\n(\tb )\n", "a b", True),
+    ],
+)
+def test_values(text: str, tags: str, expected: bool) -> None:
+    assert parse_nodes_filter(text).matches(tags.split()) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "words"),
+    [
+        ("a &", 4, "the formula is unfinished, expected a tag, '!', '('"),
+        ("!", 2, "unfinished"),
+        ("(", 2, "unfinished"),
+        ("(a |", 5, "unfinished"),
+        ("a & ", 5, "unfinished"),
+        ("(a", 1, "unmatched '('"),
+        ("(a & (b | c)", 1, "unmatched '('"),
+        ("(a & (b | c", 6, "unmatched '('"),
+        ("a)", 2, "unmatched ')'"),
+        (")", 1, "unmatched ')'"),
+        ("(a))", 4, "unmatched ')'"),
+        ("a & )", 5, "unmatched ')'"),
+        ("()", 2, "unexpected token ')', expected a tag"),
+        ("(a & )", 6, "unexpected token ')', expected a tag"),
+        ("& a", 1, "unexpected token '&', expected a tag"),
+        ("a & | b", 5, "unexpected token '|', expected a tag"),
+        ("a !b", 3, "unexpected token '!', expected '&', '|' or the end of the formula"),
+        ("a (b)", 3, "unexpected token '('"),
+        ("a %true", 3, "unexpected token '%true'"),
+        ("a b", 3, "unexpected variable 'b', expected '&', '|' or the end of the formula"),
+        ("(a b)", 4, "unexpected variable 'b', expected '&', '|' or ')'"),
+        ("%true a", 7, "unexpected variable 'a'"),
+        ("in", 1, "'in' is a reserved word"),
+        ("a & in", 5, "'in' is a reserved word"),
+        ("(in)", 2, "'in' is a reserved word"),
+    ],
+)
+def test_a_formula_that_is_none(text: str, column: int, words: str) -> None:
+    message = refused(text)
+    assert message.startswith(f"nodes_filter: column {column}: ")
+    assert words in message
+    assert message.endswith(f"near {text[: column - 1]!r} <here> {text[column - 1 :]!r}")
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "token"),
+    [
+        ("a && b", 3, "&&"),
+        ("a || b", 3, "||"),
+        ("a &&& b", 3, "&&&"),
+        ("12", 1, "12"),
+        ("a & 5b", 5, "5"),
+        ("a = b", 3, "="),
+        ("a == b", 3, "=="),
+        ("a<b", 2, "<"),
+        ("a + b", 3, "+"),
+        ("-a", 1, "-"),
+        ("%maybe", 1, "%maybe"),
+        ("%truest", 1, "%truest"),
+        ("%", 1, "%"),
+        ("%true-1", 1, "%true"),
+        ('"a"', 1, '"'),
+        ("büro", 2, "ü"),
+        ("\0", 1, "\0"),
+        ("a\u00a0", 2, "\u00a0"),
+        ("\ud800", 1, "\ud800"),
+    ],
+)
+def test_what_is_no_token(text: str, column: int, token: str) -> None:
+    message = refused(text)
+    assert message.startswith(f"nodes_filter: column {column}: invalid token {token!r} in boolean formula, permitted")
+    assert "tags, '!', '&', '|', '(', ')', '%true' and '%false'" in message
+
+
+def test_a_long_formula_is_quoted_around_the_place_only() -> None:
+    message = refused(" | ".join(["tag"] * 1000) + " = " + "b" * 1000)
+    assert "column 5999: invalid token '='" in message
+    assert len(message) < 300
+
+
+def test_the_longest_formula_is_read_and_a_longer_one_refused() -> None:
+    longest = "a|" * (MAX_LENGTH // 2 - 1) + "b "
+    assert len(longest) == MAX_LENGTH
+    assert parse_nodes_filter(longest).matches({"b"})
+    assert "10001 characters, at most 10000" in refused(longest + " ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(" * 4999 + "a" + ")" * 4999, True),
+        ("!" * 9999 + "a", False),
+        ("a&(" * 2499 + "a" + ")" * 2499, True),
+        ("a|(" * 2499 + "a" + ")" * 2499, True),
+        ("!(" * 3333 + "a" + ")" * 3333, False),
+        ("a&" * 4999 + "a", True),
+    ],
+    ids=["brackets", "not", "and", "or", "not brackets", "row"],
+)
+def test_depth_is_no_matter(text: str, expected: bool) -> None:
+    assert parse_nodes_filter(text).matches({"a"}) is expected
+
+
+def test_deep_mistakes_are_told_like_others() -> None:
+    assert "column 9999: unmatched '('" in refused("(" * 9999 + "a")
+    assert "column 2: unmatched ')'" in refused("a" + ")" * 9999)
+
+
+def test_filters_are_values() -> None:
+    one, same, other = parse_nodes_filter("a & b"), parse_nodes_filter("a & b"), parse_nodes_filter("a&b")
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one.text == "a & b"
+    with pytest.raises(AttributeError):
+        one.text = "c"  # type: ignore[misc]
+
+
+def test_the_tags_of_a_formula() -> None:
+    assert parse_nodes_filter("a & !(b | a) | %true & c.d:1").tags == {"a", "b", "c.d:1"}
+    assert parse_nodes_filter("").tags == frozenset()
+
+
+Formula = tuple[str, str]
+"""One formula in our language and in Python's."""
+
+
+def combine(parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
+    blank = st.sampled_from(["", " ", "\t\n"])
+    return st.one_of(
+        st.builds(lambda gap, one: (f"!{gap}{one[0]}", f"(not {one[1]})"), blank, parts.map(bracket)),
+        st.builds(lambda gap, one: (f"({gap}{one[0]}{gap})", f"({one[1]})"), blank, parts),
+        st.builds(
+            lambda gap, many: (f"{gap}&{gap}".join(m[0] for m in many), " and ".join(m[1] for m in many)),
+            blank,
+            st.lists(parts.map(bracket), min_size=2, max_size=4),
+        ),
+        # The same precedence on both sides, and no brackets: "a & b | !c"
+        st.builds(
+            lambda gap, many: (f"{gap}|{gap}".join(m[0] for m in many), " or ".join(m[1] for m in many)),
+            blank,
+            st.lists(parts, min_size=2, max_size=4),
+        ),
+    )
+
+
+def bracket(one: Formula) -> Formula:
+    simple = not any(sign in one[0] for sign in "&|")
+    return (one[0] if simple else f"({one[0]})", f"({one[1]})")
+
+
+FORMULAS = st.recursive(
+    st.one_of(
+        st.sampled_from(TAGS).map(lambda tag: (tag, f"({tag!r} in tags)")),
+        st.sampled_from([("%true", "True"), ("%false", "False")]),
+    ),
+    combine,
+    max_leaves=12,
+)
+
+
+@given(FORMULAS, st.sets(st.sampled_from(TAGS)))
+def test_it_is_what_python_makes_of_it(formula: Formula, tags: set[str]) -> None:
+    ours, theirs = formula
+    assert parse_nodes_filter(ours).matches(tags) is bool(eval(theirs, {"tags": tags}))  # noqa: S307
+
+
+@given(st.lists(st.sampled_from([*TAGS, "in", "!", "&", "|", "(", ")", "%true", "&&", "1", " ", "%"])).map("".join))
+def test_rows_of_tokens_are_read_or_refused(text: str) -> None:
+    try:
+        parse_nodes_filter(text).matches({"a"})
+    except ConfigError:
+        refused(text)
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse_nodes_filter(text).matches({"a"})
+    except ConfigError:
+        refused(text)

@@ -1,0 +1,359 @@
+"""Rules for trees and their pools; the numbers are those of semantics.md 2.6, 2.7."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig, to_vector
+from cpumond.scheduler.settings.attributes import read_pool, read_tree
+from cpumond.scheduler.settings.validation import MAX_DEPTH, MAX_SUBTREE, check_name, find_overcommit, validate_tree
+
+BURST_POOL = {
+    "guarantee_type": "burst",
+    "resource_flow": {"cpu": 5},
+    "burst_guarantee_resources": {"cpu": 10},
+}
+
+
+def tree(pools: Mapping[str, tuple[str, Mapping[str, Any]]], name: str = "t", /, **options: Any) -> TreeConfig:
+    """A tree of pools: name -> (parent, attributes)."""
+    return TreeConfig(
+        "1-1-1-1",
+        name,
+        options,
+        read_tree(options),
+        {},
+        {
+            pool: PoolConfig(f"{number:x}-0-0-2", pool, parent, dict(attributes), read_pool(attributes))
+            for number, (pool, (parent, attributes)) in enumerate(pools.items())
+        },
+    )
+
+
+def refused(config: TreeConfig) -> str:
+    with pytest.raises(CommandError) as caught:
+        validate_tree(config)
+    return str(caught.value)
+
+
+def strong(**amounts: float) -> dict[str, Any]:
+    return {"strong_guarantee_resources": amounts}
+
+
+def flow(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
+    return {"integral_guarantees": {"guarantee_type": guarantee_type, "resource_flow": amounts}}
+
+
+def burst(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
+    return {"integral_guarantees": {"guarantee_type": guarantee_type, "burst_guarantee_resources": amounts}}
+
+
+def test_an_empty_tree_is_fine() -> None:
+    assert validate_tree(tree({})) == []
+
+
+# --- 2.6
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (strong, "strong_guarantee_resources"),
+        (flow, "integral_guarantees/resource_flow"),
+        (burst, "integral_guarantees/burst_guarantee_resources"),
+    ],
+)
+def test_2_6_1_a_guarantee_needs_the_same_kind_at_the_parent(kind: Any, path: str) -> None:
+    assert refused(tree({"a": (ROOT_POOL, {}), "b": ("a", kind(cpu=1))})) == (
+        f'pool "b": {path}/cpu: is configured (1), but not at its parent "a"; set it there first'
+    )
+    assert refused(tree({"a": (ROOT_POOL, kind(cpu=9)), "b": ("a", kind(cpu=1, memory=5))})) == (
+        f'pool "b": {path}/memory: is configured (5), but not at its parent "a"; set it there first'
+    )
+    assert validate_tree(tree({"a": (ROOT_POOL, kind(cpu=9, memory=5)), "b": ("a", kind(cpu=1, memory=5))})) == []
+
+
+def test_2_6_1_another_kind_at_the_parent_does_not_count() -> None:
+    assert "resource_flow/cpu: is configured" in refused(
+        tree({"a": (ROOT_POOL, strong(cpu=9)), "b": ("a", flow(cpu=1))})
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (strong, "strong_guarantee_resources"),
+        (flow, "integral_guarantees/resource_flow"),
+        (burst, "integral_guarantees/burst_guarantee_resources"),
+    ],
+)
+def test_2_6_2_the_sum_of_the_children_is_at_most_the_parents(kind: Any, path: str) -> None:
+    pools = {"a": (ROOT_POOL, kind(cpu=10)), "b": ("a", kind(cpu=6)), "c": ("a", kind(cpu=4))}
+    assert validate_tree(tree(pools)) == []
+    pools["c"] = ("a", kind(cpu=4.5))
+    assert refused(tree(pools)) == (
+        f'pool "c": {path}/cpu: with 4.5 here the children of "a" have 10.5 together, more than its 10; lower theirs, '
+        "or raise that"
+    )
+
+
+def test_2_6_2_decimal_fractions_are_no_violation() -> None:
+    assert 0.1 + 0.2 > 0.3
+    pools = {"a": (ROOT_POOL, strong(cpu=0.3)), "b": ("a", strong(cpu=0.1)), "c": ("a", strong(cpu=0.2))}
+    assert validate_tree(tree(pools)) == []
+    pools["c"] = ("a", strong(cpu=0.2000001))
+    assert "together, more than its 0.3" in refused(tree(pools))
+
+
+def test_2_6_2_on_every_level() -> None:
+    pools = {"a": (ROOT_POOL, strong(cpu=9)), "b": ("a", strong(cpu=5)), "c": ("b", strong(cpu=6))}
+    assert 'the children of "b" have 6 together, more than its 5' in refused(tree(pools))
+
+
+def test_2_6_3_children_of_the_root_have_neither_rule() -> None:
+    assert validate_tree(tree({"a": (ROOT_POOL, strong(cpu=1e9)), "b": (ROOT_POOL, strong(cpu=1e9))})) == []
+
+
+@pytest.mark.parametrize("guarantee_type", ["burst", "relaxed"])
+@pytest.mark.parametrize("kind", [flow, burst])
+def test_2_6_4_an_integral_pool_has_no_integral_children(guarantee_type: str, kind: Any) -> None:
+    pools = {"a": (ROOT_POOL, flow(guarantee_type, cpu=9)), "b": ("a", kind(cpu=1))}
+    message = refused(tree(pools))
+    assert f'its parent "a" has guarantee_type {guarantee_type} and cannot have children with integral' in message
+    assert message.startswith('pool "b": integral_guarantees/')
+    assert message.endswith("got cpu 1")
+
+
+def test_2_6_4_an_integral_pool_may_have_other_children() -> None:
+    parent = {**strong(cpu=5), "integral_guarantees": BURST_POOL}
+    assert validate_tree(tree({"a": (ROOT_POOL, parent), "b": ("a", strong(cpu=5)), "c": ("a", {})})) == []
+
+
+def test_2_6_5_relaxed_with_burst_guarantees() -> None:
+    assert refused(tree({"a": (ROOT_POOL, burst("relaxed", cpu=7))})) == (
+        'pool "a": integral_guarantees/burst_guarantee_resources: must be empty in a pool with guarantee_type relaxed, '
+        "which has resource_flow only; got cpu 7"
+    )
+
+
+@pytest.mark.parametrize("kind", [strong, flow, burst])
+def test_2_6_6_a_guarantee_includes_the_main_resource(kind: Any) -> None:
+    message = refused(tree({"a": (ROOT_POOL, kind(memory=5, gpu=1))}))
+    assert message.endswith("must include the tree's main resource cpu, got memory 5, gpu 1")
+    assert validate_tree(tree({"a": (ROOT_POOL, kind(gpu=5))}, main_resource="gpu")) == []
+
+
+def test_2_6_6_an_explicit_zero_counts_as_configured() -> None:
+    pools = {"a": (ROOT_POOL, strong(cpu=10)), "b": ("a", strong(cpu=10, user_slots=0))}
+    assert "strong_guarantee_resources/user_slots: is configured (0), but not at its parent" in refused(tree(pools))
+    assert validate_tree(tree({"a": (ROOT_POOL, strong(cpu=0, user_slots=5))})) == []
+
+
+def test_2_6_6_the_main_resource_cannot_change_under_a_guarantee_without_it() -> None:
+    pools = {"a": (ROOT_POOL, strong(cpu=10))}
+    assert "must include the tree's main resource gpu, got cpu 10" in refused(tree(pools, main_resource="gpu"))
+
+
+def test_2_6_6_the_main_resource_is_a_resource() -> None:
+    assert refused(tree({}, main_resource="cpus")) == (
+        'pool tree "t": main_resource: must be one of user_slots, cpu, gpu, memory, network, got "cpus"; did you mean '
+        '"cpu"?'
+    )
+
+
+@pytest.mark.parametrize("kind", [strong, flow, burst])
+def test_2_6_7_a_pool_that_does_not_allow_children_guarantees(kind: Any) -> None:
+    pools = {"a": (ROOT_POOL, {**kind(cpu=9), "allow_children_guarantees": False}), "b": ("a", kind(cpu=1))}
+    assert 'its parent "a" does not allow children guarantees, got cpu 1' in refused(tree(pools))
+    pools["b"] = ("a", {})
+    assert validate_tree(tree(pools)) == []
+
+
+def test_2_6_8_what_is_not_checked() -> None:
+    pools = {
+        "fifo": (ROOT_POOL, {**strong(cpu=1e6), "mode": "fifo"}),
+        "big": (ROOT_POOL, flow("relaxed", cpu=1e6)),
+    }
+    assert validate_tree(tree(pools)) == []
+
+
+def test_2_6_8_odd_burst_pools_are_warnings() -> None:
+    pools = {"a": (ROOT_POOL, flow("burst", cpu=5)), "b": (ROOT_POOL, burst("burst", cpu=5))}
+    no_burst, no_flow = validate_tree(tree(pools))
+    assert no_burst.startswith(
+        'pool "a": has guarantee_type burst, but no integral_guarantees/burst_guarantee_resources'
+    )
+    assert no_flow.startswith('pool "b": has guarantee_type burst, but no integral_guarantees/resource_flow')
+    low = {"integral_guarantees": {**BURST_POOL, "resource_flow": {"cpu": 11}}}
+    (warning,) = validate_tree(tree({"a": (ROOT_POOL, low)}))
+    assert "burst_guarantee_resources/cpu: 10 is less than the resource_flow of 11" in warning
+    assert validate_tree(tree({"a": (ROOT_POOL, {"integral_guarantees": BURST_POOL})})) == []
+
+
+def test_2_6_8_guarantees_beyond_the_cluster() -> None:
+    config = tree(
+        {
+            "a": (ROOT_POOL, {**strong(cpu=10, memory=5), "integral_guarantees": BURST_POOL}),
+            "b": (ROOT_POOL, flow("relaxed", cpu=20)),
+            "c": ("b", {}),
+        }
+    )
+    assert find_overcommit(config, to_vector({"cpu": 40, "memory": 5}, 0.0)) is None
+    assert find_overcommit(config, to_vector({"cpu": 40 * (1 - 1e-12), "memory": 5}, 0.0)) is None
+    sentence = find_overcommit(config, to_vector({"cpu": 39, "memory": 4}, 0.0))
+    assert sentence is not None
+    assert "guaranteed more than the nodes have (40 cpu of 39, 5 memory of 4)" in sentence
+    assert find_overcommit(tree({}), to_vector({}, 0.0)) is None
+
+
+# --- 2.7
+
+
+@pytest.mark.parametrize("name", ["a", "A", "9", "-_:", "x" * 100, "t"])
+def test_2_7_names(name: str) -> None:
+    assert validate_tree(tree({name: (ROOT_POOL, {})})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "a name has 1 to 100 characters, this has 0"),
+        ("x" * 101, "a name has 1 to 100 characters, this has 101"),
+        ("a.b", "a name must match [-_a-z0-9:A-Z]+ as a whole"),
+        ("a\n", "a name must match"),
+        ("ü", "a name must match"),
+        ("a/b", "a name must match"),
+        (ROOT_POOL, "this name is the root's"),
+        ("a$b", 'a name must not contain "$"'),
+    ],
+)
+def test_2_7_names_that_are_none(name: str, words: str) -> None:
+    if name != ROOT_POOL:
+        message = refused(tree({name: (ROOT_POOL, {})}))
+        assert words in message
+        assert message.startswith('pool "')
+    assert words in refused(tree({}, name))
+    with pytest.raises(CommandError, match="pool"):
+        check_name("pool", name)
+
+
+def test_2_7_names_after_a_pattern_of_ones_own() -> None:
+    config = tree({"a.b": (ROOT_POOL, {})}, "t.x")
+    assert validate_tree(config, name_pattern="[a-z.]+") == []
+    for name in (ROOT_POOL, "a$b"):
+        with pytest.raises(CommandError):
+            validate_tree(tree({name: (ROOT_POOL, {})}), name_pattern=".+")
+
+
+def test_2_7_a_pool_may_be_named_like_its_tree() -> None:
+    assert validate_tree(tree({"t": (ROOT_POOL, {})})) == []
+
+
+def test_2_7_unique_under_its_own_name() -> None:
+    config = tree({"a": (ROOT_POOL, {})})
+    assert "is kept under another name" in refused(
+        TreeConfig(config.id, "t", {}, config.settings, {}, {"b": config.pools["a"]})
+    )
+
+
+def test_2_7_depth() -> None:
+    pools: dict[str, tuple[str, dict[str, Any]]] = {"p0": (ROOT_POOL, {})}
+    for level in range(1, MAX_DEPTH):
+        pools[f"p{level}"] = (f"p{level - 1}", {})
+    assert validate_tree(tree(pools)) == []
+    pools["p30"] = ("p29", {})
+    assert refused(tree(pools)) == 'pool "p30": would be on level 31 below the root, at most 30 are allowed'
+
+
+def test_2_7_size_of_a_subtree() -> None:
+    pools: dict[str, tuple[str, dict[str, Any]]] = {
+        "top": (ROOT_POOL, {}),
+        "mid": ("top", {}),
+        "other": (ROOT_POOL, {}),
+    }
+    for number in range(MAX_SUBTREE - 2):
+        pools[f"p{number}"] = ("mid", {})
+        pools[f"q{number}"] = ("other", {})
+    assert validate_tree(tree(pools)) == []
+    pools["more"] = ("top", {})
+    assert 'pool "more": the subtree of "top" would have more than 1000 pools' in refused(tree(pools))
+
+
+def test_2_7_a_fifo_pool_has_no_sub_pools() -> None:
+    message = refused(tree({"a": (ROOT_POOL, {"mode": "fifo"}), "b": ("a", {})}))
+    assert message.startswith('pool "a": has mode fifo and cannot have sub-pools, "b" would be one')
+
+
+def test_2_7_parents_come_first_and_exist() -> None:
+    assert 'pool "a": its parent "b" comes after it' in refused(tree({"a": ("b", {}), "b": (ROOT_POOL, {})}))
+    assert 'pool "a": its parent "a" comes after it' in refused(tree({"a": ("a", {})}))
+    assert refused(tree({"abc": (ROOT_POOL, {}), "a": ("abd", {})})) == (
+        'pool "a": its parent "abd" does not exist; did you mean "abc"?'
+    )
+
+
+# --- other rules between options
+
+
+def test_2_5_max_operation_count_is_at_least_that_of_running_ones() -> None:
+    both = {"max_operation_count": 4, "max_running_operation_count": 5}
+    assert refused(tree({"a": (ROOT_POOL, both)})) == (
+        'pool "a": max_operation_count: must be at least max_running_operation_count (5), got 4'
+    )
+    assert 'pool "a": ephemeral_subpool_config: max_operation_count: must be' in refused(
+        tree({"a": (ROOT_POOL, {"ephemeral_subpool_config": both})})
+    )
+    for fine in ({"max_operation_count": 5, "max_running_operation_count": 5}, {"max_operation_count": 0}):
+        assert validate_tree(tree({"a": (ROOT_POOL, fine)})) == []
+
+
+def test_2_5_ephemeral_sub_pools_and_fifo() -> None:
+    both = {"create_ephemeral_subpools": True, "mode": "fifo"}
+    assert "create_ephemeral_subpools cannot be true" in refused(tree({"a": (ROOT_POOL, both)}))
+
+
+def test_2_4_the_aggressive_threshold() -> None:
+    assert refused(tree({}, aggressive_preemption_satisfaction_threshold=1.5)) == (
+        'pool tree "t": aggressive_preemption_satisfaction_threshold: must not be above '
+        "preemption_satisfaction_threshold (1), got 1.5"
+    )
+    assert validate_tree(tree({}, aggressive_preemption_satisfaction_threshold=1)) == []
+
+
+def test_2_4_the_aggressive_timeout() -> None:
+    assert refused(tree({}, fair_share_aggressive_starvation_timeout=20_000)).endswith(
+        "must be 0 or at least fair_share_starvation_timeout (30000 ms), got 20000"
+    )
+    assert validate_tree(tree({}, fair_share_aggressive_starvation_timeout=30_000)) == []
+    own = {"fair_share_aggressive_starvation_timeout": 5, "fair_share_starvation_timeout": 6}
+    assert refused(tree({"a": (ROOT_POOL, own)})).startswith('pool "a": fair_share_aggressive_starvation_timeout: ')
+    assert validate_tree(tree({"a": (ROOT_POOL, {"fair_share_aggressive_starvation_timeout": 5})})) == []
+
+
+@pytest.mark.parametrize(("name", "what"), [("nope", "does not exist"), ("f", "has mode fifo")])
+def test_2_4_a_wrong_default_parent_is_a_warning(name: str, what: str) -> None:
+    (warning,) = validate_tree(tree({"f": (ROOT_POOL, {"mode": "fifo"})}, default_parent_pool=name))
+    assert warning.startswith(f'pool tree "t": InvalidDefaultParentPool: "{name}" {what}')
+
+
+def test_2_1_the_filter_is_read() -> None:
+    assert refused(tree({}, nodes_filter="a && b")).startswith('pool tree "t": nodes_filter: column 3: ')
+
+
+def test_time_for_two_thousand_pools() -> None:
+    pools: dict[str, tuple[str, dict[str, Any]]] = {}
+    for top in range(2):
+        pools[f"top{top}"] = (ROOT_POOL, {**strong(cpu=1e4, memory=1e4), **flow(cpu=1e4)})
+        for number in range(999):
+            pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), **flow("burst", cpu=1)})
+    config = tree(pools)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        assert len(validate_tree(config)) == 1998
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.25  # about 0.01 s; the rest is for slow machines and for a tracer

@@ -1,0 +1,243 @@
+"""CPU time of jobs: counted once, for their operation and all pools above, whatever becomes of them
+(semantics.md 1.7)."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import World, assert_consistent
+
+from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.settings.commands import MovePool
+from cpumond.wire import CPU_COUNTERS
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.node("n1")
+    world.create_pool("a")
+    world.create_pool("b", "a")
+    world.create_pool("c")
+    yield world
+    assert_consistent(world.state)
+
+
+def used(world: World, *pools: str) -> list[float]:
+    return [world.pool(name).cpu_seconds for name in pools]
+
+
+def run_one(world: World, pool: str = "b", **spec: object) -> tuple[str, str]:
+    """An operation of one job that runs on n1; operation and job."""
+    operation = world.start(pool, **spec)
+    world.settle_down()
+    (job,) = world.jobs_of(operation)
+    return operation, job.id
+
+
+def say(world: World, job: str, cpu_seconds: float | None, reclaimed: float | None = None) -> None:
+    """The node's next word about a job."""
+    node = world.nodes["n1"]
+    node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = cpu_seconds, reclaimed
+    node.beat()
+
+
+def test_the_first_report_of_a_job_that_was_started_here_counts_from_zero(world):
+    operation, job = run_one(world)
+    say(world, job, 7.0, 2.5)
+    assert used(world, "b", "a", ROOT_POOL, "c") == [7.0, 7.0, 7.0, 0.0]
+    assert world.pool("a").reclaimed_cpu_seconds == 2.5
+    assert (world.element(operation).cpu_seconds, world.element(operation).reclaimed_cpu_seconds) == (7.0, 2.5)
+
+
+def test_what_no_host_can_have_used_is_not_believed(world):
+    """One wrong number would stand out of the pool's graphs and sums for a day."""
+    operation, job = run_one(world)
+    say(world, job, 5.0, 1.0)
+    node = world.nodes["n1"]
+    node.jobs[job].ordered_cpu_seconds = node.jobs[job].late_cpu_seconds = 1e14
+    say(world, job, 1e15, 1e15)
+    assert used(world, "b", ROOT_POOL) == [5.0, 5.0]
+    pool = world.pool("b")
+    assert (pool.reclaimed_cpu_seconds, pool.ordered_cpu_seconds, pool.late_cpu_seconds) == (1.0, 0.0, 0.0)
+    say(world, job, 6.0, 1.5)
+    assert used(world, "b") == [6.0]
+    node.finish(job, cpu_seconds=1e15)
+    node.beat()
+    assert used(world, "b") == [6.0]
+    assert world.state.finished_jobs[operation][job].cpu_seconds == 6.0
+
+
+def test_a_value_grows_by_its_difference(world):
+    _, job = run_one(world)
+    for seconds in (1.0, 1.0, 4.5):
+        say(world, job, seconds)
+    assert used(world, "b", ROOT_POOL) == [4.5, 4.5]
+
+
+def test_cpu_time_that_goes_back_counts_again_when_it_is_above_what_it_was(world):
+    """It is the cgroup's: what was counted was used."""
+    _, job = run_one(world)
+    for seconds, counted in ((10.0, 10.0), (3.0, 10.0), (9.0, 10.0), (11.0, 11.0)):
+        say(world, job, seconds)
+        assert used(world, "b") == [counted]
+
+
+@pytest.mark.parametrize("name", [name for name in CPU_COUNTERS if name != "cpu_seconds"])
+def test_a_sum_that_goes_back_is_counted_from_where_it_is(world, name):
+    """An agent was killed: it begins with what it had noted."""
+    operation, job = run_one(world)
+    node = world.nodes["n1"]
+    for told, counted in ((36_000.0, 36_000.0), (100.0, 36_000.0), (130.0, 36_030.0), (130.0, 36_030.0)):
+        setattr(node.jobs[job], name, told)
+        node.beat()
+        for element in (world.element(operation), world.pool("b"), world.pool(ROOT_POOL)):
+            assert getattr(element, name) == pytest.approx(counted)
+        assert getattr(world.state.jobs[job].report, name) == told
+    node.finish(job, **{name: 90.0})
+    world.settle_down()
+    assert getattr(world.pool("b"), name) == pytest.approx(36_030.0), "less at the end takes nothing away"
+
+
+def test_a_sum_that_went_back_while_the_job_was_lost_is_counted_from_where_it_is(world):
+    _, job = run_one(world)
+    node = world.nodes["n1"]
+    node.jobs[job].ordered_cpu_seconds = 500.0
+    node.beat()
+    world.now += 400
+    world.expire()
+    node.register()
+    for told, counted in ((20.0, 500.0), (25.0, 505.0)):
+        node.jobs[job].ordered_cpu_seconds = told
+        node.beat()
+        assert world.pool("b").ordered_cpu_seconds == counted
+
+
+def test_a_node_that_does_not_know_counts_nothing(world):
+    _, job = run_one(world)
+    say(world, job, 5.0)
+    say(world, job, None)
+    assert used(world, "b") == [5.0]
+    assert world.state.jobs[job].report.cpu_seconds == 5.0
+
+
+def test_the_last_value_comes_with_the_end(world):
+    operation, job = run_one(world)
+    say(world, job, 5.0, 1.0)
+    world.nodes["n1"].finish(job, cpu_seconds=6.5, reclaimed_cpu_seconds=1.25)
+    world.settle_down()
+    assert used(world, "b", "a", ROOT_POOL) == [6.5, 6.5, 6.5]
+    assert world.pool(ROOT_POOL).reclaimed_cpu_seconds == 1.25
+    record = world.state.finished_jobs[operation][job]
+    assert (record.cpu_seconds, record.reclaimed_cpu_seconds, record.cgroup) == (6.5, 1.25, f"jobs/{job}")
+
+
+def test_an_end_that_is_told_again_and_again_is_counted_once(world):
+    _, job = run_one(world)
+    node = world.nodes["n1"]
+    node.finish(job, cpu_seconds=6.5)
+    receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(3)]
+    for receipt in receipts:
+        world.carry_out(world.state.recount(receipt.transaction, world.now))
+    assert used(world, "b") == [6.5]
+
+
+def test_an_end_without_a_value_keeps_the_last_one(world):
+    operation, job = run_one(world)
+    say(world, job, 5.0)
+    world.nodes["n1"].finish(job, cpu_seconds=None)
+    world.settle_down()
+    assert used(world, "b") == [5.0]
+    assert world.state.finished_jobs[operation][job].cpu_seconds == 5.0
+
+
+def test_a_job_that_is_being_stopped_goes_on_counting(world):
+    operation, job = run_one(world)
+    node = world.nodes["n1"]
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    say(world, job, 3.0)
+    assert used(world, "b") == [3.0]
+    node.let_go(job, cpu_seconds=4.0)
+    node.beat()
+    assert used(world, "b", "a") == [4.0, 4.0]
+
+
+def test_a_job_that_ends_after_its_operation_counts_for_the_pools_above(world):
+    operation, job = run_one(world, "e")  # an ephemeral pool, which goes with the operation
+    say(world, job, 3.0)
+    node = world.nodes["n1"]
+    node.keeps_stopping = True
+    world.complete(operation)
+    node.beat()
+    node.let_go(job, cpu_seconds=4.0)
+    node.beat()
+    assert used(world, ROOT_POOL) == [4.0]
+    assert "e" not in world.tree().pools
+
+
+def test_what_was_counted_stays_when_an_operation_moves(world):
+    operation, job = run_one(world)
+    say(world, job, 5.0)
+    world.set_operation(operation, pool="c")
+    say(world, job, 8.0)
+    assert used(world, "b", "a", "c", ROOT_POOL) == [5.0, 5.0, 3.0, 8.0]
+    assert world.element(operation).cpu_seconds == 8.0
+
+
+def test_a_pool_that_is_renamed_or_moved_keeps_its_count(world):
+    _, job = run_one(world)
+    say(world, job, 5.0)
+    world.do(MovePool("default", "b", "c", "d"))
+    say(world, job, 6.0)
+    assert used(world, "d", "c", "a", ROOT_POOL) == [6.0, 1.0, 5.0, 6.0]
+
+
+def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
+    operation, job = run_one(world)
+    say(world, job, 100.0, 10.0)
+    world.restart()
+    say(world, job, 103.0, 10.5)
+    assert used(world, "b", ROOT_POOL) == [0.0, 0.0]
+    assert world.state.jobs[job].report.cpu_seconds == 103.0
+    say(world, job, 105.0, 11.0)
+    assert used(world, "b", "a") == [2.0, 2.0]
+    assert world.pool("b").reclaimed_cpu_seconds == 0.5
+    world.nodes["n1"].finish(job, cpu_seconds=106.0)
+    world.settle_down()
+    assert used(world, "b") == [3.0]
+    assert world.state.finished_jobs[operation][job].cpu_seconds == 106.0
+
+
+def test_a_job_that_is_taken_over_before_its_node_knows_counts_from_when_it_does(world):
+    _, job = run_one(world)
+    world.restart()
+    say(world, job, None)
+    say(world, job, 50.0)
+    say(world, job, 51.0)
+    assert used(world, "b") == [1.0]
+
+
+def test_a_job_that_was_lost_for_a_while_counts_what_it_used_meanwhile(world):
+    _, job = run_one(world)
+    say(world, job, 5.0)
+    world.now += 400
+    world.expire()
+    world.nodes["n1"].register()
+    say(world, job, 300.0)
+    assert used(world, "b") == [300.0]
+
+
+def test_a_lost_job_that_completed_meanwhile_counts_what_it_used_meanwhile(world):
+    operation, job = run_one(world, jobs=1)
+    say(world, job, 5.0, 1.0)
+    node = world.nodes["n1"]
+    node.finish(job, cpu_seconds=300.0, reclaimed_cpu_seconds=None)
+    world.now += 400
+    world.expire()
+    node.register()
+    for _ in range(2):
+        node.beat()
+    assert world.states([operation]) == "c"
+    assert used(world, "b", ROOT_POOL) == [300.0, 300.0]
+    assert world.pool("b").reclaimed_cpu_seconds == 1.0

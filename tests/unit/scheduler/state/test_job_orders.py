@@ -1,0 +1,179 @@
+"""How much one heartbeat answer carries: agents refuse answers that are too long and would hear nothing any more."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_world import EASY, PlayedNode, World, assert_consistent
+
+from cpumond.scheduler.model import JobCounts, Rules
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.state.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
+
+WAIT_S = 30.0
+"""waiting_job_timeout of these worlds."""
+
+
+@pytest.fixture
+def world():
+    world = World(Rules(spare=EASY.spare, waiting_job_timeout_s=WAIT_S))
+    world.create_pool("p")
+    yield world
+    assert_consistent(world.state)
+
+
+def start(world: World, jobs: int, command: str = "true", **environment: str) -> str:
+    task = {"job_count": jobs, "cpu_limit": 0.001, "command": command, "environment": environment}
+    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}})).id
+
+
+def start_long(world: World, jobs: int, kib: int, character: str = "x") -> str:
+    """An operation each of whose orders takes ``kib`` kibibytes; more where a character takes more than one."""
+    return start(world, jobs, **{f"V{i}": character * 16 * 1024 for i in range(kib // 16)})
+
+
+def ordered(node: PlayedNode) -> list[str]:
+    assert node.heard is not None
+    return [order.job_id for order in node.heard.start]
+
+
+def started(world: World, *operations: str) -> list[str]:
+    """Jobs in the order of their start."""
+    jobs = [job for operation in operations for job in world.jobs_of(operation)]
+    return [job.id for job in sorted(jobs, key=lambda job: job.sequence)]
+
+
+def test_all_jobs_come_with_one_answer_while_they_are_few(world):
+    node = world.node("n1")
+    operation = start(world, MAX_ORDERS)
+    world.step()
+    assert ordered(node) == started(world, operation)
+    assert len(node.jobs) == MAX_ORDERS
+
+
+def test_many_jobs_come_with_several_answers_the_oldest_first(world):
+    node = world.node("n1")
+    operation = start(world, 2 * MAX_ORDERS + 50)
+    world.step()
+    jobs = started(world, operation)
+    assert len(jobs) == 2 * MAX_ORDERS + 50
+    assert ordered(node) == jobs[:MAX_ORDERS]
+    world.step()
+    assert ordered(node) == jobs[MAX_ORDERS : 2 * MAX_ORDERS]
+    world.step()
+    assert ordered(node) == jobs[2 * MAX_ORDERS :]
+    assert list(node.jobs) == jobs
+    world.step()
+    assert ordered(node) == []
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u20ac", '"'])
+def test_long_commands_come_with_several_answers_of_a_bounded_size(world, character):
+    node = world.node("n1")
+    operation = start_long(world, 30, 80, character)
+    sizes = []
+    while len(node.jobs) < 30:
+        world.step()
+        assert node.heard is not None
+        sizes.append(len(msgspec.json.encode(node.heard)))
+    assert max(sizes) <= MAX_ORDER_BYTES + 10_000
+    assert max(sizes) > MAX_ORDER_BYTES / 2
+    assert list(node.jobs) == started(world, operation)
+
+
+def test_one_job_comes_however_long_its_order_is(world):
+    node = world.node("n1")
+    operation = start_long(world, 2, 240, "\x01")
+    world.step()
+    first, second = started(world, operation)
+    assert node.heard is not None
+    assert len(msgspec.json.encode(node.heard)) > MAX_ORDER_BYTES
+    assert ordered(node) == [first]
+    world.step()
+    assert ordered(node) == [second]
+
+
+def test_orders_to_stop_and_acknowledgements_are_in_each_answer(world):
+    node = world.node("n1")
+    old = start(world, 3)
+    world.settle_down()
+    stopped, done = started(world, old)[:2]
+    node.keeps_stopping = True
+    start(world, 3 * MAX_ORDERS)
+    node.finish(done)
+    world.step()
+    assert node.heard is not None
+    assert node.heard.acknowledged == [done]
+    assert len(node.heard.start) == MAX_ORDERS
+    world.abort(old)
+    world.step()
+    assert stopped in [stop.job_id for stop in node.heard.stop]
+    assert len(node.heard.start) == MAX_ORDERS
+
+
+def test_jobs_that_wait_on_the_node_do_not_keep_others_from_it(world):
+    node = world.node("n1")
+    node.has_no_room = True
+    operation = start(world, MAX_ORDERS + 10)
+    world.step()
+    jobs = started(world, operation)
+    assert list(node.waiting) == jobs[:MAX_ORDERS]
+    world.step()
+    assert set(node.waiting) == set(jobs)
+    assert ordered(node) == [*jobs[: MAX_ORDERS - 10], *jobs[MAX_ORDERS:]]
+
+
+def test_an_order_that_was_lost_is_repeated(world):
+    node = world.node("n1")
+    operation = start(world, MAX_ORDERS + 10)
+    node.deaf = True
+    world.settle_down(3)
+    node.deaf = False
+    world.settle_down(2)
+    assert set(node.jobs) == set(started(world, operation))
+
+
+def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world):
+    node = world.node("n1")
+    node.has_no_room = True
+    operation = start_long(world, 40, 240)  # four in each answer
+    world.step()
+    jobs = started(world, operation)
+    assert len(ordered(node)) == 4
+    for _ in range(32):  # and two heartbeats for the node's own word
+        world.step()
+    assert world.record(operation).counts == {}
+    world.step()
+    first = world.state.finished_jobs[operation]
+    assert list(first) == jobs[:4]
+    assert {job.reason for job in first.values()} == {"node n1 did not start it within waiting_job_timeout (33 s)"}
+    world.step()
+    assert list(world.state.finished_jobs[operation]) == jobs[:8]
+
+
+def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
+    node = world.node("n1")
+    operation = start_long(world, 5, 240)
+    world.step()
+    assert len(node.jobs) == 4
+    (unsent,) = [job for job in world.jobs_of(operation) if job.first_sent_at is None]
+    world.now += 10 * WAIT_S
+    world.carry_out(world.state.receive(node.heartbeat(), world.now).transaction)
+    assert unsent.id in world.state.jobs
+    world.now += 0.5
+    world.carry_out(world.state.receive(node.heartbeat(), world.now).transaction)
+    record = world.state.finished_jobs[operation][unsent.id]
+    assert (record.state, record.reason) == ("aborted", "no answer to node n1 had room for its order within 300 s")
+    assert world.record(operation).counts == {"t": JobCounts(aborted=1)}
+
+
+def test_a_job_whose_order_was_never_sent_is_gone_as_soon_as_it_is_not_needed(world):
+    node = world.node("n1")
+    operation = start(world, MAX_ORDERS + 10)
+    world.step()
+    assert len(node.jobs) == MAX_ORDERS
+    world.abort(operation)
+    world.settle_down(2)
+    assert world.state.jobs == {}
+    assert len(node.jobs) == 0
+    assert len(world.state.finished_jobs[operation]) == MAX_ORDERS + 10

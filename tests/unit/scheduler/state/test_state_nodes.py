@@ -1,0 +1,1066 @@
+"""Nodes and heartbeats: registration, trees, silence, repeats, jobs that come and go, restarts.
+
+semantics.md 1.8, 2.2, 2.3, 2.4, 6.4, 6.7.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_world import EASY, World, assert_consistent, describe
+
+from cpumond.api import overview
+from cpumond.scheduler.model import CommandError, JobCounts, Rules
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.commands import RemoveTree
+from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
+
+SILENCE_S = 60.0
+"""Default node_heartbeat_timeout."""
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    assert_consistent(world.state)
+
+
+def counts(world: World, operation: str) -> JobCounts:
+    return world.record(operation).counts.get("t", JobCounts())
+
+
+def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
+    """An operation in pool p whose jobs run and are known to run."""
+    if "p" not in world.tree().pools:
+        world.create_pool("p")
+    operation = world.start("p", jobs=jobs, cpu=cpu, **spec)
+    world.settle_down()
+    return operation
+
+
+def alerts(world: World) -> list[tuple[str, str]]:
+    """Codes and subjects."""
+    return [(alert.code, alert.subject) for alert in overview.find_alerts(world.state, world.now).alerts]
+
+
+# --- time limits
+
+
+def with_limits(world: World, job_ms: float | None = None, jobs: int = 2, **spec: object) -> str:
+    world.create_pool("p")
+    task = {"job_count": jobs, "cpu_limit": 1, "memory_limit": 0, "job_time_limit": job_ms}
+    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **spec})).id
+
+
+def test_an_operation_fails_when_its_time_limit_is_over(world):
+    node = world.node("n1")
+    operation = with_limits(world, time_limit=60_000)
+    started = world.now
+    world.settle_down()
+    world.now = started + 59.0
+    world.step(0.5)
+    assert (world.record(operation).state, len(node.jobs)) == ("running", 2)
+    world.restart()
+    world.step(1.0)
+    record = world.record(operation)
+    assert (record.state, record.finish_time) == ("failed", started + 60.5)
+    assert record.error == "Operation is running for too long, aborted: its time_limit of 60000 ms is over"
+    assert counts(world, operation).aborted == 0  # after the restart its node had not told of its jobs yet
+    world.settle_down()
+    assert node.jobs == {}
+
+
+def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
+    world.create_pool("full", max_running_operation_count=0)
+    waiting = world.do(StartOperation({"pool": "full", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    suspended = with_limits(world, time_limit=5000)
+    world.suspend(suspended)
+    ended = world.do(StartOperation({"pool": "p", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    world.complete(ended)
+    for _ in range(5):
+        world.step(1.0)
+    assert world.states([waiting, suspended, ended]) == "ffc"
+
+
+def test_time_limits_of_ended_operations_are_forgotten(world):
+    kept = with_limits(world, time_limit=60_000)
+    for _ in range(300):
+        world.abort(world.start("p", time_limit=1e12))
+    assert len(world.state._deadlines) < 150
+    world.step(61.0)
+    world.settle_down()
+    assert world.record(kept).state == "failed"
+
+
+def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
+    node = world.node("n1")
+    operation = with_limits(world, 10_000, jobs=1, max_failed_job_count=2)
+    world.settle_down()
+    job = next(iter(node.jobs))
+    world.step(8.0)
+    assert node.jobs
+    node.keeps_stopping = True
+    world.step(4.0)
+    assert node.stopping[job].why == "Job time limit exceeded: it ran for longer than its job_time_limit of 10000 ms"
+    for _ in range(3):
+        world.step()
+    assert (list(node.jobs), world.operation(operation).needed) == ([job], {})  # nothing instead while it ends
+    assert counts(world, operation) == JobCounts()
+    node.keeps_stopping = False
+    node.let_go(job, "failed", exit_code=143)
+    world.settle_down()
+    record = world.state.finished_jobs[operation][job]
+    assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
+    assert record.reason.startswith("Job time limit exceeded")
+    assert counts(world, operation) == JobCounts(failed=1)
+    assert len(node.jobs) == 1  # started anew
+    world.step(20.0)
+    world.settle_down()
+    assert world.record(operation).state == "failed"
+    assert (
+        "2 jobs failed, as many as max_failed_job_count; last: Job time limit exceeded" in world.record(operation).error
+    )
+    assert (counts(world, operation), node.jobs) == (JobCounts(failed=2), {})
+
+
+def test_a_node_that_reports_a_job_twice_or_with_another_clock_does_no_harm(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    job = next(iter(node.jobs))
+    node.jobs[job].started_at = world.now - 1e6  # its clock is slow; the order was made just now
+    heartbeat = node.heartbeat()
+    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
+    assert world.state.jobs[job].is_active
+    world.now += 10.0
+    heartbeat = node.heartbeat()
+    world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
+    assert world.state.jobs[job].is_failing
+    assert world.operation(operation).active == {"t": 1}
+
+
+def test_a_job_that_ends_well_before_it_is_stopped_has_not_failed(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    node.let_go(next(iter(node.jobs)), "completed")
+    world.settle_down()
+    assert (world.record(operation).state, counts(world, operation)) == ("completed", JobCounts(completed=1))
+
+
+def test_the_time_of_a_job_goes_on_over_a_restart(world):
+    node = world.node("n1")
+    operation = with_limits(world, 30_000, jobs=2)
+    world.settle_down()
+    world.step(20.0)
+    world.restart()
+    world.step(5.0)
+    assert len(node.jobs) == 2
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert len(node.stopping) == 2
+    first, second = node.stopping
+    node.let_go(first)
+    world.settle_down()
+    assert counts(world, operation).failed == 1
+    # The one who told it is gone before it has ended: how long it ran says why.
+    world.restart()
+    node.let_go(second, start_time=node.jobs[second].started_at)
+    world.settle_down()
+    assert counts(world, operation).failed == 2
+
+
+def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_over_a_restart(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert list(node.stopping) == [job]
+    world.restart()
+    for _ in range(3):
+        world.step()
+    assert (list(node.jobs), world.operation(operation).needed) == ([job], {})
+    node.keeps_stopping = False
+    node.let_go(job, "failed")
+    world.settle_down()
+    assert world.state.finished_jobs[operation][job].reason.startswith("Job time limit exceeded")
+    assert (counts(world, operation), len(node.jobs)) == (JobCounts(failed=1), 1)
+
+
+def test_an_operation_that_ends_while_a_job_of_it_fails_counts_it_once(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=2)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    assert len(node.stopping) == 2
+    world.abort(operation)
+    assert counts(world, operation) == JobCounts(aborted=2)
+    for job in list(node.stopping):
+        node.let_go(job)
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(aborted=2)
+
+
+def test_a_job_that_fails_and_whose_node_is_lost_leaves_its_place(world):
+    node = world.node("n1")
+    operation = with_limits(world, 5000, jobs=1)
+    world.settle_down()
+    node.keeps_stopping = True
+    world.step(10.0)
+    for _ in range(10):
+        world.step(SILENCE_S, *())
+        world.nodes.clear()  # silent from now on
+    assert "n1" not in world.state.nodes
+    assert (counts(world, operation).failed, world.operation(operation).needed) == (1, {"t": 1})
+
+
+# --- 2.2, trees of nodes
+
+
+def test_2_2_a_node_is_in_the_tree_whose_filter_it_fits():
+    world = World(nodes_filter="!x")
+    world.create_tree("other", nodes_filter="x")
+    world.node("n1", cpu=3)
+    world.node("n2", cpu=4, tags=("x",))
+    assert world.tree("default").total[1] == 3
+    assert world.tree("other").total[1] == 4
+
+
+def test_2_2_a_node_that_fits_two_trees_is_refused_with_both_names(world):
+    world.create_tree("other", nodes_filter="x")
+    before = describe(world.state)
+    with pytest.raises(CommandError) as caught:
+        world.node("n1", tags=("x",))
+    message = str(caught.value)
+    assert message.startswith("Node belongs to more than one pool tree")
+    assert "'default'" in message
+    assert "'other'" in message
+    assert caught.value.attributes["matched_pool_trees"] == ["default", "other"]
+    assert describe(world.state) == before
+
+
+def test_2_2_new_tags_that_fit_two_trees_are_refused_and_the_node_stays_where_it_is(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    busy(world)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+    assert world.state.nodes["n1"].tree == "default"
+    assert world.cores("p") == 6
+
+
+def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world, cpu=1.0)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+
+    world.start("p", jobs=2)  # there is room for them
+    world.settle_down(5)
+    assert node.heard is not None
+    assert (node.heard.accepted, node.heard.start, node.heard.stop) == (True, [], [])
+    assert len(node.jobs) == len(world.jobs_of(operation)) == 3
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    assert world.state.nodes["n1"].tree == "default"
+    node.finish(next(iter(node.jobs)))
+    world.settle_down()
+    assert (counts(world, operation).completed, len(node.jobs)) == (1, 2)
+    world.restart()
+    world.settle_down(5)
+    assert (len(node.jobs), alerts(world)) == (2, [("node_in_several_trees", "n1")])
+    node.tags = ()
+    node.register()
+    world.settle_down(5)
+    assert (len(node.jobs), alerts(world)) == (4, [])
+
+
+def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.restart_agent()
+    for _ in range(10):
+        world.step(SILENCE_S)
+    assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
+    assert counts(world, operation) == JobCounts()
+
+
+def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_taken_and_any_other_one_too(world):
+    world.create_tree("other", nodes_filter="x")
+    world.create_tree("third", nodes_filter="y")
+    node = world.node("n1")
+    busy(world)
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+    world.set_tree("third", nodes_filter="z")
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    world.set_tree(nodes_filter="!x")
+    assert world.state.nodes["n1"].tree == "other"
+    world.settle_down()
+    assert (node.jobs, alerts(world)) == ({}, [("no_nodes", "default")])
+
+
+def test_2_2_a_job_that_was_not_sent_yet_does_not_start_on_a_node_of_two_trees(world):
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p", jobs=3, cpu=2.0)
+    world.update()
+    world.state.receive(node.heartbeat(), world.now)
+    world.state.schedule("n1", world.now, world.new_id)  # the answer is lost with what it would have carried
+    assert len(world.jobs_of(operation)) == 3
+    node.tags = ("x",)
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        node.register()
+    world.settle_down()
+    assert (node.jobs, world.operation(operation).needed) == ({}, {"t": 3})
+
+
+def test_2_2_a_node_that_is_not_known_and_fits_two_trees_is_an_alert_while_it_tries(world):
+    world.create_tree("other", nodes_filter="x")
+    with pytest.raises(CommandError, match="more than one pool tree"):
+        world.node("n1", tags=("x",))
+    assert alerts(world) == [("node_in_several_trees", "n1")]
+    world.now += REFUSED_S + 1.0
+    assert alerts(world) == []
+    for number in range(KEPT_REFUSED + 5):
+        with pytest.raises(CommandError, match="more than one pool tree"):
+            world.node(f"n{number}", tags=("x",))
+    assert len(alerts(world)) == KEPT_REFUSED
+    world.set_tree("other", nodes_filter="y")
+    world.node(f"n{KEPT_REFUSED}", tags=("x",))
+    assert ("node_in_several_trees", f"n{KEPT_REFUSED}") not in alerts(world)
+
+
+def test_2_2_a_node_that_fits_no_tree_is_registered_without_work():
+    world = World(nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world)
+    assert node.heard is not None
+    assert node.heard.accepted
+    assert node.jobs == {}
+    assert world.state.nodes["n1"].tree is None
+    assert world.tree().total[1] == 0
+    node.tags = ("x",)
+    node.register()
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 3
+
+
+def test_2_2_its_own_address_is_one_of_the_tags():
+    world = World(nodes_filter="n1")
+    world.node("n1")
+    world.node("n2")
+    assert set(world.tree().nodes) == {"n1"}
+
+
+def test_2_2_a_node_that_moves_to_another_tree_loses_its_jobs():
+    world = World(nodes_filter="!x")
+    world.create_tree("other", nodes_filter="x")
+    node = world.node("n1")
+    operation = busy(world)
+    node.tags = ("x",)
+    node.register()
+    assert world.tree("other").total[1] == 10
+    assert world.tree("default").total[1] == 0
+    assert world.cores("p") == 0
+    node.beat()
+    assert node.heard is not None
+    assert len(node.heard.stop) == 3
+    assert all("NodePoolTreeChanged" in stop.why for stop in node.heard.stop)
+    world.settle_down()
+    assert counts(world, operation).aborted == 3
+    assert world.operation(operation).needed == {"t": 3}
+    assert node.jobs == {}
+
+
+def test_2_2_a_changed_filter_moves_nodes_and_aborts_their_jobs():
+    world = World()
+    node = world.node("n1", tags=("x",))
+    operation = busy(world)
+    world.set_tree(nodes_filter="!x")
+    assert world.tree().total[1] == 0
+    assert world.cores("p") == 0
+    world.settle_down()
+    assert node.jobs == {}
+    assert world.operation(operation).needed == {"t": 3}
+    world.set_tree(nodes_filter="x")
+    world.settle_down()
+    assert len(node.jobs) == 3
+    assert_consistent(world.state)
+
+
+def test_2_2_a_filter_that_would_share_a_node_is_refused_and_nothing_moves(world):
+    world.create_tree("other", nodes_filter="x & y")
+    world.node("n1", tags=("x",))
+    busy(world)
+    before = describe(world.state)
+    with pytest.raises(CommandError, match="belongs to multiple trees"):
+        world.set_tree("other", nodes_filter="x")
+    assert describe(world.state) == before
+
+
+# --- 2.3, removed trees
+
+
+def test_2_3_operations_leave_a_removed_tree():
+    world = World(nodes_filter="!x")
+    world.create_tree("other", nodes_filter="x")
+    here, there = world.node("n1"), world.node("n2", tags=("x",))
+    operation = world.start("p", jobs=20, pool_trees=["default", "other"])
+    world.settle_down()
+    assert len(here.jobs) == len(there.jobs) == 10
+    world.do(RemoveTree("other", recursive=True))
+    assert list(world.record(operation).trees) == ["default"]
+    assert world.record(operation).state == "running"
+    assert len(world.jobs_of(operation)) == 10
+    world.settle_down()
+    assert there.jobs == {}
+    assert counts(world, operation).aborted == 10
+    assert world.operation(operation).needed == {"t": 10}
+    assert_consistent(world.state)
+
+
+def test_2_3_a_pending_operation_that_ran_only_in_a_removed_tree_waits_for_its_turn():
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", max_running_operation_count=0)
+    operation = world.start("p", pool_trees=["default", "other"])
+    assert world.record(operation).running_in == ("other",)
+    world.do(RemoveTree("other", recursive=True))
+    assert world.states([operation]) == "p"
+
+
+def test_2_3_an_operation_without_any_tree_left_is_aborted():
+    world = World()
+    world.node("n1")
+    operation = busy(world)
+    world.do(RemoveTree("default", recursive=True))
+    assert world.record(operation).state == "aborted"
+    assert world.record(operation).error == "No suitable fair-share trees to schedule operation"
+    world.now += 5
+    world.beat()
+    world.beat()
+    assert world.nodes["n1"].jobs == {}
+    assert_consistent(world.state)
+
+
+def test_2_3_what_is_told_about_jobs_of_a_removed_tree_is_of_the_time_of_the_removal():
+    world = World(nodes_filter="!x")
+    world.create_tree("other", nodes_filter="x")
+    world.node("n1", tags=("x",))
+    operation = world.start("p", pool_trees=["default", "other"])
+    world.settle_down()
+    world.now = removed_at = 2000.0
+    world.do(RemoveTree("other", recursive=True))
+    world.step()
+    world.step()
+    (job,) = world.state.finished_jobs[operation].values()
+    assert job.preemption is not None
+    assert job.preemption.at == removed_at
+    assert "other" in job.preemption.why
+
+
+# --- 2.4, silent nodes
+
+
+def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
+    world = World(node_reconnection_timeout=300_000)
+    world.node("n1")
+    operation = busy(world)
+    world.now += 300
+    world.expire()
+    assert not world.state.nodes["n1"].is_online
+    assert world.tree().total[1] == 10
+    assert world.cores("p") == 6
+    world.now += 1
+    world.expire()
+    assert "n1" not in world.state.nodes
+    assert world.tree().total[1] == 0
+    assert world.cores("p") == 0
+    assert counts(world, operation).lost == 3
+    assert world.operation(operation).needed == {"t": 3}
+    assert ("node", "n1") not in world.stored
+    assert_consistent(world.state)
+
+
+def test_2_4_a_node_is_online_until_the_heartbeat_timeout(world):
+    world.node("n1")
+    world.now += SILENCE_S
+    world.expire()
+    assert world.state.nodes["n1"].is_online
+    world.now += 0.5
+    world.expire()
+    assert not world.state.nodes["n1"].is_online
+
+
+def test_2_4_a_node_that_comes_back_in_time_has_lost_nothing(world):
+    node = world.node("n1")
+    operation = busy(world)
+    before = set(node.jobs)
+    world.now += 200
+    world.expire()
+    node.beat()
+    assert world.state.nodes["n1"].is_online
+    world.settle_down()
+    assert set(node.jobs) == before
+    assert counts(world, operation) == JobCounts()
+
+
+def test_2_4_a_node_that_comes_back_too_late_registers_anew_and_its_jobs_are_taken_over_if_needed(world):
+    node = world.node("n1")
+    operation = busy(world)
+    before = set(node.jobs)
+    world.now += 301
+    world.expire()
+    answer = node.beat()
+    assert (answer.accepted, answer.register) == (False, True)
+    node.register()
+    world.settle_down()
+    assert set(node.jobs) == before
+    assert {job.id for job in world.jobs_of(operation)} == before
+    assert world.cores("p") == 6
+    for job_id in before:
+        node.finish(job_id)
+    world.settle_down()
+    assert world.states([operation]) == "c"
+    assert counts(world, operation) == JobCounts(completed=3, lost=3)
+
+
+def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.now += 301
+    world.expire()
+    other = world.node("n2")
+    world.settle_down()
+    assert len(other.jobs) == 3
+    node.register()
+    world.settle_down()
+    assert node.jobs == {}
+    assert len(other.jobs) == 3
+    assert counts(world, operation) == JobCounts(lost=3)
+    assert world.cores("p") == 6
+    assert node.heard is not None
+    assert node.heard.stop == []
+
+
+def test_2_4_the_order_to_stop_a_replaced_job_is_repeated(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.now += 301
+    world.expire()
+    world.node("n2")
+    world.settle_down()
+    node.register()
+    node.deaf = True
+    for _ in range(3):
+        answer = node.beat()
+        assert {stop.job_id for stop in answer.stop} == set(node.jobs)
+        assert all("replaced" in stop.why for stop in answer.stop)
+    assert len(world.jobs_of(operation)) == 3
+
+
+def test_2_4_jobs_of_a_finished_operation_are_told_to_stop_when_their_node_comes_back(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.now += 301
+    world.expire()
+    world.abort(operation)
+    node.register()
+    world.settle_down()
+    assert node.jobs == {}
+
+
+def test_2_4_what_a_lost_node_has_done_meanwhile_is_not_done_again(world):
+    node = world.node("n1")
+    operation = busy(world)
+    for job_id in list(node.jobs):
+        node.finish(job_id)
+    world.now += 301
+    world.expire()
+    node.register()
+    world.settle_down()
+    assert node.finished == {}
+    assert_consistent(world.state)
+    assert counts(world, operation) == JobCounts(completed=3, lost=3)
+    assert world.states([operation]) == "c"
+    assert {job.state for job in world.state.finished_jobs[operation].values()} == {"completed"}
+
+
+def test_2_4_a_node_that_comes_back_while_it_is_being_removed_stays_with_its_jobs(world):
+    node = world.node("n1")
+    operation = busy(world)
+    before = set(node.jobs)
+    world.now += 400
+    change = world.state.expire(world.now)
+    other = world.start("p", jobs=2)
+    world.update()
+    node.beat()
+    world.carry_out(world.state.recount(change, world.now))
+    assert_consistent(world.state)
+    world.settle_down()
+    assert before <= set(node.jobs)
+    assert len(world.jobs_of(operation)) == 3
+    assert len(world.jobs_of(other)) == 2
+
+
+def test_2_4_a_node_that_comes_back_while_its_removal_is_written_leaves_nothing_behind(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.now += 400
+    change = world.state.recount(world.state.expire(world.now), world.now)
+    other = world.start("p", jobs=2)
+    world.update()
+    node.beat()
+    world.carry_out(change)
+    assert_consistent(world.state)
+    world.settle_down(5)
+    assert len(world.jobs_of(operation)) == 3
+    assert len(world.jobs_of(other)) == 2
+    assert world.cores("p") == 8
+
+
+def test_2_4_a_nodes_changed_capacity_counts_at_once(world):
+    node = world.node("n1", cpu=4)
+    node.cpu = 7
+    node.register()
+    assert world.tree().total[1] == 7
+
+
+# --- heartbeats that are not what they should be
+
+
+def test_heartbeats_of_unknown_nodes_are_dropped_and_ask_for_registration(world):
+    node = world.node("n1")
+    busy(world)
+    heartbeat = msgspec.structs.replace(node.heartbeat(), node_id="n9")
+    before = describe(world.state)
+    answer = world.hear(heartbeat)
+    assert (answer.accepted, answer.register) == (False, True)
+    assert "n9" in answer.reason
+    assert describe(world.state) == before
+
+
+def test_heartbeats_of_an_unknown_incarnation_change_nothing(world):
+    node = world.node("n1")
+    busy(world)
+    heartbeat = msgspec.structs.replace(node.heartbeat(), incarnation="other", jobs=[])
+    before = describe(world.state)
+    answer = world.hear(heartbeat)
+    assert (answer.accepted, answer.register) == (False, True)
+    assert describe(world.state) == before
+
+
+def test_heartbeats_of_the_run_before_are_dropped_after_a_new_registration(world):
+    node = world.node("n1")
+    operation = busy(world)
+    late = node.heartbeat()
+    node.restart_agent()
+    assert not world.hear(msgspec.structs.replace(late, jobs=[])).accepted
+    node.beat()
+    assert len(world.jobs_of(operation)) == 3
+
+
+@pytest.mark.parametrize("kind", ["repeated", "late"])
+def test_repeated_and_late_heartbeats_change_nothing(world, kind):
+    node = world.node("n1")
+    busy(world)
+    old = node.heartbeat()
+    job_id = next(iter(node.jobs))
+    world.hear(old)
+    if kind == "late":
+        node.limit(job_id, 1.0)
+        node.beat()
+    before = describe(world.state)
+    answer = world.hear(msgspec.structs.replace(old, jobs=[]))
+    assert (answer.accepted, answer.register) == (False, False)
+    assert "not newer" in answer.reason
+    assert describe(world.state) == before
+
+
+def test_lost_heartbeats_lose_nothing(world):
+    node = world.node("n1")
+    operation = busy(world)
+    job_id = next(iter(node.jobs))
+    node.limit(job_id, 0.5)
+    node.heartbeat()
+    node.heartbeat()
+    node.finish(next(name for name in node.jobs if name != job_id))
+    node.heartbeat()
+    node.beat()
+    assert world.cores_of(operation) == 2.5
+    assert counts(world, operation).completed == 1
+
+
+# --- jobs on nodes
+
+
+def test_an_order_to_start_is_repeated_until_it_is_seen(world):
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p")
+    node.deaf = True
+    world.settle_down(4)
+    assert node.heard is not None
+    (order,) = node.heard.start
+    assert (order.operation_id, order.task, order.pool, order.cpu_limit) == (operation, "t", "p", 1.0)
+    node.deaf = False
+    world.settle_down(3)
+    assert node.heard.start == []
+    assert list(node.jobs) == [order.job_id]
+    assert world.cores("p") == 1
+
+
+def test_a_job_that_does_not_start_in_time_is_started_anew():
+    world = World(Rules(spare=EASY.spare, waiting_job_timeout_s=30.0))
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p")
+    node.deaf = True
+    world.step()
+    (first,) = world.jobs_of(operation)
+    for _ in range(32):  # and two heartbeats for the node's own word
+        world.step()
+    assert [job.id for job in world.jobs_of(operation)] == [first.id]
+    world.step()
+    (second,) = world.jobs_of(operation)
+    assert second.id != first.id
+    assert counts(world, operation) == JobCounts(aborted=1)
+    assert "waiting_job_timeout" in world.state.finished_jobs[operation][first.id].reason
+    assert_consistent(world.state)
+
+
+def test_a_job_that_starts_after_it_was_given_up_is_told_to_stop(world):
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p")
+    node.deaf = True
+    world.step()
+    assert node.heard is not None
+    answer = node.heard
+    for _ in range(33):
+        world.step()
+    node.deaf = False
+    node.obey(answer)
+    world.settle_down()
+    (job,) = world.jobs_of(operation)
+    assert job.id != answer.start[0].job_id
+    assert set(node.jobs) == {job.id}
+
+
+def test_a_job_that_vanishes_is_lost_and_wanted_again(world):
+    node = world.node("n1")
+    operation = busy(world)
+    gone = next(iter(node.jobs))
+    del node.jobs[gone]
+    node.deaf = True
+    node.beat()
+    assert counts(world, operation) == JobCounts(lost=1)
+    assert world.state.finished_jobs[operation][gone].state == "lost"
+    node.deaf = False
+    world.settle_down()
+    assert len(node.jobs) == 3
+    assert gone not in node.jobs
+
+
+def test_a_vanished_job_that_appears_again_counts_again(world):
+    node = world.node("n1", cpu=6)
+    operation = busy(world)
+    gone = next(iter(node.jobs))
+    job = node.jobs.pop(gone)
+    receipt = world.state.receive(node.heartbeat(), world.now)
+    world.carry_out(receipt.transaction)
+    node.jobs[gone] = job
+    world.settle_down()
+    assert gone in {each.id for each in world.jobs_of(operation)}
+    assert len(world.jobs_of(operation)) == 3
+    node.finish(gone)
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(completed=1, lost=1)
+
+
+def test_a_finished_job_that_is_repeated_is_counted_once(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=5)
+    job_id = next(iter(node.jobs))
+    node.finish(job_id)
+    node.deaf = True
+    for _ in range(3):
+        answer = node.beat()
+        assert answer.acknowledged == [job_id]
+    assert counts(world, operation) == JobCounts(completed=1)
+
+
+def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=5)
+    node.finish(next(iter(node.jobs)))
+    receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(3)]
+    assert counts(world, operation) == JobCounts()  # nothing lasting before it is stored
+    for receipt in receipts:
+        world.carry_out(world.state.recount(receipt.transaction, world.now))
+    assert counts(world, operation) == JobCounts(completed=1)
+
+
+def test_a_refused_write_leaves_a_finished_job_for_the_next_heartbeat(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=5)
+    node.finish(next(iter(node.jobs)))
+    world.state.receive(node.heartbeat(), world.now)  # its transaction is not stored and not applied
+    node.beat()
+    assert counts(world, operation) == JobCounts(completed=1)
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "aborted"])
+def test_only_completed_jobs_are_not_wanted_again(world, state):
+    node = world.node("n1", cpu=4)
+    operation = busy(world, jobs=2)
+    node.finish(next(iter(node.jobs)), state)
+    world.settle_down()
+    assert getattr(counts(world, operation), state) == 1
+    assert len(node.jobs) == (1 if state == "completed" else 2)
+
+
+def test_jobs_of_a_finished_operation_are_stopped(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.complete(operation)
+    assert world.cores("p") == 0
+    node.keeps_stopping = True
+    node.beat()
+    assert set(node.stopping) == set(node.jobs)
+    assert len(node.jobs) == 3
+    node.keeps_stopping = False
+    for job_id in list(node.stopping):
+        node.let_go(job_id)
+    world.settle_down()
+    assert node.jobs == {}
+    assert world.state.jobs == {}
+    assert {job.state for job in world.state.finished_jobs[operation].values()} == {"aborted"}
+
+
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world, state):
+    node = world.node("n1", cpu=4)
+    world.create_pool("p")
+    tasks = {"a": {"job_count": 1}, "b": {"job_count": 2}}
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks, "max_failed_job_count": 1})).id
+    world.settle_down()
+    assert len(node.jobs) == 3
+    if state == "completed":
+        world.complete(operation)
+    else:
+        node.finish(next(job_id for job_id, job in node.jobs.items() if job.order.task == "a"), "failed")
+        world.settle_down()
+    record = world.state.finished[operation]
+    assert record.state == state
+    assert {name: each.aborted for name, each in record.counts.items()} == {"a": int(state == "completed"), "b": 2}
+
+
+def test_an_order_to_stop_is_repeated_until_the_job_is_gone(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=1)
+    world.abort(operation)
+    node.keeps_stopping = True
+    for _ in range(4):
+        world.step()
+        assert node.heard is not None
+        (stop,) = node.heard.stop
+        assert stop.timeout_s == 10.0
+        assert stop.kind == "aborted"
+    node.let_go(stop.job_id)
+    world.settle_down()
+    assert node.heard.stop == []
+    assert world.state.nodes["n1"].stopping == {}
+
+
+def test_a_stopped_job_that_ends_well_counts_as_completed(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=2)
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    node.beat()
+    assert world.operation(operation).needed == {"t": 2}
+    node.let_go(next(iter(node.stopping)), "completed")
+    node.beat()
+    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.operation(operation).needed == {"t": 1}
+
+
+def test_usage_of_other_jobs_is_not_there_for_operations(world):
+    node = world.node("n1", cpu=10)
+    node.has(7.0)
+    node.beat()
+    operation = busy(world, jobs=10, cpu=1)
+    assert len(world.jobs_of(operation)) == 3
+    node.foreign.clear()
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 10
+
+
+# --- restarts
+
+
+def test_after_a_restart_everything_stored_is_as_before_and_nodes_bring_the_jobs_back(world):
+    world.create_pool("q", create_ephemeral_subpools=True, max_running_operation_count=1)
+    one, two = world.node("n1"), world.node("n2")
+    operation = busy(world, jobs=6)
+    world.start("q", user="ann")
+    world.start("q", user="bob")
+    world.settle_down()
+    one.limit(next(iter(one.jobs)), 0.5)
+    one.finish(list(one.jobs)[-1])
+    world.step()
+    world.step()
+    before = describe(world.state)
+    assert before["jobs"]
+    world.restart()
+    assert describe(world.state, with_jobs=False) == describe_stored(before)
+    for node in (one, two):
+        node.beat()
+    assert describe(world.state) == before
+    assert world.cores_of(operation) == world.cores("p")
+
+
+def describe_stored(seen):
+    """What ``describe`` says without jobs."""
+    trees = {
+        name: {
+            **tree,
+            "root": {key: value for key, value in tree["root"].items() if key != "usage"},
+            "pools": {
+                pool: {key: value for key, value in told.items() if key != "usage"}
+                for pool, told in tree["pools"].items()
+            },
+        }
+        for name, tree in seen["trees"].items()
+    }
+    return {**{key: value for key, value in seen.items() if key not in ("needed", "jobs")}, "trees": trees}
+
+
+def test_after_a_restart_nothing_starts_before_all_nodes_have_told_their_jobs(world):
+    one, two = world.node("n1", cpu=2), world.node("n2", cpu=8)
+    operation = busy(world, jobs=3, cpu=1)
+    kept = {**one.jobs, **two.jobs}
+    assert len(kept) == 3
+    world.restart()
+    world.update()
+    for node in (two, one, two, one):
+        node.beat()
+    assert {**one.jobs, **two.jobs} == kept
+    assert counts(world, operation) == JobCounts()
+
+
+def test_after_a_restart_a_silent_node_is_not_waited_for_forever(world):
+    world.node("n1")
+    two = world.node("n2")
+    world.create_pool("p")
+    world.restart()
+    operation = world.start("p")
+    world.step(1.0, two)
+    assert world.jobs_of(operation) == []
+    world.step(SILENCE_S, two)
+    assert len(world.jobs_of(operation)) == 1
+
+
+def test_after_a_restart_a_jobs_end_is_counted_once_however_often_it_is_told(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=20, cpu=1)
+    node.finish(next(iter(node.jobs)))
+    world.restart()
+    for _ in range(3):
+        world.state.receive(node.heartbeat(), world.now)  # the store refuses
+    node.deaf = True
+    for _ in range(3):
+        node.beat()
+    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.operation(operation).needed == {"t": 10}
+
+
+def test_after_a_restart_a_job_that_had_ended_before_is_not_counted_again(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=20, cpu=1)
+    node.finish(next(iter(node.jobs)))
+    node.deaf = True
+    node.beat()
+    world.restart()
+    node.beat()
+    assert counts(world, operation) == JobCounts(completed=1)
+
+
+def test_after_a_restart_jobs_of_operations_that_ended_are_told_to_stop(world):
+    node = world.node("n1")
+    operation = busy(world)
+    world.abort(operation)
+    world.restart()
+    world.settle_down()
+    assert node.jobs == {}
+
+
+def test_6_4_after_a_restart_the_order_of_jobs_is_that_of_their_start(world):
+    node = world.node("n1")
+    busy(world, jobs=4, cpu=1)
+    for age, job in enumerate(node.jobs.values()):
+        job.started_at = 900.0 - age
+    world.restart()
+    node.beat()
+    world.set_pool("p", resource_limits={"cpu": 2})
+    world.settle_down()
+    assert sorted(job.started_at for job in node.jobs.values()) == [897.0, 898.0]
+
+
+def test_jobs_go_on_over_a_restart_of_their_agent(world):
+    node = world.node("n1")
+    operation = busy(world)
+    before = set(node.jobs)
+    node.restart_agent()
+    world.settle_down()
+    assert set(node.jobs) == before
+    assert counts(world, operation) == JobCounts()
+
+
+def test_jobs_that_did_not_outlive_their_agent_are_lost(world):
+    node = world.node("n1")
+    operation = busy(world)
+    node.jobs.clear()
+    node.restart_agent()
+    world.settle_down()
+    assert counts(world, operation) == JobCounts(lost=3)
+    assert len(node.jobs) == 3
+
+
+def test_history_is_kept_for_as_many_operations_as_configured():
+    world = World(Rules(spare=EASY.spare, finished_operation_retention_count=2))
+    node = world.node("n1")
+    operations = []
+    for _ in range(4):
+        operations.append(busy(world, jobs=1))
+        node.finish(next(iter(node.jobs)))
+        world.settle_down()
+    assert list(world.state.finished) == operations[2:]
+    assert set(world.state.finished_jobs) == set(operations[2:])
+    assert {key for kind, key in world.stored if kind == "operation"} == set(operations[2:])
+    assert len([key for kind, key in world.stored if kind == "job"]) == 2
+
+
+def test_jobs_that_end_after_their_operation_left_the_history_are_not_kept():
+    world = World(Rules(spare=EASY.spare, finished_operation_retention_count=0))
+    node = world.node("n1")
+    world.abort(busy(world))
+    world.settle_down()
+    assert node.jobs == {}
+    assert world.state.finished_jobs == {}
+    assert [key for key in world.stored if key[0] in ("job", "operation")] == []

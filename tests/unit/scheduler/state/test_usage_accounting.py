@@ -1,0 +1,235 @@
+"""Usage follows the limits of running jobs at once and on every level (semantics.md 1.8, 1.9, 6.7, 8)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_world import EASY, PlayedNode, World, assert_consistent
+
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.model import ROOT_POOL, Rules
+
+
+class Small(World):
+    """Pool "low" in pool "top", a node of 10 cores, an operation of ``jobs`` jobs of 4 cores, of which two run."""
+
+    def __init__(self, rules: Rules = EASY, jobs: int = 2, **pool: object) -> None:
+        super().__init__(rules)
+        self.create_pool("top", **pool)
+        self.create_pool("low", "top")
+        self.host = self.node("n1")
+        self.first = self.start("low", jobs=jobs, cpu=4.0)
+        self.settle_down()
+        self.one, self.two = self.host.jobs
+
+    def levels(self) -> list[float]:
+        """CPU in use: operation, its pool, the pool above, the root, the node."""
+        pools = [self.cores(name) for name in ("low", "top", ROOT_POOL)]
+        return [self.cores_of(self.first), *pools, self.state.nodes["n1"].used[CPU]]
+
+    def say(self, cores: float, job: str = "") -> None:
+        self.host.limit(job or self.one, cores)
+        self.host.beat()
+
+
+@pytest.fixture
+def small():
+    small = Small()
+    assert small.levels() == [8.0] * 5
+    yield small
+    assert_consistent(small.state)
+
+
+def test_8_a_started_job_counts_with_what_it_ordered_before_it_is_seen():
+    world = World()
+    world.create_pool("p")
+    node = world.node("n1", memory=100)
+    node.deaf = True
+    operation = world.start("p", jobs=2, cpu=3.0, memory=5)
+    world.step()
+    assert world.cores_of(operation) == world.cores("p") == world.cores(ROOT_POOL) == 6
+    assert world.state.nodes["n1"].used == (2, 6, 0, 10, 0)
+
+
+def test_8_a_lowered_limit_counts_at_once_on_every_level(small):
+    small.say(1.5)
+    assert small.levels() == [5.5] * 5
+    assert small.state.nodes["n1"].free[CPU] == 4.5
+
+
+def test_8_the_ratio_of_usage_falls_with_it(small):
+    small.update()
+    before = small.element(small.first).satisfaction
+    small.say(1.0)
+    small.step()
+    assert small.element(small.first).demand[CPU] == 5.0
+    assert small.element(small.first).satisfaction <= before
+
+
+def test_8_freed_cores_are_given_to_others_in_the_same_heartbeat(small):
+    other = small.start("low", cpu=4.0)
+    small.settle_down()
+    assert small.jobs_of(other) == []
+    small.say(2.0)
+    assert small.cores_of(other) == 4.0
+
+
+def test_8_a_new_job_needs_its_whole_order_whatever_others_were_lowered_to(small):
+    for job in (small.one, small.two):
+        small.say(0.5, job)
+    other = small.start("low", cpu=9.5)
+    small.settle_down()
+    assert small.jobs_of(other) == []  # 9 cores are free
+    assert small.pool("low").demand[CPU] == 1.0 + 9.5
+
+
+def test_8_a_raised_limit_is_never_refused():
+    small = Small(resource_limits={"cpu": 8})
+    small.say(1.0)
+    other = small.start("low", cpu=3.0)
+    small.settle_down()
+    assert small.cores("top") == 8.0
+    small.say(4.0)
+    assert small.cores("top") == 11.0
+    assert small.cores_of(other) == 3.0
+    assert small.state.nodes["n1"].free[CPU] == -1.0
+    assert_consistent(small.state)
+
+
+def test_8_a_limit_above_the_order_counts_too(small):
+    small.say(6.0)
+    assert small.levels() == [10.0] * 5
+
+
+def test_8_memory_counts_as_reported_or_as_ordered():
+    world = World()
+    world.create_pool("p")
+    node = world.node("n1", memory=100)
+    world.start("p", memory=40)
+    world.settle_down()
+    assert world.pool("p").usage[3] == 40
+    heartbeat = node.heartbeat()
+    (report,) = heartbeat.jobs
+    world.hear(msgspec.structs.replace(heartbeat, jobs=[msgspec.structs.replace(report, memory=30)]))
+    assert world.pool("p").usage[3] == world.state.nodes["n1"].used[3] == 30
+    assert_consistent(world.state)
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "aborted"])
+def test_8_an_ended_job_leaves_every_level(small, end):
+    small.host.deaf = True
+    small.say(1.0)
+    small.suspend(small.first)
+    small.host.finish(small.one, end)
+    small.host.beat()
+    assert small.levels() == [4.0] * 5
+    assert small.state.nodes["n1"].free[CPU] == 6.0
+
+
+def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
+    small.host.keeps_stopping = True
+    small.suspend(small.first, abort_running_jobs=True)
+    assert small.levels() == [0.0] * 5
+    assert small.state.nodes["n1"].free[CPU] == 10.0
+    small.say(3.0)
+    assert small.levels() == [0.0] * 5
+    assert len(small.state.nodes["n1"].stopping) == 2
+
+
+def test_8_many_small_changes_leave_nothing_behind(small):
+    for step in range(500):
+        small.say(0.1 * (step % 37), small.one if step % 2 else small.two)
+    small.say(4.0, small.one)
+    small.say(4.0, small.two)
+    assert small.levels() == pytest.approx([8.0] * 5, abs=1e-6)
+    small.complete(small.first)
+    assert [small.cores(name) for name in ("low", "top", ROOT_POOL)] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert small.state.nodes["n1"].used == (0.0,) * 5
+
+
+# --- 1.9, overcommit
+
+
+def overcommit(allowed_s: float = 15.0) -> tuple[Small, PlayedNode]:
+    """A node whose freed cores were given to a third job before the first wanted them back."""
+    small = Small(Rules(spare=EASY.spare, overcommit_duration_s=allowed_s), jobs=3)
+    small.say(1.0)
+    small.settle_down()
+    assert len(small.host.jobs) == 3
+    small.say(4.0)
+    assert small.levels() == [12.0] * 5
+    assert small.state.nodes["n1"].free[CPU] == -2.0
+    assert small.state.nodes["n1"].overcommit_count == 1
+    return small, small.host
+
+
+def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first():
+    small, node = overcommit()
+    begun = small.now
+    while small.now < begun + 15:
+        small.step()
+        assert len(node.jobs) == 3
+    small.step()
+    assert set(node.jobs) == {small.one, small.two}
+    (record,) = [record for record in small.state.preemptions if record.kind == "overcommit"]
+    assert record.operation_id == small.first
+    assert record.at == begun + 16
+    assert record.freed["cpu"] == 4.0
+    assert "12 of 10 cpu" in record.why
+    small.step()
+    assert small.state.nodes["n1"].overcommitted_since is None
+    assert small.operation(small.first).needed == {"t": 1}
+    assert_consistent(small.state)
+
+
+def test_1_9_the_most_protected_jobs_stay():
+    small = Small(Rules(spare=EASY.spare, overcommit_duration_s=3.0))
+    small.say(1.0)
+    other = small.start("low", cpu=4.0)
+    small.settle_down()
+    small.say(4.0)
+    for _ in range(4):
+        small.step()
+    # the first operation has 6 cores of fair share: its second job is above half of that, the other's only one is not
+    assert [job.element.name for job in small.state.nodes["n1"].jobs.values()] == [small.first, other]
+
+
+def test_1_9_a_moment_within_the_capacity_starts_the_time_anew():
+    small, node = overcommit()
+    for _ in range(10):
+        small.step()
+    small.say(2.0)
+    assert small.state.nodes["n1"].overcommitted_since is None
+    small.say(4.0)
+    for _ in range(15):
+        small.step()
+    assert len(node.jobs) == 3
+    small.step()
+    assert len(node.jobs) == 2
+
+
+def test_1_9_foreign_jobs_can_overcommit_a_node():
+    small = Small(Rules(spare=EASY.spare, overcommit_duration_s=3.0))
+    small.host.has(5.0)
+    for _ in range(6):
+        small.step()
+    assert small.levels() == [4.0] * 5
+    assert list(small.host.jobs) == [small.one]
+
+
+def test_1_9_no_new_job_starts_on_an_overcommitted_node():
+    small, node = overcommit()
+    small.start("low", cpu=0.0)
+    small.settle_down()
+    assert len(node.jobs) == 3
+
+
+def test_6_6_lowered_limits_of_a_pool_take_jobs_away_latest_start_first(small):
+    small.set_pool("top", resource_limits={"cpu": 7})
+    small.settle_down()
+    assert list(small.host.jobs) == [small.one]
+    (record,) = [record for record in small.state.preemptions if record.kind == "limit_violated"]
+    assert record.job_id == small.two
+    for _ in range(10):
+        small.step()
+    assert list(small.host.jobs) == [small.one]

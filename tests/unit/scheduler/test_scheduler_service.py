@@ -1,0 +1,459 @@
+"""The running scheduler without sockets: what is stored before it is applied, what a failing store leaves, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from scheduler_world import ServedNode, StillClock
+
+from cpumond.scheduler import service
+from cpumond.scheduler.exporter import MetricsText
+from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.operations import AbortOperation, StartOperation
+from cpumond.scheduler.service import Clock, Scheduler, make_id
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
+from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
+
+
+class Watched:
+    """A store that can be told to refuse, and that tells what it is about to write."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self.refusing = False
+        self.lost_total = 0
+        self.seen: list[Sequence[Change]] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def load(self) -> Any:
+        return self.store.load()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self.before()
+        if self.refusing:
+            raise StoreError("the disk is full")
+        if changes:
+            self.seen.append(changes)
+        self.store.write(changes)
+        self.lost_total = self.store.lost_total
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 200))
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
+    yield store
+    store.close()
+
+
+def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:
+    counter = itertools.count(1)
+    return Scheduler(Rules(), store, clock or StillClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
+
+
+def start(jobs: int = 2, pool: str = "p", **options: Any) -> StartOperation:
+    return StartOperation({"pool": pool, "tasks": {"t": {"job_count": jobs, "command": "true"}}, **options})
+
+
+def test_an_empty_store_gets_one_tree_that_is_the_default(store):
+    scheduler = make_scheduler(store)
+    assert list(scheduler.state.trees) == ["default"]
+    assert scheduler.state.config.default_tree == "default"
+    again = make_scheduler(store)
+    assert again.state.config == scheduler.state.config
+
+
+def test_a_tree_that_was_removed_does_not_come_back_at_the_next_start(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        await scheduler.execute(RemoveTree("default", recursive=True), "root")
+        assert list(make_scheduler(store).state.trees) == []
+
+    run(work())
+
+
+def test_a_command_is_stored_before_it_is_applied(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        seen: list[bool] = []
+        store.before = lambda: seen.append("p" in scheduler.state.config.trees["default"].pools)
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+        assert seen[0] is False
+        assert "p" in scheduler.state.config.trees["default"].pools
+
+    run(work())
+
+
+def test_a_refused_command_writes_nothing(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        before = len(store.seen)
+        with pytest.raises(CommandError, match="does not exist"):
+            await scheduler.execute(ChangePool("default", "nope", [Edit(("weight",), 2.0)]), "root")
+        assert len(store.seen) == before
+        assert scheduler.timings.refused_commands == 1
+
+    run(work())
+
+
+def test_what_cannot_be_stored_is_refused_and_changes_nothing(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        before = len(store.seen)
+        with pytest.raises(CommandError, match="not valid UTF-8"):
+            await scheduler.execute(start(title="caf\udce9"), "ann")
+        assert len(store.seen) == before
+        assert not scheduler.state.operations
+
+    run(work())
+
+
+def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_works(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        store.refusing = True
+        with pytest.raises(StoreError, match="disk is full"):
+            await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+        assert "p" not in scheduler.state.trees["default"].pools
+        assert scheduler.timings.store_errors == 1
+        store.refusing = False
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+        assert "p" in make_scheduler(store).state.trees["default"].pools
+
+    run(work())
+
+
+def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler)
+        await node.register()
+        reply = await scheduler.execute(start(), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        await node.beat()
+        node.finish(next(iter(node.jobs)))
+        store.refusing = True
+        with pytest.raises(StoreError):
+            await node.beat()
+        assert not scheduler.state.find_record(reply.id).counts
+        store.refusing = False
+        answer = await node.beat()
+        assert len(answer.acknowledged) == 1
+        assert scheduler.state.find_record(reply.id).counts["t"].completed == 1
+
+    run(work())
+
+
+def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in_between(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
+        first = await scheduler.execute(start(), "ann")
+        second = await scheduler.execute(start(), "ann")
+        writes = itertools.count()
+
+        def refuse_the_second() -> None:
+            store.refusing = next(writes) == 1
+
+        store.before = refuse_the_second
+        await scheduler.execute(AbortOperation(first.id), "root")
+        assert scheduler.state.find_record(second.id).state == "pending"
+        await scheduler.update_all()
+        assert scheduler.state.find_record(second.id).state == "running"
+        assert make_scheduler(store).state.find_record(second.id).state == "running"
+
+    run(work())
+
+
+def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        loop, writing, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def wait() -> None:
+            loop.call_soon_threadsafe(writing.set)
+            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
+
+        store.before = wait
+        request = asyncio.ensure_future(scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root"))
+        await writing.wait()
+        request.cancel()
+        released.set()
+        store.before = lambda: None
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await scheduler.execute(CreatePool("default", "q", "<Root>", {}), "root")
+        assert {"p", "q"} <= set(scheduler.state.trees["default"].pools)
+
+    run(work())
+
+
+def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(5)]
+        for node in nodes:
+            await node.register()
+        reply = await scheduler.execute(start(jobs=20), "ann")
+        await scheduler.update_all()
+        for node in nodes:
+            await node.beat()
+            await node.beat()
+            node.finish(next(iter(node.jobs)))
+        before = len(store.seen)
+        await asyncio.gather(*(node.beat() for node in nodes))
+        assert scheduler.state.find_record(reply.id).counts["t"].completed == 5
+        assert len(store.seen) - before < 5
+
+    run(work())
+
+
+def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler, 8.0)
+        await node.register()
+        reply = await scheduler.execute(start(jobs=4), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        first, second, *_ = node.jobs
+        node.finish(first)
+        await node.beat()
+        node.finish(second)  # ended while nobody listened
+        again = make_scheduler(store)
+        node.scheduler = again
+        answer = await node.beat()
+        assert answer.accepted
+        assert answer.start == []
+        assert answer.stop == []
+        record = again.state.find_record(reply.id)
+        assert record.counts["t"].completed == 2
+        assert len(again.state.nodes["n1"].jobs) == 2
+        for job_id in list(node.jobs):
+            node.finish(job_id)
+        await node.beat()
+        assert again.state.find_record(reply.id).state == "completed"
+
+    run(work())
+
+
+def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(store):
+    async def work() -> None:
+        clock = StillClock()
+        scheduler = make_scheduler(store, clock)
+        await ServedNode(scheduler, 100.0).register()
+        guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {"integral_guarantees": guarantees}), "root")
+        await scheduler.execute(start(jobs=1000), "ann")
+        for _ in range(11):
+            await scheduler.update_all()
+            clock.at += 1.0
+        pool = scheduler.state.trees["default"].pools["p"]
+        volume, since = pool.volume, pool.below_since
+        assert 0.0 < volume[1] <= 100.0
+        assert since is not None
+        clock.at += 3600.0
+        again = make_scheduler(store, clock)
+        restored = again.state.trees["default"].pools["p"]
+        assert restored.volume == volume
+        assert restored.below_since == since
+        await again.update_all()
+        assert restored.volume == volume
+
+    run(work())
+
+
+def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
+    async def work() -> None:
+        clock = StillClock()
+        scheduler = make_scheduler(store, clock)
+        await ServedNode(scheduler, 100.0).register()
+        guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
+        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+        for _ in range(5):
+            await scheduler.update_all()
+            clock.at += 1.0
+        volume = scheduler.state.trees["default"].pools["old"].volume
+        assert volume[1] > 0.0
+        await scheduler.execute(MovePool("default", "old", "<Root>", "new"), "root")
+        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+        again = make_scheduler(store, clock)
+        pools = again.state.trees["default"].pools
+        assert pools["new"].volume == volume
+        assert pools["old"].volume[1] == 0.0
+
+    run(work())
+
+
+def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
+        ids = [(await scheduler.execute(start(), "ann")).id for _ in range(3)]
+        again = make_scheduler(store)
+        assert [again.state.find_record(each).state for each in ids] == ["running", "pending", "pending"]
+        await again.execute(AbortOperation(ids[0]), "root")
+        assert [again.state.find_record(each).state for each in ids] == ["aborted", "running", "pending"]
+
+    run(work())
+
+
+def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
+    async def work() -> None:
+        rules = Rules(finished_operation_retention_count=2)
+        scheduler = Scheduler(rules, store, StillClock())
+        ids = []
+        for _ in range(5):
+            ids.append((await scheduler.execute(start(), "ann")).id)
+            await scheduler.execute(AbortOperation(ids[-1]), "root")
+        assert list(scheduler.state.finished) == ids[3:]
+        stored = {key for kind, key, _ in store.load() if kind == "operation"}
+        assert stored == set(ids[3:])
+
+    run(work())
+
+
+def test_one_tree_whose_update_fails_does_not_stop_the_others(store, monkeypatch):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        await scheduler.execute(CreateTree("other", {"nodes_filter": "gpu"}), "root")
+        make_snapshot = scheduler.state.make_snapshot
+
+        def fail_for_default(tree: Any) -> Any:
+            if tree.name == "default":
+                raise ArithmeticError("not today")
+            return make_snapshot(tree)
+
+        monkeypatch.setattr(scheduler.state, "make_snapshot", fail_for_default)
+        await scheduler.update_all()
+        assert scheduler.state.trees["other"].update_count == 1
+        assert scheduler.timings.failed_updates == 1
+
+    run(work())
+
+
+def test_the_loop_updates_until_it_is_told_to_stop(store):
+    async def work() -> None:
+        scheduler = Scheduler(Rules(), store, Clock(), update_period_s=0.01)
+        stopping = asyncio.Event()
+        running = asyncio.ensure_future(scheduler.run(stopping))
+        await scheduler.ready.wait()
+        while scheduler.timings.updates < 3:
+            await asyncio.sleep(0)
+        stopping.set()
+        await running
+
+    run(work())
+
+
+def test_metrics_are_bounded_and_escaped(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        for n in range(5):
+            await scheduler.execute(CreatePool("default", f"p{n}", "<Root>", {}), "root")
+        await scheduler.update_all()
+        text = MetricsText(scheduler, 3).encode().decode()
+        assert text.count("\ncpumond_pool_fair_share_ratio{") == 3
+        assert "cpumond_pools_without_series 3\n" in text
+        whole = MetricsText(scheduler, 100).encode().decode()
+        assert 'cpumond_pool_fair_share_ratio{tree="default",pool="p4"} 0.0' in whole
+        assert 'cpumond_pool_operations{tree="default",pool="<Root>"} 0.0' in whole
+
+    run(work())
+
+
+def test_cpu_time_of_pools_is_counted_for_prometheus(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler)
+        await node.register()
+        await scheduler.execute(start(jobs=1), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        (job,) = node.jobs
+        node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = 7.25, 1.5
+        await node.beat()
+        text = MetricsText(scheduler, 100).encode().decode()
+        assert "# TYPE cpumond_pool_cpu_usage_seconds_total counter\n" in text
+        for pool in ("p", "<Root>"):
+            label = f'{{tree="default",pool="{pool}"}}'
+            assert f"\ncpumond_pool_cpu_usage_seconds_total{label} 7.25\n" in text
+            assert f"\ncpumond_pool_reclaimed_cpu_seconds_total{label} 1.5\n" in text
+
+    run(work())
+
+
+def test_jobs_that_an_earlier_version_stored_are_read(store):
+    async def work() -> str:
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler)
+        await node.register()
+        operation = (await scheduler.execute(start(jobs=2), "ann")).id
+        await scheduler.update_all()
+        await node.beat()
+        for job in list(node.jobs):
+            node.finish(job)
+        await node.beat()
+        return operation
+
+    operation = asyncio.run(work())
+    stored = {key: value for kind, key, value in store.load() if kind == "job"}
+    for key, value in stored.items():
+        record = msgspec.json.decode(value)
+        old = {name: value for name, value in record.items() if name not in ("cgroup", "reclaimed_cpu_seconds")}
+        store.write([Change("job", key, msgspec.json.encode(old))])
+    again = make_scheduler(store)
+    assert {job.cgroup for job in again.state.finished_jobs[operation].values()} == {""}
+    assert set(again.state.finished_jobs[operation]) == set(stored)
+
+
+def test_ids_have_the_form_that_yt_prints():
+    parts = make_id().split("-")
+    assert len(parts) == 4
+    assert all(int(part, 16) > 0 for part in parts)
+
+
+def test_a_stored_record_of_an_unknown_form_is_a_clear_error(store):
+    store.write([Change("tree", "x", msgspec.json.encode({})), Change("operation", "1", b'{"id":"1"}')])
+    with pytest.raises(Exception, match=r"store|record|tree") as raised:
+        make_scheduler(store)
+    assert "\n" not in str(raised.value)
+
+
+def test_most_collections_look_at_what_is_new_only():
+    class Thing:
+        itself: Thing
+
+    def make() -> Thing:
+        made = Thing()
+        made.itself = made
+        return made
+
+    gc.collect()
+    gc.disable()
+    try:
+        old = make()
+        service._collect(1)
+        known_old, known_new = weakref.ref(old), weakref.ref(make())
+        del old
+        service._collect(2)
+        assert (known_old() is None, known_new() is None) == (False, True)
+        service._collect(service.FULL_COLLECTION)
+        assert known_old() is None
+    finally:
+        gc.enable()

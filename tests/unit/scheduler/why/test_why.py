@@ -1,0 +1,423 @@
+"""Answers to "why", and plans: sentences and numbers of small states made by real commands
+(semantics.md 2 to 7)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.fairshare.explain import explain
+from cpumond.scheduler import operations
+from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations, show_span
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
+
+
+class Service(World):
+    """A world with the reasons for what is in it."""
+
+    def __init__(self) -> None:
+        super().__init__(Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0)))
+
+    def begin(self, pool: str, jobs: int = 1, **spec: Any) -> str:
+        """Start an operation of the pool's own user: a user may make one ephemeral pool only."""
+        return self.start(pool, f"of-{pool}", jobs, **spec)
+
+    def why(self, operation_id: str, *, told: bool = False) -> OperationAnswer:
+        shares = {}
+        if told:
+            explanation = explain(*self.updates[TREE], f"#{operation_id}")
+            shares[TREE] = (explanation.rule, name_operations(self.state, explanation.lines))
+        record = self.state.find_record(operation_id)
+        return explain_operation(self.state, record, self.now, shares)
+
+    def lines(self, operation_id: str) -> str:
+        answer = self.why(operation_id)
+        return "\n".join([*answer.lines, *(line for tree in answer.trees for line in tree.lines)])
+
+    def plan(self, command: commands.ConfigCommand, **options: Any) -> Plan:
+        change = try_command(self.state, command, "tester", self.now)
+        if isinstance(change, Plan):
+            return change
+        return make_plan(collect(self.state), change, self.now, {}, **options)
+
+    def set(self, pool: str, **attributes: Any) -> commands.ChangePool:
+        return commands.ChangePool(TREE, pool, tuple(Edit((name,), value) for name, value in attributes.items()))
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+# --- pending
+
+
+def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service):
+    service.create_pool("top", max_running_operation_count=1, max_operation_count=9)
+    service.create_pool("low", "top")
+    service.begin("low")
+    service.begin("low")
+    waiting = service.begin("low")
+    text = service.lines(waiting)
+    assert f"operation {waiting} is pending" in text
+    assert "it is number 2 of 2 in the queue of tree 'default'; 1 of those before it wait for the same pool" in text
+    assert 'pool "top" is full: 1 operation of at most 1 (max_running_operation_count) runs in it' in text
+    assert 'pool "top": 1 of at most 1 running, 3 of at most 9 operations' in text
+    assert "the root: 1 of at most" in text
+
+
+# --- running
+
+
+def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
+    service.node("n1", cpu=4.0)
+    first, second = service.begin("a", 10), service.begin("b", 10)
+    service.update()
+    service.beat()
+    answer = service.why(first, told=True)
+    lines = answer.trees[0].lines
+    assert lines[0] == "its fair share is 2 cores, it uses 2 cores in 2 jobs and demands 10 cores"
+    assert answer.trees[0].rule == "weight"
+    assert any(f"operation {first} gets 50.0 % of the cluster (2 of 4 cpu): limited by" in line for line in lines)
+    assert "8 jobs of it are still to be started" in lines
+    assert not any(f"#{second}" in line for line in lines)
+
+
+def test_a_title_stands_beside_the_id(service):
+    operation_id = service.begin("a", title="training")
+    assert name_operations(service.state, [f"#{operation_id} gets"]) == [f'operation {operation_id} "training" gets']
+
+
+def test_limits_on_the_path_are_named_with_what_is_used(service):
+    service.node("n1", cpu=4.0)
+    service.create_pool("a", resource_limits={"cpu": 1})
+    operation_id = service.begin("a", 3)
+    service.update()
+    service.beat()
+    text = service.lines(operation_id)
+    assert 'limit of pool "a": 1 cpu, 1 used' in text
+    assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
+
+
+def test_a_job_that_no_node_can_hold(service):
+    service.node("n1", cpu=2.0)
+    operation_id = service.begin("a", cpu=3.0)
+    service.update()
+    text = service.lines(operation_id)
+    assert 'no node that is online can hold a job of task "t", which orders 1 user_slots, 3 cpu' in text
+
+
+def test_a_job_that_must_wait_for_room(service):
+    service.node("n1", cpu=2.0)
+    operation_id = service.begin("a", 5)
+    service.update()
+    service.beat()
+    text = service.lines(operation_id)
+    assert 'no node has room now for a job of task "t", which orders 1 user_slots, 1 cpu' in text
+
+
+def test_without_nodes(service):
+    operation_id = service.begin("a")
+    service.update()
+    assert "tree 'default' has no node that is online" in service.lines(operation_id)
+
+
+def test_a_suspended_operation_says_so_and_does_not_complain(service):
+    operation_id = service.begin("a")
+    service.do(operations.SuspendOperation(operation_id))
+    service.update()
+    text = service.lines(operation_id)
+    assert "it is suspended: no job of it is started until it is resumed" in text
+    assert "still to be started" not in text
+
+
+def make_starving(service: Service) -> tuple[str, str]:
+    """A cluster full of one operation's jobs, and another operation that came late; both below the same share."""
+    service.do(commands.ChangeTree(TREE, (Edit(("max_unpreemptible_running_job_count",), 0),)))
+    service.node("n1", cpu=4.0)
+    first = service.begin("a", 8)
+    service.update()
+    service.beat()
+    second = service.begin("b", 8)
+    service.update()
+    return first, second
+
+
+def test_6_2_an_operation_below_its_share_says_when_it_starves(service):
+    _, late = make_starving(service)
+    service.now += 18.0
+    service.update()
+    assert "it is below its fair share for 18 s; starves in 12 s" in service.lines(late)
+    service.now += 13.0
+    service.update()
+    text = service.lines(late)
+    assert "it is below its fair share for 31 s and starves" in text
+    assert "it may take jobs from others, with normal priority" in text
+
+
+def test_preemptions_are_told_to_both_sides(service):
+    early, late = make_starving(service)
+    service.now += 31.0
+    service.update()
+    service.beat()
+    service.now += 5.0
+    lost, got = service.why(early), service.why(late)
+    assert [record.operation_id for record in lost.preempted] == [early]
+    assert [record.preemptor_operation_id for record in got.preempted_for_it] == [late]
+    job_id = lost.preempted[0].job_id
+    assert any(line.startswith(f"5 s ago its job {job_id} on n1 was stopped (preempted): ") for line in lost.lines)
+    assert any(f"got the place of job {job_id} of operation {early} on n1" in line for line in got.lines)
+
+
+# --- finished
+
+
+def test_a_finished_operation_says_how_and_why(service):
+    operation_id = service.begin("a", 3)
+    service.now += 60.0
+    service.do(operations.AbortOperation(operation_id, "wrong input"))
+    service.now += 7200.0
+    lines = service.why(operation_id).lines
+    assert lines[0] == f"operation {operation_id} is aborted: it ended 2 h ago, 1 min after its start: wrong input"
+    assert lines[1] == 'task "t": none of 3 jobs ended'
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0 s"),
+        (0.04, "0 s"),
+        (0.4, "0.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (60.0, "1 min"),
+        (185.0, "3 min 5 s"),
+        (7260.0, "2 h 1 min"),
+        (273_600.0, "3 d 4 h"),
+    ],
+)
+def test_spans(seconds, text):
+    assert show_span(seconds) == text
+
+
+# --- plans
+
+
+def shares(plan: Plan) -> dict[str, tuple[float | None, float | None]]:
+    return {
+        effect.name: (
+            effect.before.fair_share["cpu"] if effect.before else None,
+            effect.after.fair_share["cpu"] if effect.after else None,
+        )
+        for effect in plan.effects
+    }
+
+
+def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
+    service.node("n1", cpu=6.0)
+    service.create_pool("a")
+    service.create_pool("b")
+    service.create_pool("idle")
+    first, second = service.begin("a", 9), service.begin("b", 9)
+    service.update()
+    service.beat()
+    config, usage = service.state.config, service.tree().root.usage
+    plan = service.plan(service.set("a", weight=2))
+    assert shares(plan) == {
+        "a": (pytest.approx(3.0), pytest.approx(4.0)),
+        "b": (pytest.approx(3.0), pytest.approx(2.0)),
+        first: (pytest.approx(3.0), pytest.approx(4.0)),
+        second: (pytest.approx(3.0), pytest.approx(2.0)),
+    }
+    assert service.state.config is config
+    assert service.tree().root.usage == usage
+    everything = service.plan(service.set("a", weight=2), everything=True)
+    assert {effect.name for effect in everything.effects} == {"a", "b", "idle", first, second}
+
+
+def test_a_plan_equals_what_the_change_then_does(service):
+    service.node("n1", cpu=8.0)
+    for name in ("a", "b", "c"):
+        service.create_pool(name)
+        service.begin(name, 9)
+    service.update()
+    service.beat()
+    change = commands.MovePool(TREE, "c", "a", "c")
+    planned = {effect.name: effect.after for effect in service.plan(change, everything=True).effects}
+    service.do(change)
+    service.update()
+    tree = service.tree()
+    for name, pool in tree.pools.items():
+        after = planned[name]
+        assert after is not None
+        assert after.fair_share["cpu"] == pytest.approx(pool.fair_share[1] * tree.total[1])
+
+
+ATTRIBUTES = (
+    {},
+    {"weight": 0},
+    {"weight": 3},
+    {"mode": "fifo"},
+    {"mode": "fair_share"},
+    {"max_running_operation_count": 1},
+    {"max_running_operation_count": 3},
+    {"resource_limits": {"cpu": 1}},
+    {"resource_limits": None},
+    {"max_share_ratio": 0.3},
+    {"strong_guarantee_resources": {"cpu": 2}},
+    {"create_ephemeral_subpools": True},
+    {"create_ephemeral_subpools": False},
+)
+
+
+def draw_command(choose: random.Random, service: Service) -> commands.ConfigCommand:
+    pools = list(service.state.config.trees[TREE].pools) or ["p0"]
+    kind, pool = choose.randrange(6), choose.choice(pools)
+    parent = choose.choice(["<Root>", *pools])
+    if kind < 2:
+        attributes = {key: value for key, value in choose.choice(ATTRIBUTES).items() if value is not None}
+        return commands.CreatePool(TREE, f"p{choose.randrange(8)}", parent, attributes)
+    if kind == 2:
+        return commands.RemovePool(TREE, pool, recursive=choose.random() < 0.5)
+    if kind == 3:
+        return commands.MovePool(TREE, pool, parent, choose.choice([pool, f"renamed-{choose.randrange(1000)}"]))
+    return service.set(pool, **choose.choice(ATTRIBUTES))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_of_random_changes_come_true(service, seed):
+    choose = random.Random(seed)
+    service.node("n1", cpu=8.0)
+    tree = service.tree()
+    for _ in range(40):
+        service.now += choose.choice([0.0, 1.0, 40.0])
+        try:
+            if choose.random() < 0.4:
+                service.begin(f"p{choose.randrange(8)}", choose.randrange(1, 5), is_gang=choose.random() < 0.2)
+        except CommandError:
+            pass
+        service.update()
+        service.beat()
+        command = draw_command(choose, service)
+        plan = service.plan(command, everything=True)
+        if not plan.accepted:
+            with pytest.raises(CommandError):
+                service.do(command)
+            continue
+        service.do(command)
+        service.update()
+        planned = {effect.name: effect.after for effect in plan.effects if effect.after is not None}
+        assert set(planned) == {*tree.pools, *tree.operations}
+        for name, element in {**tree.pools, **tree.operations}.items():
+            assert element.parent is not None
+            assert planned[name].pool == element.parent.name
+            assert planned[name].fair_share["cpu"] == pytest.approx(element.fair_share[1] * tree.total[1])
+
+
+def test_guarantees_limits_and_counts_are_compared(service):
+    service.node("n1", cpu=6.0)
+    service.create_pool("a", max_running_operation_count=1, max_operation_count=5)
+    running, waiting = service.begin("a", 9), service.begin("a", 9)
+    change = service.set(
+        "a", strong_guarantee_resources={"cpu": 3}, resource_limits={"cpu": 4}, max_running_operation_count=2
+    )
+    effects = {effect.name: effect for effect in service.plan(change).effects}
+    pool = effects["a"]
+    assert pool.after is not None
+    assert pool.after.limits == {"cpu": 4.0}
+    assert pool.after.strong_guarantee["cpu"] == pytest.approx(3.0)
+    assert set(pool.changed) >= {
+        "fair_share", "strong_guarantee", "limits", "running_operation_count", "max_running_operation_count"
+    }  # fmt: skip
+    assert "is_running" in effects[waiting].changed
+    assert "is_running" not in effects[running].changed
+
+
+def test_a_refused_change_is_a_plan_with_the_sentence(service):
+    service.create_pool("a", strong_guarantee_resources={"cpu": 1})
+    service.create_pool("b", "a")
+    plan = service.plan(service.set("b", strong_guarantee_resources={"cpu": 2}))
+    assert not plan.accepted
+    assert "more than its 1" in plan.refusal
+    assert plan.effects == []
+
+
+def test_pools_that_come_and_go(service):
+    service.create_pool("a")
+    came = service.plan(commands.CreatePool(TREE, "b", "a"))
+    assert [(effect.name, effect.before) for effect in came.effects] == [("b", None)]
+    went = service.plan(commands.RemovePool(TREE, "a"))
+    assert [(effect.name, effect.after) for effect in went.effects] == [("a", None)]
+
+
+def test_a_renamed_pool_is_the_same_and_keeps_its_operations(service):
+    service.node("n1", cpu=4.0)
+    service.create_pool("a")
+    operation_id = service.begin("a", 9)
+    effects = {effect.name: effect for effect in service.plan(commands.MovePool(TREE, "a", "<Root>", "b")).effects}
+    assert effects["b"].changed == ["name"]
+    after = effects[operation_id].after
+    assert after is not None
+    assert after.pool == "b"
+
+
+def test_a_tree_that_goes_takes_operations_along(service):
+    service.node("n1", cpu=4.0)
+    operation_id = service.begin("a")
+    plan = service.plan(commands.RemoveTree(TREE, recursive=True))
+    assert any(f"1 operation would be aborted, no tree is left for it: {operation_id}" in note for note in plan.notes)
+    assert any("1 node fits the nodes_filter of no tree" in note for note in plan.notes)
+
+
+def test_guarantees_beyond_the_cluster_come_with_a_note(service):
+    service.node("n1", cpu=4.0)
+    service.create_pool("a")
+    plan = service.plan(service.set("a", strong_guarantee_resources={"cpu": 5}))
+    assert any("guaranteed more than the nodes have (5 cpu of 4)" in note for note in plan.notes)
+    service.do(service.set("a", strong_guarantee_resources={"cpu": 5}))
+    assert service.plan(service.set("a", weight=2)).notes == []
+
+
+def test_integral_guarantees_come_with_a_note(service):
+    service.node("n1", cpu=10.0)
+    service.create_pool("a")
+    integral = {
+        "guarantee_type": "burst", "resource_flow": {"cpu": 1}, "burst_guarantee_resources": {"cpu": 2}
+    }  # fmt: skip
+    plan = service.plan(service.set("a", integral_guarantees=integral))
+    assert any("as volume is gathered" in note for note in plan.notes)
+    assert service.plan(service.set("a", weight=2)).notes == []
+
+
+def test_volumes_of_integral_pools_are_kept_in_both_pictures(service):
+    integral = {
+        "guarantee_type": "burst", "resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 4}
+    }  # fmt: skip
+    service.node("n1", cpu=8.0)
+    service.create_pool("a", integral_guarantees=integral)
+    service.create_pool("b")
+    pool = service.tree().pools["a"]
+    pool.volume = (0.0, 5000.0, 0.0, 0.0, 0.0)
+    material = collect(service.state)
+    rebuilt = rebuild(material, service.state.config, service.now)
+    assert rebuilt.trees[TREE].pools["a"].volume == pool.volume
+
+
+def test_a_rebuilt_state_computes_the_same_shares(service):
+    service.node("n1", cpu=6.0)
+    service.create_pool("fifo", mode="fifo")
+    for pool in ("fifo", "fifo", "x"):
+        service.begin(pool, 4, weight=2.0)
+    service.update()
+    service.beat()
+    service.update()
+    tree = service.tree()
+    rebuilt = rebuild(collect(service.state), service.state.config, service.now)
+    snapshot = rebuilt.make_snapshot(rebuilt.trees[TREE])
+    assert snapshot == service.state.make_snapshot(tree)
