@@ -189,7 +189,11 @@ class Loop(Cluster):
     def main_pid(self, job: Mapping[str, Any]) -> int:
         """The first process of a living job."""
         mine = self.pids(job["cgroup"])
-        return next(pid for pid in mine if psutil.Process(pid).ppid() not in mine)
+        for pid in mine:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that it ran has ended just now
+                if psutil.Process(pid).ppid() not in mine:
+                    return pid
+        raise AssertionError(f"no process of {job['id']} lives")
 
 
 _numbers = iter(range(1_000_000))
@@ -204,7 +208,7 @@ def configure(node: ClusterNode, text: str, name: str = "test") -> None:
 
 def restart(node: ClusterNode) -> None:
     """End an agent in order and start it again."""
-    assert node.stop() == 0
+    assert node.stop(timeout_s=100.0) == 0
     node.start()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -198,6 +199,7 @@ class Terminal:
         )
         os.close(terminal)
         self.output = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end within a character
 
     def read(self) -> str:
         """All that was printed so far."""
@@ -208,7 +210,7 @@ class Terminal:
                 break
             if not data:
                 break
-            self.output += data.decode()
+            self.output += self._decoder.decode(data)
         return self.output
 
     def close(self) -> None:
@@ -367,6 +369,7 @@ def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
 def test_a_pin_while_writes_are_paused_is_noted(running):
     agent = running("job-1")
     (agent.directory / "run" / "pause").write_text("")
+    wait_until(lambda: agent.get("/v1/status")["paused"], "the pause is noticed")
     assert "is noted, but writes are paused" in said(agent, "pin", "job-1")
 
 
