@@ -279,7 +279,7 @@ def shadow() -> dict[str, Any]:
 
 def read_wanted_cores() -> float:
     """What the agent would set, from its metrics."""
-    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=10) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=60) as answer:
         found = re.search(r"^cpumond_job_monitor_cpu_limit_cores\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
     return float(found[1]) if found else math.inf
 

@@ -217,7 +217,7 @@ class ControlSocket(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(5.0)
+        self.sock.settimeout(60.0)
         self.sock.connect("/run/cpumond/control.sock")
 
 
