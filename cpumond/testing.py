@@ -420,7 +420,7 @@ class ClusterProcess:
         self.launch()
         self.wait_ready()
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and wait for the end, which SIGKILL brings after ``timeout_s``; the exit code."""
         process = self._process
         if process is None:

@@ -208,7 +208,7 @@ def configure(node: ClusterNode, text: str, name: str = "test") -> None:
 
 def restart(node: ClusterNode) -> None:
     """End an agent in order and start it again."""
-    assert node.stop(timeout_s=100.0) == 0
+    assert node.stop() == 0
     node.start()
 
 

@@ -255,14 +255,18 @@ def test_a_window_that_is_shown_again_loads_at_once(page, scheduler):
       Object.defineProperty(document, 'hidden', { value: isHidden, configurable: true });
       document.dispatchEvent(new Event('visibilitychange'));
     }"""
-    page.evaluate(hide, True)
-    page.wait_for_timeout(3000)  # a look that was due already may still be taken
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(3000)  # nothing is asked for meanwhile
-    assert asked == []
+    page.evaluate(hide, True)
+
+    def is_quiet() -> bool:
+        asked.clear()
+        page.wait_for_timeout(3000)  # longer than from one look to the next
+        return asked == []
+
+    wait_until(is_quiet, "nothing is asked for any more, but for a look that was due already")
     operation = scheduler.start_operation("p", title="while it was hidden")
-    with page.expect_response("**/api/v1/operations*", timeout=1000):
+    with page.expect_response("**/api/v1/operations*"):  # no other look is due
         page.evaluate(hide, False)
     expect(page.get_by_text("while it was hidden")).to_be_visible()
     scheduler.post(f"operations/{operation}/abort", {})

@@ -825,7 +825,7 @@ def test_a_repeat_waits_for_the_first_that_still_runs(served):
         again = pool.submit(http.post, "/api/v4/create", content=create("x", "1-1-1-1", retry=True))
         assert http.get("/api/v4/exists?path=//sys").status_code == 200, "others do not wait"
         served.loop.call_soon_threadsafe(served.toy.gate.set)
-        assert first.result(10).content == again.result(10).content
+        assert first.result(100).content == again.result(100).content
     assert [request.command for request in served.toy.seen].count("create") == 1
 
 
