@@ -341,7 +341,7 @@ def upgrade_while_ending() -> dict[str, Any]:
     with drop_in("[Service]\nExecStopPost=/bin/sleep 2\n"):
         for name, end in (("died", ("kill", "--signal=KILL", UNIT)), ("stopped", ("stop", "--no-block", UNIT))):
             systemctl(*end)
-            is_ending = wait(lambda: show(UNIT, "ActiveState") == "deactivating", 2.0) is not None
+            is_ending = wait(lambda: show(UNIT, "ActiveState") == "deactivating") is not None
             answer = dpkg("--install", find_deb("broken"))
             facts[name] = {"is_ending": is_ending, "answer": answer, "states": states()}
     return {**facts, "start": systemctl("start", UNIT), "lowered_s": wait(is_lowered)}
