@@ -733,7 +733,7 @@ def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, mo
     for second in range(100):
         use(world, float(second))
         world.advance(1.0)
-    assert begun.acquire(timeout=30.0)
+    assert begun.acquire(timeout=100.0)
     assert len(writes) == 1
     go_on.set()
     world.wait_for_workers()
