@@ -14,7 +14,6 @@ from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
 from cpumond.agent.writer import read_limit_cores, read_settings_or_none
-from cpumond.cgroup.settings import classify_change
 from cpumond.errors import CpumondError, RefusedError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.peak import put_off_cut
@@ -102,8 +101,8 @@ class Applier:
         return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
-        found = None if job.unit else read_settings_or_none(job)
-        if found is not None and classify_change(job.in_force, found, job.settings.actuator, exact=True) != "same":
+        found = read_settings_or_none(job)
+        if found is not None and self.external.is_foreign(job, found, now_s):
             # Another program has set it since the last look: that must not be written over.
             job.state, job.result = reject(job.state, decision), "overridden"
             self.external.handle_write(job, found, now_s)
@@ -268,7 +267,7 @@ class Applier:
         found = read_settings_or_none(job)
         if found is None:
             return None
-        if classify_change(job.in_force, found, job.settings.actuator, exact=not job.unit) != "same":
+        if self.external.is_foreign(job, found, now_s):
             # It is not our limit that holds it back; the tick takes theirs over.
             self.external.changed.add(job.found.path)
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from typing import Literal
@@ -17,7 +16,6 @@ from cpumond.agent.judge import RELOAD_S, Verdict
 from cpumond.agent.restore import open_original, restore_cgroup
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
-from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.find import CgroupFinder
 from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, take_order
 from cpumond.cgroup.systemd import QUOTA, UnitEvent
@@ -85,9 +83,22 @@ class ExternalWrites:
         if change == "same" or job.hold.is_contested:
             return
         if job.unit:
-            self._ask_systemd_whose_write(job, before, now_s)
+            self._judge_unit_write(job, before, None, now_s)
         else:
             self._record_write(job, Verdict.FILE, change, {}, now_s)
+
+    def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
+        """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since
+        the last look is taken over."""
+        actuator = job.settings.actuator
+        if classify_change(job.in_force, found, actuator, exact=not job.unit) == "same":
+            if found.burst_us != job.in_force.burst_us:
+                self.writer.follow_burst(job, found)  # no event tells of it
+            return False
+        is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (actuator,))
+        if is_ours:
+            self.handle_write(job, found, now_s)
+        return not is_ours
 
     def _record_write(
         self, job: Tracked, verdict: Verdict, change: Literal["raise", "lower"], values: dict[str, object], now_s: float
@@ -147,7 +158,7 @@ class ExternalWrites:
                 for each in self.table.by_unit.values():
                     if event.kind == "away":
                         self._resolve_unit_write(each, {}, now_s)
-                    self._abandon_limit_without_file(each, event.text, now_s)
+                    self._lower_by_file(each, event.text, now_s)
             elif event.kind == "replaced":
                 self._on_property_conflict(event, now_s)
             elif job is not None:
@@ -160,8 +171,10 @@ class ExternalWrites:
         elif event.kind == "answer":
             job.labels = read_labels(event.values)
         elif event.kind in ("refused", "no-unit"):
-            self._abandon_limit_without_file(job, event.text or "there is no such unit", now_s)
-        elif event.kind == "done" and (job.file_missing or not job.watches):
+            self._lower_by_file(job, event.text or "there is no such unit", now_s)
+        elif event.kind == "done":
+            if job.touched:
+                job.in_force = self.units.read_values(dict(event.properties), job.in_force)
             self.table.watch_again(job)
             self.changed.add(job.found.path)
 
@@ -169,47 +182,27 @@ class ExternalWrites:
         """An operator gave a unit another limit just before ours was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
-            self.adopt_as_original(event)
+            # Its original was on its way back, or its cgroup is gone.
+            self.writer.accept(event.unit, event.values)
             return
-        actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
-        others = {name: value for name, value in event.values.items() if name != PROPERTIES[actuator]}
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.settings.actuator]}
         if others:
             # Of a setting that is not moved any more, and was to go back together with what is.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
-            self.units.abandon(job.unit, others)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
-        self.handle_write(job, found, now_s)
-        job.hold = job.hold.answered()
+        if len(others) == len(event.values):
+            return
+        before = job.in_force if job.hold.asking is None else job.hold.asking.before
+        found, job.hold = read_settings_or_none(job) or job.in_force, job.hold.answered()
         job.in_force = self.units.read_values(
             event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
         )
-        more = read_limit_cores(job, job.in_force) > job.state.limit_cores
-        self._follow_verdict(job, "raise" if more else "lower", event.values, now_s, is_conflict=True)
-        in_force = None if self.context.is_paused() else self._write_as_told(job.cgroup, event.values)
-        if in_force is None:
-            job.hold = job.hold.disregard(now_s)
-        job.in_force = in_force or found
-
-    def adopt_as_original(self, event: UnitEvent) -> None:
-        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs is put back."""
-        for path in self.writer.accept(event.unit, event.values):
-            try:
-                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
-            except CpumondError as error:
-                self.context.complain(None, error)
-                continue
-            if cgroup is not None:
-                with contextlib.closing(cgroup):
-                    self._write_as_told(cgroup, event.values)
-
-    def _write_as_told(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
-        """Bring the file to systemd's stored value: it may have been written by us since. None: that failed."""
         try:
-            return self.writer.obey(cgroup, values)
+            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
         except CpumondError as error:
             self.context.complain(None, error)
-            return None
+        self._judge_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
@@ -252,54 +245,46 @@ class ExternalWrites:
                 if cgroup is not None:
                     cgroup.close()
 
-    def _abandon_limit_without_file(self, job: Tracked, why: str, now_s: float) -> None:
-        """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
-        paths = job.cgroup.watch_paths(job.settings.actuator)
-        if not job.touched or any(os.path.exists(path) for path in paths):
+    def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
+        """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
+        then; that is tried again in a minute."""
+        if not job.touched:
             return
-        found = read_settings_or_none(job)
-        if found is not None and found != job.in_force:
+        if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
+            job.hold = job.hold.write(now_s)
+            return
+        if not self.units.read(job.unit).is_settled:
             self.units.forget(job.unit)
-            job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
-            job.restart(read_limit_cores(job, found), now_s)
+            job.last_error = f"systemd made no limit file for it: {why}"
+            job.restart(read_limit_cores(job, job.in_force), now_s)
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.context.report_due = True
-
-    def _ask_systemd_whose_write(self, job: Tracked, before: CpuSettings, now_s: float) -> None:
-        """Take over a write to a unit's limit (``before``: what was in force): systemd came late with a limit of ours,
-        or is asked whether it is its own."""
-        actuator = job.settings.actuator
-        if self.units.judge(job.unit, actuator, job.in_force, job.original) is Verdict.LATE:
-            job.hold = job.hold.write(now_s)
-            self.units.want_again(job.unit)
-            return
-        job.hold = job.hold.ask(before, now_s)
-        if self.units.can_ask:
-            self.units.ask(job.unit)
-        else:
-            self._resolve_unit_write(job, {}, now_s)
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
         """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
         asking, job.hold = job.hold.asking, job.hold.answered()
         if asking is None or job.hold.is_contested:
             return
-        change = classify_change(asking.before, job.in_force, job.settings.actuator)
-        if change != "same":
-            self._follow_verdict(job, change, values, now_s)
+        job.in_force = read_settings_or_none(job) or job.in_force
+        self._judge_unit_write(job, asking.before, values, now_s)
 
-    def _follow_verdict(
+    def _judge_unit_write(
         self,
         job: Tracked,
-        change: Literal["raise", "lower"],
-        values: dict[str, object],
+        before: CpuSettings,
+        values: dict[str, object] | None,
         now_s: float,
         is_conflict: bool = False,
     ) -> None:
-        """Find out who gave a unit the limit in force, and do what follows."""
+        """Find out who gave a unit the limit in force, and do what follows. ``before`` was in force until then;
+        ``values`` as systemd tells them, None where it was not asked yet."""
+        actuator = job.settings.actuator
+        change = classify_change(before, job.in_force, actuator)
+        if change == "same" and not is_conflict:
+            return
         verdict = self.units.judge(
             job.unit,
-            job.settings.actuator,
+            actuator,
             job.in_force,
             job.original,
             values,
@@ -308,9 +293,16 @@ class ExternalWrites:
             is_inherited=self.writer.is_inherited(job.cgroup.path),
         )
         if verdict is Verdict.OWN:
-            self.units.want_again(job.unit)
+            less = read_limit_cores(job, job.in_force) < job.state.limit_cores
+            if less or not self.units.can_lower(job.unit):
+                job.hold = job.hold.write(now_s)
+        elif verdict is Verdict.UNKNOWN:
+            job.hold = job.hold.ask(before, now_s)
+            if self.units.can_ask:
+                self.units.ask(job.unit)
+            else:
+                self._resolve_unit_write(job, {}, now_s)
         elif verdict is Verdict.OUTRANKED:
-            job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit, values)
         else:
-            self._record_write(job, verdict, change, values, now_s)
+            self._record_write(job, verdict, "raise" if change == "raise" else "lower", values or {}, now_s)

@@ -114,13 +114,6 @@ class Hold:
         decider = Respected(now_s + ttl_s, by, self.pinned_cores) if is_for_a_time else self.decider
         return replace(self, decider=decider, write_at_s=None)
 
-    def disregard(self, now_s: float) -> Hold:
-        """What was to be respected is not in force after all: the own limit is written at once."""
-        decider = self.decider
-        if isinstance(decider, Respected):
-            decider = FREE if decider.pin is None else Pinned(decider.pin)
-        return replace(self, decider=decider, write_at_s=now_s)
-
     def expire(self, now_s: float) -> Hold:
         """The time of what is respected may be over; a pin that it overrode has to be set anew."""
         over = isinstance(self.decider, Respected) and now_s >= self.decider.until_s

@@ -60,8 +60,6 @@ class Tracked:
     """The unit of systemd whose cgroup it is, "" by file alone."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
     """Properties of that unit."""
-    file_missing: bool = False
-    """The last limit went to systemd alone, which makes the file."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
@@ -200,9 +198,9 @@ class Tracked:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores
-        limit, given = self.state.limit_cores, self.in_force.cores
-        # Less is in force while a write waits: after a foreign lowering, a pause, a failure.
-        return given if self.settings.actuator == "quota" and given < limit - EQUAL_CORES else limit
+        limit, given = self.state.limit_cores, min(self.in_force.cores, self.state.hard_cores)
+        # Another is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
+        return given if self.settings.actuator == "quota" and abs(given - limit) > EQUAL_CORES else limit
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""

@@ -373,11 +373,9 @@ class JobTable:
 
     def watch_again(self, job: Tracked) -> None:
         """Watch a limit file that was not there before: systemd makes one when a unit gets its first CPU setting."""
-        if job.file_missing or not job.watches:
-            # Watches of files that went away are dead, and cgroupfs does not say so.
-            self.watcher.unwatch(job.watches)
-            job.file_missing = False
-            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
+        # Watches of files that went away are dead, and cgroupfs does not say so.
+        self.watcher.unwatch(job.watches)
+        job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
 
     def _complain(self, path: str, problem: str) -> None:
         self.problems[path] = problem

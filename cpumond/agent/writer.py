@@ -38,6 +38,7 @@ from cpumond.cgroup.settings import (
     CpuSettings,
     Target,
     choose_restore,
+    classify_change,
     compute_quota_target,
     compute_weight_target,
     is_order,
@@ -335,17 +336,6 @@ class LimitWriter:
             self._stale = True
         return paths
 
-    def obey(self, cgroup: Cgroup, values: Mapping[str, object]) -> CpuSettings | None:
-        """Bring a unit's file to what systemd tells (``values``); what is in force then, None: the cgroup is gone.
-
-        Raises CgroupReadError or CgroupWriteError.
-        """
-        found = cgroup.read_settings()
-        if found is None:
-            return None
-        ordered = self.units.read_values(values, found)
-        return ordered if cgroup.write_settings(found, ordered) else None
-
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
         """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""
         if not self.returning:
@@ -420,8 +410,6 @@ class LimitWriter:
             self.restore(job)
             raise RefusedError(f"{job.cgroup.path}: {refusal}, so it is not changed")
         target, writes = self._compute_target(job, cores), self.writes_total
-        if target.settings.burst_us != job.in_force.burst_us and self._look_at_burst(job):
-            target = self._compute_target(job, cores)
         try:
             written = self._write(job, target)
         except CgroupWriteError:
@@ -430,11 +418,11 @@ class LimitWriter:
             job.ancestor = job.cgroup.read_ancestor_cap()
             if current is None:
                 return Applied(None)
-            believed, job.in_force = job.in_force, current
-            if current.burst_us not in (believed.burst_us, target.settings.burst_us):
+            assumed, job.in_force = job.in_force, current
+            if current.burst_us not in (assumed.burst_us, target.settings.burst_us):
                 self.follow_burst(job, current)
             again = self._compute_target(job, cores)
-            if current == believed and again.settings == target.settings:
+            if current == assumed and again.settings == target.settings:
                 raise
             target = again
             try:
@@ -499,19 +487,26 @@ class LimitWriter:
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: Target) -> bool:
-        steps = plan_steps(job.in_force, target.settings)
-        if steps:
-            self.writes_total += len(steps)
-            if not job.unit:
-                self._note(job, target.settings)
-            if not job.cgroup.write_settings(job.in_force, target.settings):
-                if not self._has_no_file(job):
-                    return False
-                job.file_missing = True
-            raised = target.settings.cores > job.in_force.cores
-            job.in_force = target.settings
-            if job.unit:
-                self.units.want(job.unit, target.settings, (job.settings.actuator,), urgent=raised)
+        """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
+        before, after = job.in_force, target.settings
+        lowered = bool(job.unit) and classify_change(before, after, job.settings.actuator, exact=True) == "lower"
+        by_systemd = lowered and self.units.can_lower(job.unit)
+        if by_systemd:
+            # The kernel takes no quota below the burst, whoever writes it.
+            after = msgspec.structs.replace(before, burst_us=after.burst_us)
+        steps = plan_steps(before, after)
+        self.writes_total += len(steps)
+        if steps and not job.unit:
+            self._note(job, after)
+        if not steps or job.cgroup.write_settings(before, after):
+            job.in_force = after
+        elif not (job.unit and self.units.can_tell and job.cgroup.is_there()):
+            return False
+        if job.unit:
+            told = self.units.want(
+                job.unit, target.settings, (job.settings.actuator,), urgent=not lowered, again=by_systemd
+            )
+            self.writes_total += by_systemd and told
         return True
 
     def _note(self, job: Tracked, after: CpuSettings) -> None:
@@ -533,10 +528,6 @@ class LimitWriter:
         return known is not None and not known.unit and is_order(
             job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
         )  # fmt: skip
-
-    def _has_no_file(self, job: Tracked) -> bool:
-        """Whether this is a unit without any CPU setting on v2: it has no limit file until systemd makes one."""
-        return bool(job.unit) and self.units.can_set and self.units.can_ask and job.cgroup.is_there()
 
     def restore(self, job: Tracked) -> None:
         """Put a touched job's original settings back, unless the cgroup is gone.
