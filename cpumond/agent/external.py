@@ -253,7 +253,8 @@ class ExternalWrites:
         if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
             job.hold = job.hold.write(now_s)
             return
-        if not self.units.read(job.unit).is_settled:
+        record = self.units.read(job.unit)
+        if set(record.target) - set(record.applied):
             self.units.forget(job.unit)
             job.last_error = f"systemd made no limit file for it: {why}"
             job.restart(read_limit_cores(job, job.in_force), now_s)

@@ -20,7 +20,7 @@ RELOAD_S = 10.0
 @dataclass(slots=True)
 class UnitTarget:
     """What systemd was told of one unit: ``target`` is the newest, ``older`` may still be on their way, ``applied`` is
-    the one that it took last, however long ago."""
+    what it has of each property, however long ago it took that."""
 
     target: UnitProperties = ()
     older: tuple[UnitProperties, ...] = ()
@@ -31,6 +31,10 @@ class UnitTarget:
     """systemd took at least one of them."""
     submitted: bool = False
     """It may have: the bus was not known to be away."""
+
+    def apply(self, properties: UnitProperties) -> None:
+        """Note what systemd has now."""
+        self.applied = tuple({**dict(self.applied), **dict(properties)}.items())
 
     def has(self, name: str, value: int) -> bool:
         """Whether a property's ``value`` is one that systemd may apply for the agent."""

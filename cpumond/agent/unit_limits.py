@@ -121,25 +121,21 @@ class UnitLimits:
         self._tell(unit, record, properties, urgent)
         return True
 
-    def _tell(
-        self,
-        unit: str,
-        record: UnitTarget,
-        properties: UnitProperties,
-        urgent: bool = True,
-        known: Mapping[str, object] | None = None,
-    ) -> None:
+    def _tell(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
         record.target, record.is_settled = properties, False
         record.submitted |= not self._away
         bus = self._open()
         if bus is not None:
-            bus.set(unit, properties, urgent, known or {})
+            names = dict(record.applied)
+            values = (each for told in (*record.older, record.applied) for each in told if each[0] in names)
+            bus.set(unit, properties, urgent, tuple(values))
 
-    def want_again(self, unit: str, known: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more: it may have been told something else meanwhile (``known``)."""
+    def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
+        """Tell systemd once more; ``values``: what was told to it by others meanwhile."""
         record = self._targets.get(unit)
         if record is not None and record.target:
-            self._tell(unit, record, record.target, known=known)
+            record.apply(_read_numbers(values or {}))
+            self._tell(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
@@ -150,7 +146,7 @@ class UnitLimits:
         if record is None:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
-        told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
+        told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
         # Those before it were carried out before it was sent, and may be an operator's next order.
         record.older = (record.target,)
         self._tell(unit, record, told or properties)
@@ -239,8 +235,11 @@ class UnitLimits:
                 self._denied = False
                 self._solve()
             if record is not None:
-                record.acknowledged |= event.kind == "done"
-                record.applied = event.properties if event.kind == "done" else ()
+                record.acknowledged = event.kind == "done"
+                if record.acknowledged:
+                    record.apply(event.properties)
+                else:
+                    record.applied = ()
                 if record.target == event.properties:
                     record.is_settled, record.older = True, ()
         elif event.kind == "replaced" and record is not None:
@@ -248,7 +247,8 @@ class UnitLimits:
             rest = _leave_out(event.values, event.properties)
             if record.target == event.properties:
                 record.target, record.is_settled = rest, bool(rest)
-            record.applied, record.older = rest, ()
+            record.apply(_read_numbers(event.values))
+            record.older = ()
         elif event.kind == "connected":
             self._away = False
             for each in self._targets.values():
@@ -292,6 +292,10 @@ def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperti
     """``properties`` without those of the settings that ``names`` are of."""
     settings = {name.startswith("CPUQuota") for name in names}
     return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
+
+
+def _read_numbers(values: Mapping[str, object]) -> UnitProperties:
+    return tuple((name, value) for name, value in values.items() if isinstance(value, int))
 
 
 def read_labels(values: dict[str, object]) -> dict[str, str]:

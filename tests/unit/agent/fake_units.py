@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from cpumond.agent.state_file import Originals, load
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.systemd import NO_LIMIT, QUOTA, UnitEvent, UnitProperties
-from cpumond.cgroup.unit_bus import _family
+from cpumond.cgroup.unit_bus import family
 from cpumond.testing import v2_cgroup
 
 UNIT = "work.service"
@@ -31,8 +31,8 @@ class ScriptedBus:
         self.write = write
         self.told: dict[str, UnitProperties] = {}
         self.believed: dict[str, UnitProperties] = {}
-        self.taken: dict[str, dict[str, tuple[object, ...]]] = {}
-        self.unseen: dict[str, dict[str, object]] = {}
+        self.expected: dict[str, UnitProperties] = {}
+        self.unreported: dict[str, set[str]] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.news = [UnitEvent("connected")]
         self.reachable = True
@@ -40,21 +40,12 @@ class ScriptedBus:
         self.answers_when_flushed = False
         self.closed = 0
 
-    def set(
-        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] | None = None
-    ) -> None:
-        self._allow(unit, known or {})
-        self.told[unit] = properties
-
-    def _allow(self, unit: str, values: Mapping[str, object]) -> None:
-        for name, value in values.items():
-            if name in self.taken.get(unit, {}):
-                self.taken[unit][name] += (value,)
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
+        self.told[unit], self.expected[unit] = properties, expected
 
     def drop(self, unit: str) -> None:
         self.told.pop(unit, None)
-        self.taken.pop(unit, None)
-        self.unseen.pop(unit, None)
+        self.unreported.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
         self.asked.append((unit, names))
@@ -63,10 +54,7 @@ class ScriptedBus:
         return bool(self.news)
 
     def poll(self) -> list[UnitEvent]:
-        news, self.news = self.news, []
-        for event in news:
-            if event.kind == "replaced":
-                self._allow(event.unit, self.unseen.pop(event.unit, {}))
+        news, self.news, self.unreported = self.news, [], {}
         return news
 
     def flush(self, timeout_s: float) -> bool:
@@ -86,20 +74,21 @@ class ScriptedBus:
             if self.denies:
                 self.news.append(UnitEvent("denied", unit, properties, text="not you"))
                 continue
-            believed, taken = dict(self.believed.get(unit, ())), self.taken.setdefault(unit, {})
+            believed, unreported = dict(self.believed.get(unit, ())), self.unreported.get(unit, set())
             replaced = {
                 name: believed[name] for name, value in properties
-                if name in taken and name != "CPUQuotaPeriodUSec"
-                and (name in self.unseen.get(unit, ()) or believed.get(name) not in (*taken[name], value))
+                if name in unreported or (
+                    name in dict(self.expected[unit]) and name != "CPUQuotaPeriodUSec"
+                    and (name, believed[name]) not in (*self.expected[unit], (name, value))
+                )
             }  # fmt: skip
-            rest = tuple(each for each in properties if not each[0].startswith(tuple(map(_family, replaced))))
+            rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
             if rest:
                 self.believed[unit] = tuple({**believed, **dict(rest)}.items())
-                taken.update((name, (value,)) for name, value in rest)
                 self.write(unit)
                 self.news.append(UnitEvent("done", unit, rest))
             if replaced:
-                self.unseen.setdefault(unit, {}).update(replaced)
+                self.unreported.setdefault(unit, set()).update(replaced)
                 self.news.append(UnitEvent("replaced", unit, properties, values=dict(replaced)))
         if self.reachable and not self.denies:
             self.told = {}
@@ -128,7 +117,7 @@ class UnitNode(FakeNode):
         super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
 
     def make_agent(self) -> Agent:
-        config, self.bus.taken = self.read_config(), {}
+        config = self.read_config()
         os.makedirs(config.state_dir, exist_ok=True)
         os.makedirs(config.runtime_dir, exist_ok=True)
         units = UnitLimits(2, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
