@@ -9,7 +9,7 @@ import structlog
 
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
-from cpumond.agent.hold import FREE, Pinned, Respected
+from cpumond.agent.hold import UNHELD, Pinned, Respected
 from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
@@ -51,7 +51,8 @@ class Applier:
 
     def apply(self, decided: list[Decided], now_s: float) -> None:
         """Write what may be written of the decisions, and what is due to be written again."""
-        self._end_overrides(now_s)
+        held = [job for job in self.table if job.hold is not UNHELD]
+        self._end_overrides(held, now_s)
         self.apply_pins(now_s)
         paused = self.context.is_paused()
         allowed: list[tuple[Tracked, str, Decision]] = []
@@ -67,7 +68,7 @@ class Applier:
             else:
                 allowed.append((job, decision.kind, decision))
         if not paused:
-            allowed += self._find_reapplies(now_s)
+            allowed += self._find_reapplies(held, now_s)
         self._write_limits(allowed, now_s)
         self._plan_looks(now_s)
 
@@ -162,21 +163,19 @@ class Applier:
             pressure_ratio=decision.pressure_ratio,
         )
 
-    def _end_overrides(self, now_s: float) -> None:
-        for job in self.table:
+    def _end_overrides(self, held: list[Tracked], now_s: float) -> None:
+        for job in held:
             before = job.hold
-            if before.decider is FREE:
-                continue
             job.hold = before.expire(now_s)
             if job.hold is not before:
                 self.context.rescan_due |= before.pinned_cores is not None
                 job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
-    def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
+    def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
         """Limits that another program lowered, or that may be higher now, due to be written again."""
         due = []
-        for job in self.table:
+        for job in held:
             at_s = job.hold.write_at_s
             if at_s is not None and now_s >= at_s:
                 job.hold = job.hold.write(None)
@@ -268,7 +267,7 @@ class Applier:
         if found is None:
             return None
         if self.external.is_foreign(job, found, now_s):
-            # It is not our limit that holds it back; the tick takes theirs over.
+            # It is not the agent's limit that holds it back; the tick takes over what was written.
             self.external.changed.add(job.found.path)
             return None
         job.state, job.decision = after, decision

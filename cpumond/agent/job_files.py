@@ -61,7 +61,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 def open_jobs_dir(path: str) -> int:
-    """The directory of all jobs: the agent's own, and nobody else's to write; users of jobs pass through it.
+    """The directory of all jobs: writable by the agent alone; users of jobs pass through it.
 
     Returns the descriptor of its lock, which holds until it is closed. Raises CreateError, AccessError, ConfigError,
     and UnavailableError while another agent uses it.

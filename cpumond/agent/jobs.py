@@ -122,7 +122,7 @@ class Tracked:
         )
 
     def report(self) -> JobReport:
-        """It in a heartbeat, as a job of somebody else than the scheduler."""
+        """It in a heartbeat, as a job that is not the scheduler's."""
         usage = self.usage()
         return JobReport(
             self.found.job_id,
@@ -282,7 +282,7 @@ def resolve_job(
     """The resulting settings and mode of a job. Raises ConfigError. ``cache`` holds for one look at all jobs.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less, so that nobody can opt in what the operator left out.
+    less: no user can opt in what the operator left out.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)

@@ -69,7 +69,7 @@ class Verdict(Enum):
     OUTRANKED = "systemd, from a drop-in that outranks the agent's at each reload: the agent's is set again"
     STORED = "systemd, what it was told before the agent told it anything: drift"
     OPERATOR = "an operator, through systemd: respected, and the new original"
-    FILE = "whoever wrote to the file alone: more is respected, less is drift"
+    FILE = "another program, in the file alone: more is respected, less is drift"
 
 
 def judge(record: UnitTarget, seen: Observation) -> Verdict:

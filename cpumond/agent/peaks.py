@@ -195,7 +195,7 @@ class PeakFile:
             self._thread.join(LAST_WRITE_S)
 
     def look_after_file(self) -> list[str]:
-        """Have the file written anew at once where somebody removed or replaced it; its path then."""
+        """Have the file written anew at once where it was removed or replaced; its path then."""
         if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
             return []
         self._saved = self._stored = None
@@ -243,7 +243,7 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Else the thread would end in silence, and nobody would know that nothing is stored.
+            # Else the thread would end without a word, and nothing more be stored.
             log.exception("peaks_thread_failed")
             self._say(f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent")
 

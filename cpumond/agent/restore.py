@@ -1,4 +1,4 @@
-"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd believes.
+"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd stores.
 
 It must be quick, also on a slow machine: a job may be held down until it is done. So this imports no more than it
 needs, and the library for the bus only when all files are right again.
@@ -206,11 +206,6 @@ class RestoreReport(msgspec.Struct):
         self.unseen.update(other.unseen)
 
 
-def make_report() -> RestoreReport:
-    """A report about nothing."""
-    return RestoreReport(restored=[], gone=[], errors=[], settings={}, units={}, renamed={}, unseen={})
-
-
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
     """The cgroup that ``original`` is of, whatever it is called now; None when it is gone. Raises CgroupReadError,
     UnknownLimitsError.
@@ -236,7 +231,7 @@ def restore_all(
 
     ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
     """
-    report, finder, known = make_report(), CgroupFinder(hierarchies, root_id), written or {}
+    report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Those that are where they were first: to look for the others takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
@@ -280,7 +275,7 @@ def find_strangers(anew: Mapping[str, Original]) -> set[str]:
     """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
 
     SetUnitProperties leaves a drop-in, by which a restarted unit comes with our limit; a new one of that name has none.
-    Where systemd does not answer nobody is a stranger: rather too much CPU than too little. Takes up to
+    Where systemd does not answer there are none: rather too much CPU than too little. Takes up to
     STRANGERS_TIMEOUT_S.
     """
     if not anew or not is_booted():
@@ -304,7 +299,7 @@ def find_strangers(anew: Mapping[str, Original]) -> set[str]:
 
 
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
-    """Have systemd believe in what is in force again; ``units`` by cgroup path, as are the sentences about failures and
+    """Have systemd store what is in force again; ``units`` by cgroup path, as are the sentences about failures and
     ``restored``, those that are there.
 
     Units that have it already are left alone, so are all where systemd is not PID 1.
@@ -443,7 +438,7 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
         content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
-        report = make_report()
+        report = RestoreReport()
         if content is None:
             if _may_have_written(config_path):
                 raise UnknownLimitsError(
@@ -508,7 +503,7 @@ def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreRep
         try:
             hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
         except UnavailableError as error:
-            report = make_report()
+            report = RestoreReport()
             report.unseen = dict.fromkeys(content.cgroups, f"nothing is known of the lowered limits: {error}")
             return report
         anew = find_anew(hierarchies, content.cgroups)

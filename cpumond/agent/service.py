@@ -117,7 +117,7 @@ class Agent(TickLoop):
         return [path]
 
     def run(self) -> None:
-        """Tick at a fixed rate until ``stopping``; whoever started it puts the limits back with ``close``."""
+        """Tick at a fixed rate until ``stopping``; its caller puts the limits back with ``close``."""
         next_s = self.clock.monotonic_s() + self.period_s
         while not self.stopping:
             if self.reloading:

@@ -157,7 +157,7 @@ class JobTable:
                 raise CgroupReadError(
                     cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
                 )
-            # Before the look at the settings: whoever made the cgroup may be about to set its limit.
+            # Before the look at the settings: what made the cgroup may be about to set its limit.
             watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
             in_force = cgroup.read_settings()
             if in_force is None:
@@ -232,7 +232,7 @@ class JobTable:
 
     def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
         """Go on with a cgroup that an earlier run lowered. It is put back and begun anew where its job is not to be
-        lowered now, another setting of it was moved, or somebody else set its limit while no agent ran."""
+        lowered now, another setting of it was moved, or another program set its limit while no agent ran."""
         job.touched = True
         actuator = job.settings.actuator
         self.writer.claim_unit(job)

@@ -152,7 +152,7 @@ class UnitLimits:
         self._tell(unit, record, told or properties)
 
     def forget(self, unit: str) -> None:
-        """Somebody else decides about this unit from now on, or it is gone."""
+        """The agent does not decide about this unit any more, or it is gone."""
         self._targets.pop(unit, None)
         if self._bus is not None:
             self._bus.drop(unit)

@@ -1,4 +1,4 @@
-"""What the agent last wrote into each cgroup, so that a limit of its own is told from an order of somebody else.
+"""What the agent last wrote into each cgroup, so that a limit of its own is told from another program's.
 
 The next process must know it, too, after a kill: so each change is one more line of a file in ``runtime_dir``, there
 before the cgroup is written. It is not synced: cgroups do not outlive the machine either. Where nothing is known of a

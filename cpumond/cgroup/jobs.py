@@ -288,7 +288,7 @@ def _hand_down(directory: str) -> None:
             "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
-    # With processes in it the kernel would take +cpu, and let nobody into its children any more.
+    # With processes in it the kernel would take +cpu, and let no process into its children any more.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and _read_processes_here(directory):
         raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
     for controller in missing:

@@ -15,7 +15,7 @@ from cpumond.cgroup.files import (
     read_text,
 )
 from cpumond.cgroup.mounts import Hierarchies, held_place
-from cpumond.cgroup.parse import STAT_BYTES, parse_flat_keyed, parse_throttled
+from cpumond.cgroup.parse import STAT_BYTES, parse_flat_keyed
 from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
 from cpumond.monitor.model import CpuReading
@@ -40,7 +40,6 @@ class V1Cgroup(HeldDirectory):
         "_nr_periods",
         "_nr_throttled",
         "_period_s",
-        "_pressure_fd",
         "_raw_periods",
         "_seen_at_s",
         "_seen_usage_us",
@@ -48,14 +47,11 @@ class V1Cgroup(HeldDirectory):
         "_unified",
         "_unified_root",
         "_usage_fd",
-        "stat_fd",
     )
 
     def __init__(self, hierarchies: Hierarchies, path: str, fd: int, usage_fd: int, stat_fd: int) -> None:
-        super().__init__(hierarchies, path, fd)
+        super().__init__(hierarchies, path, fd, stat_fd)
         self._usage_fd = usage_fd
-        self.stat_fd = stat_fd
-        self._pressure_fd: int | None = None
         self._unified_root = hierarchies.unified_root
         self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
         self._seen_usage_us = -math.inf
@@ -129,26 +125,11 @@ class V1Cgroup(HeldDirectory):
 
     def read_throttled(self) -> int | None:
         """See ``Cgroup.read_throttled``."""
-        try:
-            throttled = parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
-        except OSError as error:
-            if error.errno in GONE_ERRNOS:
-                return None
-            raise CgroupReadError(self.directory, error) from error
-        except ValueError as error:
-            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+        throttled = super().read_throttled()
         if throttled != self._nr_throttled:
             # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
             self._seen_usage_us = -math.inf
         return throttled
-
-    def follow_pressure(self, wanted: bool) -> None:
-        """See ``Cgroup.follow_pressure``."""
-        if not wanted and self._pressure_fd is not None:
-            os.close(self._pressure_fd)
-            self._pressure_fd = None
-        elif wanted and self._pressure_fd is None:
-            self._pressure_fd = open_pressure(self._unified_root, self.path)
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -206,10 +187,12 @@ class V1Cgroup(HeldDirectory):
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, FILES[step]) for step in steps]
 
+    def _open_pressure(self) -> int:
+        return open_pressure(self._unified_root, self.path)
+
     def close(self) -> None:
         """See ``Cgroup.close``."""
-        self.follow_pressure(False)
-        _close_all([self._usage_fd, self.stat_fd])
+        os.close(self._usage_fd)
         super().close()
 
 
