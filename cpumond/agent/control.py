@@ -239,9 +239,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     Raises ConfigError, RefusedError, UnavailableError, CreateError."""
     path = relative_path(agent.hierarchies, str(body.get("cgroup", "")))
     limit = body.get("cpu_limit")
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf
-    ):
+    if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
         raise ConfigError(
             f"cpu_limit must be a number of cores > 0, or left out to take it from the cgroup, got {limit!r}"
         )
@@ -301,14 +299,12 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
     cores = body.get("cpu_limit", job.state.hard_cores)
     most = job.state.hard_cores
     least = min(LEAST_PIN_CORES, most)
-    if isinstance(cores, bool) or not isinstance(cores, (int, float)) or not least <= cores <= most:
+    if not (_is_number(cores) and least <= cores <= most):
         raise ConfigError(
             f"job {job.found.job_id!r}: a pinned limit must be in [{least:g}, {most:g}] cores, got {cores!r}"
         )
     ttl_s = body.get("ttl_s")
-    if ttl_s is not None and (
-        isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s < math.inf
-    ):
+    if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s < math.inf):
         raise ConfigError(f"job {job.found.job_id!r}: ttl_s must be a number of seconds > 0, got {ttl_s!r}")
     until = None if ttl_s is None else agent.clock.wall_s() + float(ttl_s)
     agent.registered.pin(job.found.job_id, Pin(float(cores), until))
@@ -323,6 +319,10 @@ def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     agent.limits.give_back(job)
     agent.rescan_now()
     return describe_job(job.view(agent.clock.monotonic_s()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _find(agent: Agent, name: str) -> Tracked:

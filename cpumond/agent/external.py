@@ -142,7 +142,7 @@ class ExternalWrites:
 
     def take_unit_news(self, now_s: float) -> None:
         """What systemd said since the last tick."""
-        events = self.units.poll() if self.units.has_news() else []
+        events = self.units.poll()
         for event in events:
             job = self.table.by_unit.get(event.unit)
             if event.kind == "reloaded":

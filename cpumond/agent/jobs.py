@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cpumond.agent.assigned import Usage
-from cpumond.agent.hold import UNHELD, Contested, Hold, Respected
+from cpumond.agent.hold import UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.answers import DecisionAnswer
 from cpumond.cgroup import Cgroup
@@ -194,7 +194,7 @@ class Tracked:
     @property
     def current_cores(self) -> float:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
-        if isinstance(self.hold.decider, Respected | Contested):
+        if self.hold.is_foreign:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores

@@ -33,7 +33,7 @@ from cpumond.agent.state_file import (
 from cpumond.agent.written import WRITTEN_FILE, append_written, read_written
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.find import CgroupFinder
-from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies
+from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
 from cpumond.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
 from cpumond.cgroup.systemd import (
     NO_LIMIT,
@@ -263,12 +263,11 @@ def restore_all(
 
 def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
     """Those of ``originals`` that are units with another cgroup now: restarted, or new ones of an old name."""
-    anew = {}
-    for path, original in originals.items():
-        with contextlib.suppress(OSError):
-            if original.unit and os.stat(os.path.join(hierarchies.cpu_root, path)).st_ino != original.inode:
-                anew[path] = original
-    return anew
+    return {
+        path: original
+        for path, original in originals.items()
+        if original.unit and read_identity(os.path.join(hierarchies.cpu_root, path))[1] not in (0, original.inode)
+    }
 
 
 def find_strangers(anew: Mapping[str, Original]) -> set[str]:

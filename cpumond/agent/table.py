@@ -18,7 +18,7 @@ from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_mode_xattr
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, read_identity
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
 from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
@@ -131,11 +131,8 @@ class JobTable:
 
     def _is_same(self, job: Tracked) -> bool:
         """Whether the cgroup at this path is still the one that is held open: that may have been renamed (v1)."""
-        try:
-            return os.stat(os.path.join(self.hierarchies.cpu_root, job.found.path)).st_ino == job.cgroup.inode
-        except OSError:
-            # Gone; if another one is made meanwhile, the next rescan opens it.
-            return False
+        # If it is gone, and another one is made meanwhile, the next rescan opens it.
+        return read_identity(os.path.join(self.hierarchies.cpu_root, job.found.path))[1] == job.cgroup.inode
 
     def _find_room(self) -> float:
         """How many descriptors new jobs may take: without the others no limit could be written, or put back."""

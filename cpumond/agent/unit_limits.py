@@ -216,10 +216,6 @@ class UnitLimits:
             found = msgspec.structs.replace(found, weight=weight if self._cpu_version == 2 else shares_of(weight))
         return found
 
-    def has_news(self) -> bool:
-        """Whether ``poll`` would give something."""
-        return self._bus is not None and self._bus.has_news()
-
     def poll(self) -> list[UnitEvent]:
         """The news of systemd since the last call; what they mean for the targets is noted here."""
         events = self._bus.poll() if self._bus is not None else []

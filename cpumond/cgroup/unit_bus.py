@@ -132,10 +132,6 @@ class UnitBus:
             self._unreported.clear()
         return events
 
-    def has_news(self) -> bool:
-        """Whether ``poll`` would give something."""
-        return bool(self._events)
-
     def flush(self, timeout_s: float) -> bool:
         """Wait until systemd has answered to everything; False when it did not in time, or cannot be reached."""
         end_s = time.monotonic() + timeout_s

@@ -286,7 +286,7 @@ def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_until_that_is_k
 def test_nothing_is_set_while_somebody_s_order_is_not_known_yet(systemd: Systemd, client: Client) -> None:
     client.wait_for("connected")
     client.bus.set("a.service", limit(400_000), expected=LAST)
-    wait_until(client.bus.has_news, "theirs is told")
+    wait_until(lambda: client.bus._events, "theirs is told")
     systemd.unit.quota = 500_000
     client.bus.set("a.service", limit(900_000), urgent=True, expected=LAST)
     assert client.bus.flush(10.0)

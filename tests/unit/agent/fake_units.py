@@ -50,9 +50,6 @@ class ScriptedBus:
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
         self.asked.append((unit, names))
 
-    def has_news(self) -> bool:
-        return bool(self.news)
-
     def poll(self) -> list[UnitEvent]:
         news, self.news, self.unreported = self.news, [], {}
         return news
