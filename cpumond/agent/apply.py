@@ -243,8 +243,8 @@ class Applier:
             self.context.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
-        """The restore of a job that a limit of ours holds back; None where it does not, or may not be written now: then
-        the next check accounts for it."""
+        """The restore of a job that the agent's limit holds back; None where it does not, or may not be written now:
+        then the next check accounts for it."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None

@@ -17,7 +17,7 @@ from cpumond.agent.restore import open_original, restore_cgroup
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
 from cpumond.cgroup.find import CgroupFinder
-from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, take_order
+from cpumond.cgroup.settings import CpuSettings, adopt_limit, classify_change, is_raised_above
 from cpumond.cgroup.systemd import QUOTA, UnitEvent
 from cpumond.errors import CpumondError
 
@@ -110,24 +110,24 @@ class ExternalWrites:
         written to its file alone does not outlive the next reload.
         """
         found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
-        writes, is_order = self.context.config.writes, verdict is Verdict.OPERATOR
+        writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
         self.totals.foreign_writes[change] += 1
         self.context.report_due = True
-        if is_order:
+        if is_operators:
             self.units.confirm(job.unit, found, actuator, values)
-        if is_order or not job.unit or is_raised_above(found, job.original, actuator):
-            job.original = take_order(job.original, found, actuator)
+        if is_operators or not job.unit or is_raised_above(found, job.original, actuator):
+            job.original = adopt_limit(job.original, found, actuator)
             self.writer.keep(job)
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
-        event, more = ("unit_ordered", {"unit": job.unit}) if is_order else ("foreign_write", {"kind": change})
+        event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
         log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
         meant = change == "raise" or isinstance(job.hold.decider, Respected)
         meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
-        if is_order or not job.unit or meant:
-            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_order else "")
+        if is_operators or not job.unit or meant:
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_operators else "")
             job.restart(found_cores, now_s)
             return
         job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
@@ -179,7 +179,7 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """An operator gave a unit another limit just before ours was to be set, which then was not."""
+        """An operator gave a unit another limit just before the agent's was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
             # Its original was on its way back, or its cgroup is gone.
@@ -248,7 +248,7 @@ class ExternalWrites:
     def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
         """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
         then; that is tried again in a minute."""
-        if not job.touched:
+        if not (job.touched and job.cgroup.is_there()):
             return
         if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
             job.hold = job.hold.write(now_s)

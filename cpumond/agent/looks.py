@@ -48,7 +48,7 @@ class LookSchedule:
         self._filled_s = -math.inf
 
     def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Look from now on at those of ``jobs`` that a limit of ours can hold back."""
+        """Look from now on at those of ``jobs`` that the agent's limit can hold back."""
         known, rounds = self._rounds, dict[float, LookRound]()
         for job in jobs:
             if not can_be_held_back(job):

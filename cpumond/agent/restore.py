@@ -152,8 +152,8 @@ def restore_cgroup(
     """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
 
     Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise;
-    that is another limit of ours, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd writes
-    its units' limits itself, so of those it says nothing.
+    that is another limit of the agent's, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd
+    writes its units' limits itself, so of those it says nothing.
     """
     current = cgroup.read_settings()
     if current is None:
@@ -273,8 +273,8 @@ def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> di
 def find_strangers(anew: Mapping[str, Original]) -> set[str]:
     """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
 
-    SetUnitProperties leaves a drop-in, by which a restarted unit comes with our limit; a new one of that name has none.
-    Where systemd does not answer there are none: rather too much CPU than too little. Takes up to
+    SetUnitProperties leaves a drop-in, by which a restarted unit comes with the agent's limit; a new one of that name
+    has none. Where systemd does not answer there are no strangers: rather too much CPU than too little. Takes up to
     STRANGERS_TIMEOUT_S.
     """
     if not anew or not is_booted():

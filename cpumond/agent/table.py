@@ -201,8 +201,9 @@ class JobTable:
         return True
 
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
-        """Whether a new cgroup of a unit that was lowered has another limit than ours, at the first look: systemd makes
-        the cgroup and writes its limits a moment later, so what is there may be the kernel's. The next look decides."""
+        """Whether a new cgroup of a unit that was lowered has another limit than the agent's, at the first look:
+        systemd makes it and writes its limits a moment later, so what is there may be the kernel's. The next look
+        decides."""
         if (
             self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
@@ -234,7 +235,7 @@ class JobTable:
         actuator = job.settings.actuator
         self.writer.claim_unit(job)
         raised = is_raised_above(job.in_force, known.settings, actuator)
-        ordered = self.writer.has_order(job) and not raised
+        ordered = self.writer.has_external_limit(job) and not raised
         if ordered and self.config.writes.override_ttl_s > 0:
             job.hold = job.hold.respect(now_s, self.config.writes.override_ttl_s)
             log.warning("foreign_write", job_id=job.found.job_id, kind="lower", old_cores=known.settings.cores,

@@ -41,7 +41,7 @@ from cpumond.cgroup.settings import (
     classify_change,
     compute_quota_target,
     compute_weight_target,
-    is_order,
+    is_external,
     is_raised_above,
     plan_steps,
 )
@@ -204,7 +204,7 @@ class LimitWriter:
     # ---- units: systemd remembers their limits longer than their cgroups live
 
     def lose(self, job: Tracked) -> None:
-        """A cgroup is gone. Of a unit that was changed the original is kept: its next cgroup comes with our limit."""
+        """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
@@ -514,14 +514,14 @@ class LimitWriter:
             self.note_raise(inode, before, after)
 
     def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """The same for more CPU, which waits for no disk: without a record every lower limit counts as ours."""
+        """The same for more CPU, which waits for no disk: without a record every lower limit counts as the agent's."""
         with contextlib.suppress(CreateError, AccessError):
             self.log.note(inode, before, after)
 
-    def has_order(self, job: Tracked) -> bool:
+    def has_external_limit(self, job: Tracked) -> bool:
         """Whether another program set the limit of a cgroup that a run before this one changed."""
         known = self.find_original(job.cgroup)
-        return known is not None and not known.unit and is_order(
+        return known is not None and not known.unit and is_external(
             job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
         )  # fmt: skip
 

@@ -75,7 +75,7 @@ class LimitLog:
         os.rename(temporary, self.path)
 
     def _discard(self) -> None:
-        """A file that is not complete would make a limit of ours look like an order: rather none."""
+        """A file that is not complete would make the agent's limit look like another program's: rather none."""
         with contextlib.suppress(OSError):
             os.truncate(self.path, 0)
         for path in (self.path, f"{self.path}.new"):

@@ -1,8 +1,8 @@
-"""Cgroups for jobs of our own: made with their limits, emptied, read and removed, in every hierarchy that matters.
+"""Cgroups for the executor's jobs: made with their limits, emptied, read and removed, in every hierarchy that matters.
 
 Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
-peak, oom kills), the v1 ``pids`` hierarchy (limit), and the
-cgroup2 mount beside v1, whose ``cgroup.kill`` no fork outruns.
+peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork
+outruns.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _may_make(mount: str, root: str) -> bool:
 
 
 def _may_enter(mount: str, root: str) -> bool:
-    """Whether the kernel lets us move a process of ours to ``root`` in the cgroup2 hierarchy.
+    """Whether the kernel lets this process move one of its own to ``root`` in the cgroup2 hierarchy.
 
     That takes the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
     """

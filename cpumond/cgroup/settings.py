@@ -180,7 +180,7 @@ def classify_change(
     return "raise" if found.cores > known.cores else "lower"
 
 
-def is_order(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
+def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
     """Whether another program than the agent set what ``actuator`` moves, after the last change of the agent.
 
     Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
@@ -205,7 +205,7 @@ def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) 
     return current.cores > original.cores and not same_quota(current, original)
 
 
-def take_order(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
+def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
     """What is put back in the end after another program has set another limit than ``original``: that one."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
@@ -222,14 +222,14 @@ def choose_restore(
     """
     restored = current
     if "quota" in actuators:
-        if not is_raised_above(current, original, "quota") and not is_order(current, original, written, "quota"):
+        if not is_raised_above(current, original, "quota") and not is_external(current, original, written, "quota"):
             restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
         burst_us = original.burst_us
         if burst_us is not None and restored.quota_us is not None:
             # What was found may not fit under what was ordered since.
             burst_us = min(burst_us, restored.quota_us)
         restored = msgspec.structs.replace(restored, burst_us=burst_us)
-    ordered = is_raised_above(current, original, "weight") or is_order(current, original, written, "weight")
+    ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")
     if "weight" in actuators and not ordered:
         restored = msgspec.structs.replace(restored, weight=original.weight)
     return restored

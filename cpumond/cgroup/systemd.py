@@ -126,10 +126,10 @@ class UnitEvent(msgspec.Struct, frozen=True):
     """News of systemd.
 
     ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
-    program gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
-    not want them (``text``); ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``;
-    ``reloaded``: it has read its units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's
-    properties, None for those it did not tell.
+    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not want them (``text``);
+    ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``; ``reloaded``: it has read its
+    units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for those it did
+    not tell.
     """
 
     kind: str

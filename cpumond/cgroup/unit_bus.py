@@ -34,7 +34,7 @@ AWAY_PATIENCE_S = 2.0
 """So long ``flush`` waits for a bus that cannot be reached."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a call that can wait, a pause so many times as long: PID 1 is ours for a tenth of its time at most."""
+"""After a call that can wait, a pause so many times as long: PID 1 is the agent's for a tenth of its time at most."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
@@ -343,7 +343,7 @@ class UnitBus:
     ) -> dict[str, object]:
         """What another program gave a unit, by name. Raises _Away.
 
-        The bus knows no "set it if it is still": what is set between this and our own order is missed.
+        The bus knows no "set it if it is still": what is set between this and the call is missed.
         """
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
