@@ -299,6 +299,7 @@ class ExternalWrites:
                 job.hold = job.hold.write(now_s)
         elif verdict is Verdict.UNKNOWN:
             job.hold = job.hold.ask(before, now_s)
+            self.units.hold_back(job.unit)
             if self.units.can_ask:
                 self.units.ask(job.unit)
             else:

@@ -105,7 +105,7 @@ class Hold:
     def unpin(self) -> Hold:
         """A pin is over; what overrides it stays."""
         decider = self.decider
-        return replace(self, decider=replace(decider, pin=None) if self.is_foreign else FREE)
+        return replace(self, decider=FREE if isinstance(decider, (Free, Pinned)) else replace(decider, pin=None))
 
     def release(self, now_s: float) -> Hold:
         """An operator gives the job back to the monitor, whose limit is written at once after a contest."""

@@ -32,9 +32,10 @@ class UnitTarget:
     submitted: bool = False
     """It may have: the bus was not known to be away."""
 
-    def apply(self, properties: UnitProperties) -> None:
-        """Note what systemd has now."""
-        self.applied = tuple({**dict(self.applied), **dict(properties)}.items())
+    def take(self, properties: UnitProperties | None) -> None:
+        """Note what systemd has taken, None: there is no such unit."""
+        self.acknowledged = properties is not None
+        self.applied = () if properties is None else merge(self.applied, properties)
 
     def has(self, name: str, value: int) -> bool:
         """Whether a property's ``value`` is one that systemd may apply for the agent."""
@@ -91,6 +92,11 @@ def judge(record: UnitTarget, seen: Observation) -> Verdict:
         # It may be a limit of the agent's that systemd was told by the run before: no reason to change the original.
         return Verdict.FILE
     return Verdict.OPERATOR if is_systemds else Verdict.FILE
+
+
+def merge(before: UnitProperties, newer: UnitProperties) -> UnitProperties:
+    """The properties of both, those of ``newer`` where they are in both."""
+    return tuple({**dict(before), **dict(newer)}.items())
 
 
 def is_raised(seen: Observation) -> bool:

@@ -281,14 +281,11 @@ def find_strangers(anew: Mapping[str, Original]) -> set[str]:
         return set()
     from cpumond.cgroup.unit_bus import UnitBus  # costs more than all that was done before
 
-    bus = UnitBus(lambda: None)
-    try:
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
         for original in anew.values():
             bus.ask(original.unit, ("DropInPaths",))
         bus.flush(STRANGERS_TIMEOUT_S)
         told = {event.unit: event.values.get("DropInPaths") for event in bus.poll() if event.kind == "answer"}
-    finally:
-        bus.close()
     strangers = set()
     for path, original in anew.items():
         files, ours = told.get(original.unit), {DROP_INS[actuator] for actuator in original.actuators}
@@ -311,8 +308,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"
-    bus = UnitBus(lambda: None)
-    try:
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
         for unit, path in paths.items():
             bus.ask(unit, tuple(name for name, _ in left[path]))
         bus.flush(UNITS_TIMEOUT_S)
@@ -329,8 +325,6 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
                 left.pop(paths.get(event.unit, ""), None)
             elif event.kind in ("denied", "refused", "away"):
                 problem = event.text
-    finally:
-        bus.close()
     return {path: _describe_unit(path, properties, problem) for path, properties in left.items()}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from cpumond.agent.judge import Observation, UnitTarget, Verdict, judge
+from cpumond.agent.judge import Observation, UnitTarget, Verdict, judge, merge
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.cgroup.systemd import (
     DEFAULT_WEIGHT,
@@ -130,11 +130,18 @@ class UnitLimits:
             values = (each for told in (*record.older, record.applied) for each in told if each[0] in names)
             bus.set(unit, properties, urgent, tuple(values))
 
+    def hold_back(self, unit: str) -> None:
+        """Another program may have set a unit: what it was told first, which it is not looked at for, is not sent."""
+        record = self._targets.get(unit)
+        if record is not None and not record.acknowledged and self._bus is not None:
+            self._bus.drop(unit)
+            record.older, record.target = (*record.older, record.target), ()
+
     def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
         """Tell systemd once more; ``values``: what was told to it by others meanwhile."""
         record = self._targets.get(unit)
         if record is not None and record.target:
-            record.apply(_read_numbers(values or {}))
+            record.applied = merge(record.applied, _read_numbers(values or {}))
             self._tell(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
@@ -200,7 +207,7 @@ class UnitLimits:
 
     def ask(self, unit: str, names: Iterable[str] = ()) -> None:
         """Ask for a unit's limits, or for ``names``; the answer is one of the events."""
-        bus = self._open() if self._booted else None
+        bus = self._open()
         if bus is not None:
             bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
 
@@ -224,27 +231,21 @@ class UnitLimits:
         return events
 
     def _note(self, event: UnitEvent) -> None:
-        record = self._targets.get(event.unit)
+        record = self.read(event.unit)
         if event.kind in ("done", "no-unit"):
+            record.take(event.properties if event.kind == "done" else None)
+            if record.target == event.properties:
+                record.is_settled, record.older = True, ()
             self._refusals.pop(event.unit, None)
             if event.kind == "done":
                 self._denied = False
                 self._solve()
-            if record is not None:
-                record.acknowledged = event.kind == "done"
-                if record.acknowledged:
-                    record.apply(event.properties)
-                else:
-                    record.applied = ()
-                if record.target == event.properties:
-                    record.is_settled, record.older = True, ()
-        elif event.kind == "replaced" and record is not None:
+        elif event.kind == "replaced":
             # What the agent gave it before has landed before: it is what the other program's replaced.
             rest = _leave_out(event.values, event.properties)
             if record.target == event.properties:
                 record.target, record.is_settled = rest, bool(rest)
-            record.apply(_read_numbers(event.values))
-            record.older = ()
+            record.applied, record.older = merge(record.applied, _read_numbers(event.values)), ()
         elif event.kind == "connected":
             self._away = False
             for each in self._targets.values():
