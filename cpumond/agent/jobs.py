@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cpumond.agent.assigned import Usage
-from cpumond.agent.hold import UNHELD, Hold, Respected
+from cpumond.agent.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.answers import DecisionAnswer
 from cpumond.cgroup import Cgroup
@@ -194,13 +194,15 @@ class Tracked:
     @property
     def current_cores(self) -> float:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
-        if self.hold.is_foreign:
+        if self.hold.decider is not FREE and self.hold.is_foreign:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores
-        limit, given = self.state.limit_cores, min(self.in_force.cores, self.state.hard_cores)
+        limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
+        given = given if given < hard else hard
         # Another is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
-        return given if self.settings.actuator == "quota" and abs(given - limit) > EQUAL_CORES else limit
+        is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
+        return limit if is_in_force or self.settings.actuator != "quota" else given
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""
