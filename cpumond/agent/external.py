@@ -72,10 +72,12 @@ class ExternalWrites:
         change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
         job.in_force = found
-        if not job.touched:
+        if not job.touched or self._is_still_unset(job):
             if found != before:
                 job.original = found
+                self.writer.keep(job)
                 self.table.update_hard_limit(job, now_s)
+                job.hold = job.hold.unpin()  # a pin that was about to be written is written anew
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
             # One that is lowered together with the quota had to be: the kernel takes no quota below it.
@@ -86,6 +88,12 @@ class ExternalWrites:
             self._judge_unit_write(job, before, None, now_s)
         else:
             self._record_write(job, Verdict.FILE, change, {}, now_s)
+
+    def _is_still_unset(self, job: Tracked) -> bool:
+        """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
+        is no file to watch until then."""
+        is_told = self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path)
+        return bool(job.unit) and not (is_told or job.hold.is_contested)
 
     def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
         """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since

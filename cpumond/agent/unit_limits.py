@@ -168,6 +168,10 @@ class UnitLimits:
         """What systemd was told of a unit; an empty record where it was told nothing."""
         return self._targets.get(unit) or UnitTarget()
 
+    def has_told(self, unit: str) -> bool:
+        """Whether systemd was told anything of a unit, as it is with its first limit."""
+        return unit in self._targets
+
     def may_be_told(self, unit: str) -> bool:
         """Whether systemd may have taken a value of this run, though its answer is not known."""
         record = self.read(unit)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
+from cpumond.agent import control
 from cpumond.agent.restore import restore_all
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, save
@@ -349,6 +350,41 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     assert node.agent.table.by_unit[UNIT].watches
     node.agent.close()
     assert node.bus.believed[UNIT] == ((QUOTA, NO_LIMIT),)
+
+
+def start_with_unseen_limit(node: UnitNode) -> None:
+    """On v2 a unit's cgroup comes first and the limit file a moment later, which nothing tells of."""
+    node.bus.believed[UNIT] = ((QUOTA, 1_500_000),)
+    node.file.unlink()
+    node.file.symlink_to(node.directory / "not there" / "cpu.max")
+    node.start()
+    node.file.unlink()
+    node.systemd_writes()
+
+
+def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> None:
+    node = UnitNode(tmp_path, "max 100000")
+    start_with_unseen_limit(node)
+    for _ in range(8):
+        snapshot = node.tick()
+        node.bus.answer()
+        node.bus.obey()
+    assert snapshot.foreign_writes == {"raise": 0, "lower": 0}
+    assert (node.status()["cpu_limit"], node.status()["status"], node.limit()) == (1.5, "reclaim", 0.5)
+    assert node.originals().cgroups[PATH].settings.cores == 1.5
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (1.5, 1.5)
+
+
+def test_a_pin_of_a_unit_that_got_its_limit_unseen_is_written(tmp_path: Path) -> None:
+    node = UnitNode(tmp_path, "max 100000")
+    start_with_unseen_limit(node)
+    control.pin_job(node.agent, UNIT, {"cpu_limit": 0.75})
+    for _ in range(2):
+        node.bus.obey()
+        node.tick()
+    assert (node.status()["status"], node.limit()) == ("pinned", 0.75)
+    assert node.originals().cgroups[PATH].settings.cores == 1.5
 
 
 def test_a_restart_while_systemd_believes_an_older_order_keeps_the_original(node: UnitNode) -> None:
