@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -146,8 +147,8 @@ class JobTable:
             self._half_made[found.path] = self._half_made.get(found.path, 0) + 1
             return False
         self._half_made.pop(found.path, None)
-        watches: list[object] = []
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(cgroup.close)
             settings, mode = resolve_job(self.config, found, cgroup.place, self._settings)
             needed = cgroup.DESCRIPTORS + settings.follows_pressure
             if needed > self._room:
@@ -156,16 +157,13 @@ class JobTable:
                 )
             # Before the look at the settings: what made the cgroup may be about to set its limit.
             watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
+            undone.callback(self.watcher.unwatch, watches)
             in_force = cgroup.read_settings()
             if in_force is None:
-                self.watcher.unwatch(watches)
-                cgroup.close()
                 return False
             unit = self.writer.units.name_unit(found.path)
             known = self.writer.find_original(cgroup)
             if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
-                self.watcher.unwatch(watches)
-                cgroup.close()
                 return False
             if known is None and unit:
                 known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
@@ -183,10 +181,7 @@ class JobTable:
                 job.hold = job.hold.write(now_s)
             job.follow_period()
             job.follow_writes()
-        except CpumondError:
-            self.watcher.unwatch(watches)
-            cgroup.close()
-            raise
+            undone.pop_all()
         self.jobs[found.path] = job
         self._room -= needed
         is_known = self.peaks.recall(job, now_s)

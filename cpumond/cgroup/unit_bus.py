@@ -261,21 +261,15 @@ class UnitBus:
             waits = 0.0 if self._hurry else self._denied_until_s - began_s
             if await self._do_one(bus, denied=waits > 0.0):
                 continue
-            if waits > 0.0:
-                await self._wait_for_news_or(waits)
-            else:
-                await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits if waits > 0.0 else None):
+                    await self._news.wait()
         lost.cancel()
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
             done.exception()  # looked at, or asyncio complains about it
         self._news.set()
-
-    async def _wait_for_news_or(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
 
     async def _do_one(self, bus: MessageBus, denied: bool) -> bool:
         """Carry out the next thing that is queued; False when there is none. Raises _Away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import ClassVar, Self
@@ -64,23 +65,21 @@ class V1Cgroup(HeldDirectory):
     def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
         """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
         name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
-        fd = open_directory(os.path.join(hierarchies.cpu_root, path))
-        opened = [] if fd is None else [fd]
-        try:
-            if fd is not None:
-                for file in (
-                    os.path.join(hierarchies.cpuacct_root, path, name),
-                    os.path.join(held_place(fd), "cpu.stat"),
-                ):
-                    counter = open_counter(file)
-                    opened += [] if counter is None else [counter]
-            if len(opened) == 3:
-                return cls(hierarchies, path, *opened)
-        except BaseException:
-            _close_all(opened)
-            raise
-        _close_all(opened)
-        return None
+        with contextlib.ExitStack() as undone:
+            fd = open_directory(os.path.join(hierarchies.cpu_root, path))
+            if fd is None:
+                return None
+            undone.callback(os.close, fd)
+            usage_fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, name))
+            if usage_fd is None:
+                return None
+            undone.callback(os.close, usage_fd)
+            stat_fd = open_counter(os.path.join(held_place(fd), "cpu.stat"))
+            if stat_fd is None:
+                return None
+            cgroup = cls(hierarchies, path, fd, usage_fd, stat_fd)
+            undone.pop_all()
+            return cgroup
 
     def read(self, at_s: float) -> CpuReading | None:
         """See ``Cgroup.read``; at most two preads.
@@ -194,8 +193,3 @@ class V1Cgroup(HeldDirectory):
         """See ``Cgroup.close``."""
         os.close(self._usage_fd)
         super().close()
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
