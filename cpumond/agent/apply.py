@@ -97,15 +97,14 @@ class Applier:
             if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
                 ready.append(item)
             else:
-                job.state, job.result = reject(job.state, decision), "failed"
-                job.hold = job.hold.write(-math.inf) if kind == "reapply" else job.hold
+                _put_off(job, kind, decision, "failed", -math.inf)
         return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
         found = read_settings_or_none(job)
         if found is not None and self.external.is_foreign(job, found, now_s):
             # Another program has set it since the last look: that must not be written over.
-            job.state, job.result = reject(job.state, decision), "overridden"
+            _put_off(job, kind, decision, "overridden", now_s)
             self.external.handle_write(job, found, now_s)
             self.external.store_originals()
             return
@@ -117,10 +116,8 @@ class Applier:
             job.write_errors += 1
             again_s = now_s + self.context.config.writes.drift_backoff_s
             job.hold = job.hold.fail(again_s)
-            if kind == "reapply":
-                job.hold = job.hold.write(again_s)
+            _put_off(job, kind, decision, "failed", again_s)
             said, job.last_error = job.last_error, str(error)
-            job.state, job.result = reject(job.state, decision), "failed"
             record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
             if job.last_error != said or not isinstance(error, RefusedError):
                 log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
@@ -285,6 +282,16 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
     job, _, decision = item
     raises, depth = decision.new_cores > decision.old_cores, job.found.path.count("/")
     return raises, depth if raises else -depth
+
+
+def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
+    """A decision is not written now. The monitor makes another one at the next check; a pin, and what was lost, is
+    written as of ``again_s``."""
+    job.result = result
+    if kind in ("pin", "reapply"):
+        job.hold = job.hold.write(again_s)
+    else:
+        job.state = reject(job.state, decision)
 
 
 def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:

@@ -77,7 +77,6 @@ class ExternalWrites:
                 job.original = found
                 self.writer.keep(job)
                 self.table.update_hard_limit(job, now_s)
-                job.hold = job.hold.unpin()  # a pin that was about to be written is written anew
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
             # One that is lowered together with the quota had to be: the kernel takes no quota below it.
