@@ -88,7 +88,7 @@ class AddedJob(JobAnswer, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Sums over all jobs, in cores."""
+    """Sums over all jobs, in cores. ``reclaimed``: what they ordered and may not use now, not below 0 for a job."""
 
     cpu_limit: float
     current_cpu_limit: float

@@ -48,7 +48,6 @@ class Door:
             self._end_oldest("connections", lambda each: not each.is_at_work)
 
     def leave(self, connection: Bounded) -> None:
-        """A connection is over."""
         if connection in self._connections:
             del self._connections[connection]
             self.held_bytes -= connection.held
@@ -104,12 +103,10 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def restart(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        """A new exchange begins."""
         self.cancel()
         self._timer = loop.call_later(self._exchange_s, transport.abort)
 
     def cancel(self) -> None:
-        """The connection is over."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -135,7 +132,6 @@ class Bounded(asyncio.Protocol):
     headers: list[tuple[bytes, bytes]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection begins."""
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport, self)
         # A piece that is read is parsed in one go. An event loop without this attribute reads more at once.
@@ -163,7 +159,6 @@ class Bounded(asyncio.Protocol):
         self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """An answer is given."""
         if self.door.renew(self):
             self._deadline.restart(self.loop, self.transport)
         super().on_response_complete()  # type: ignore[misc]
@@ -175,7 +170,6 @@ class Bounded(asyncio.Protocol):
         self.account()
 
     def resume_writing(self) -> None:
-        """It has read all."""
         super().resume_writing()
         self._unsent = 0
         self.account()
@@ -185,7 +179,6 @@ class Bounded(asyncio.Protocol):
         self.door.hold(self, self.unfinished + self._unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection is over."""
         self._deadline.cancel()
         self.door.leave(self)
         super().connection_lost(exc)
@@ -209,7 +202,6 @@ class _Flow(FlowControl):
             super().resume_reading()
 
     def forget(self) -> None:
-        """The connection is over."""
         self._connection = None
 
 

@@ -113,34 +113,29 @@ def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool,
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close all of them."""
     for sock in sockets:
         sock.close()
 
 
-def connect_to_manager(environment: Mapping[str, str]) -> Callable[[str], object] | None:
-    """What sends a message to the service manager (sd_notify); None when it did not start us."""
-    if not environment.get("NOTIFY_SOCKET"):
-        return None
-    from cysystemd import daemon
-
-    return daemon.sd_notify  # type: ignore[attr-defined, no-any-return]
-
-
 class ServiceManager:
-    """The service manager (sd_notify), when ``environment`` says that it started us; else nobody listens.
+    """The service manager (sd_notify), when ``environment`` says that it started us; else messages go nowhere.
 
     ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._send = connect_to_manager(environment)
-        self.watchdog_s = math.inf if self._send is None else read_watchdog_s(environment)
+        self._send: Callable[[str], object] | None = None
+        self.watchdog_s = math.inf
+        if environment.get("NOTIFY_SOCKET"):
+            from cysystemd import daemon
+
+            self._send = daemon.sd_notify  # type: ignore[attr-defined]
+            self.watchdog_s = read_watchdog_s(environment)
         self._extended_at_s = -math.inf
 
     @property
     def listens(self) -> bool:
-        """Whether anybody hears what is told."""
+        """Whether a service manager receives the messages."""
         return self._send is not None
 
     def tell(self, *lines: str, status: str = "") -> None:
@@ -157,7 +152,7 @@ class ServiceManager:
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):
-            # Nothing to tell and nobody to tell it to: the watchdog decides.
+            # The manager is away: its watchdog decides.
             return
 
     def extend(self, status: str = "") -> None:

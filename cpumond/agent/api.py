@@ -288,7 +288,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Server(uvicorn.Server):
-    """A server that waits to be told to stop; the library's looks ten times a second, 0.2 % of a core when idle."""
+    """A server that waits for ``stopping``; the library's looks ten times a second, 0.2 % of a core when idle."""
 
     def __init__(self, app: App, stopping: asyncio.Event) -> None:
         super().__init__(
@@ -360,7 +360,7 @@ class ApiServer:
 
     def _end_loop(self) -> None:
         if self._wake is not None:
-            # A loop that has ended by itself has nothing to be told.
+            # It has ended by itself.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 

@@ -10,9 +10,9 @@ import structlog
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
 from cpumond.agent.hold import UNHELD, Pinned, Respected
-from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
+from cpumond.agent.tracked import Tracked, record
 from cpumond.agent.writer import read_limit_cores, read_settings_or_none
 from cpumond.errors import CpumondError, RefusedError
 from cpumond.monitor.model import Decision

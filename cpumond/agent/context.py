@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
-from cpumond.agent.jobs import Tracked
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.job import Usage
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.places import Places
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
 from cpumond.agent.table import JobTable
+from cpumond.agent.tracked import Tracked
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter

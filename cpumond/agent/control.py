@@ -11,10 +11,10 @@ import structlog
 
 from cpumond import answers
 from cpumond.agent.explanation import ZONED, add_sentences
-from cpumond.agent.jobs import JobView, Tracked, check_job, find_refusal
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
+from cpumond.agent.tracked import JobView, Tracked, check_job, find_refusal
 from cpumond.cgroup.files import read_pressure
 from cpumond.cgroup.mounts import relative_path
 from cpumond.cgroup.settings import CpuSettings
@@ -321,10 +321,6 @@ def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     return describe_job(job.view(agent.clock.monotonic_s()))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _find(agent: Agent, name: str) -> Tracked:
     job = agent.table.find(name)
     if job is None:
@@ -333,6 +329,10 @@ def _find(agent: Agent, name: str) -> Tracked:
             f"no job {name!r} here; `cpumond status` lists them" + (f" ({near}, ...)" if near else "")
         )
     return job
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _vote(value: float, lower: float, upper: float, s: MonitorSettings) -> int:

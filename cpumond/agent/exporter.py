@@ -27,9 +27,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
-from cpumond.agent.assigned import START_BUCKETS_S
-from cpumond.agent.jobs import JobView
+from cpumond.agent.jobs.assigned import START_BUCKETS_S
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
+from cpumond.agent.tracked import JobView
 from cpumond.answers import ReporterStats
 from cpumond.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.config import Metrics

@@ -11,9 +11,9 @@ import structlog
 
 from cpumond.agent.context import AgentContext
 from cpumond.agent.hold import Respected
-from cpumond.agent.jobs import Tracked, record
 from cpumond.agent.judge import RELOAD_S, Verdict
 from cpumond.agent.restore import open_original, restore_cgroup
+from cpumond.agent.tracked import Tracked, record
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
 from cpumond.cgroup.find import CgroupFinder

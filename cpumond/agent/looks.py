@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cpumond.agent.hold import FREE
-from cpumond.agent.jobs import Tracked
+from cpumond.agent.tracked import Tracked
 from cpumond.cgroup.parse import STAT_BYTES, THROTTLED_LINE
 
 Watched = tuple[int, bytes, Tracked]

@@ -14,13 +14,14 @@ import time
 import structlog
 
 from cpumond.agent.apply import Applier, Decided
-from cpumond.agent.assigned import AssignedJobs, Usage
 from cpumond.agent.clock import Clock
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
-from cpumond.agent.jobs import Tracked
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.job import Usage
 from cpumond.agent.publish import Publisher
 from cpumond.agent.snapshot import TickEnd
+from cpumond.agent.tracked import Tracked
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.agent.watch import existing_directories
 from cpumond.cgroup.files import is_leaf
@@ -170,7 +171,7 @@ class TickLoop(AgentContext):
         """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
-            assigned.obey(answer, sent_at_s, now_s)
+            assigned.apply_answer(answer, sent_at_s, now_s)
         self.beat_due |= assigned.advance(now_s, self._count_cores)
         self.beat_due |= assigned.adjust(now_s, self._count_cores)
         self._forget_pins(assigned, now_s)

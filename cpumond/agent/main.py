@@ -13,8 +13,8 @@ import psutil
 import structlog
 
 from cpumond import __version__
-from cpumond.agent.assigned import AssignedJobs
-from cpumond.agent.launch import check_own_account
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.launch import check_own_account
 from cpumond.agent.listen import AgentSockets, open_control_socket, open_sockets
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.places import Look
@@ -114,7 +114,7 @@ def _connect(agent: Agent) -> None:
     config, assigned = agent.config, agent.assigned
     if not config.scheduler.url:
         return
-    from cpumond.agent.requests import JobRequests
+    from cpumond.agent.jobs.requests import JobRequests
     from cpumond.reporters.scheduler import SchedulerLink  # the HTTP client costs several MiB
 
     def read_log(request: LogRequest) -> JobLog:

@@ -17,8 +17,8 @@ import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
-from cpumond.agent.jobs import Tracked
 from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
+from cpumond.agent.tracked import Tracked
 from cpumond.cgroup.mounts import read_identity
 from cpumond.errors import CpumondError
 from cpumond.monitor.model import HeldBack, JobState, MonitorSettings

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from cpumond.agent.assigned import AssignedJobs
 from cpumond.agent.clock import Clock
+from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.loop import TickLoop
 from cpumond.agent.notify import Notifier
 from cpumond.agent.publish import make_snapshot

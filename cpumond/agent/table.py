@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from cpumond.agent.jobs import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.state_file import Original
+from cpumond.agent.tracked import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
 from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
 from cpumond.cgroup import Cgroup, open_cgroup

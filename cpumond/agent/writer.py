@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
-from cpumond.agent.jobs import Tracked, find_refusal
 from cpumond.agent.restore import restore_cgroup
 from cpumond.agent.state_file import (
     STATE_FILE,
@@ -27,6 +26,7 @@ from cpumond.agent.state_file import (
     read_boot_id,
     save,
 )
+from cpumond.agent.tracked import Tracked, find_refusal
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.agent.written import WRITTEN_FILE, LimitLog
 from cpumond.cgroup import Cgroup

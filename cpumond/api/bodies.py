@@ -183,7 +183,7 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
 
 
 async def _drop_rest(request: Request) -> None:
-    """Whoever is cut off while it still sends does not get to read why."""
+    """A client that is cut off while it sends never reads the answer."""
     left = DROPPED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROPPED_S):

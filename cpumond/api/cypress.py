@@ -33,7 +33,7 @@ MAX_TURN_S: Final = 0.003
 
 
 class Turn:
-    """The time that a large answer has until others get theirs."""
+    """How long a large answer may go on before other requests have their turn."""
 
     def __init__(self, longest_s: float = MAX_TURN_S) -> None:
         self._longest_s = longest_s
@@ -71,11 +71,9 @@ class CypressNode:
         return f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
 
     def names(self) -> Iterable[str]:
-        """Names of the children."""
         return ()
 
     def find(self, name: str) -> CypressNode | None:
-        """A child."""
         return None
 
     def explain(self, name: str) -> str:
@@ -133,7 +131,7 @@ class CypressNode:
         return self.path.rpartition("/")[0].rpartition("/")[2]
 
     def stored(self) -> Mapping[str, Any]:
-        """Attributes that somebody has set."""
+        """Attributes that were set."""
         return {}
 
     def read_stored(self, keys: Sequence[str]) -> Any:
@@ -160,7 +158,7 @@ class CypressNode:
             return MISSING
 
     def change(self, edits: Edits) -> ConfigCommand:
-        """The command that changes attributes. Raises YtError where nobody can change them."""
+        """The command that changes attributes. Raises YtError where they cannot be changed."""
         raise YtError(f"Attributes of {self.path} cannot be changed")
 
 

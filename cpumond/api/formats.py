@@ -37,9 +37,6 @@ MAX_SPLIT_DEPTH = 4
 """Maps and lists of more items are written as JSON in parts, down to this level."""
 
 
-# --- the parameter that names a format -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Format:
     """A format of input or output. ``variant`` says how YSON is written, and whether JSON is indented."""
@@ -56,7 +53,7 @@ class Format:
 
 
 PRETTY = Format("yson", "pretty")
-"""What is answered when nobody asks for a format (section 4)."""
+"""What is answered where the request names no format (section 4)."""
 BINARY = Format("yson", "binary")
 JSON = Format("json", "text")
 
@@ -112,8 +109,6 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
         return write_json(value, form.encode_utf8, pretty=form.variant == "pretty", give_way=give_way)
     return write_yson(value, form.variant, give_way)
 
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
 
 _JSON_ITEM = re.compile(rb'(?:[^",\[{]++|"(?:[^"\\]++|\\.)*+"?|[\[{](?=\s*[\]}]))*+([,\[{])?', re.DOTALL)
 """What counts as one more value, and all before it that does not, in one go: there may be a million strings."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from cpumond.api.bodies import Bodies, BodyError
 from cpumond.api.formats import has_too_many_values
 from cpumond.api.json_handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.openapi import ENDPOINTS, PREFIX, Endpoint
-from cpumond.api.values import MAX_VALUES, YtError
+from cpumond.api.values import MAX_VALUES
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.loop import Scheduler
@@ -80,7 +81,7 @@ SLASH: Final = "\0"
 
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
-"""Answers from this size on are compressed for whoever takes it."""
+"""Answers from this size on are compressed for clients that accept gzip."""
 
 
 class HttpError(Exception):
@@ -131,32 +132,23 @@ def make_json_routes(
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 
 
-# --- from a request to a function and back ---------------------------------------------------------------------------
-
-
+@dataclass(eq=False)
 class _Served:
     """One endpoint with its function; its decoders are made once."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        handler: Handler,
-        authenticate: Authenticate,
-        authenticate_node: AuthenticateNode,
-        max_body: int,
-        max_depth: int,
-        count: Callable[[str], None],
-        bodies: Bodies,
-    ) -> None:
-        self.endpoint = endpoint
-        self.bodies = bodies
-        self.handler = handler
-        self.authenticate = authenticate
-        self.authenticate_node = authenticate_node
-        self.max_depth = max_depth
-        self.count_request = count
-        self.max_body = max(max_body, MIN_BODY.get(endpoint.body, 0))
-        self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+    endpoint: Endpoint
+    handler: Handler
+    authenticate: Authenticate
+    authenticate_node: AuthenticateNode
+    max_body: int
+    max_depth: int
+    count_request: Callable[[str], None]
+    bodies: Bodies
+
+    def __post_init__(self) -> None:
+        body = self.endpoint.body
+        self.max_body = max(self.max_body, MIN_BODY.get(body, 0))
+        self.decoder = None if body is None else msgspec.json.Decoder(body)
         self.requests = Requests()
 
     async def answer(self, request: Request) -> Response:
@@ -359,7 +351,7 @@ async def describe_error(request: Request, error: Exception) -> Response:
 
 
 def describe(request: Request, error: Exception) -> Response:
-    """The answer that an exception becomes. What nobody should cause is logged, and no part of it is shown."""
+    """The answer that an exception becomes. An unexpected one is logged, and no part of it is shown."""
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)
@@ -371,7 +363,7 @@ def describe(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers or {}
         text = f"{request.method} {request.url.path}: {error.detail}"
-    elif isinstance(error, CommandError | YtError):
+    elif isinstance(error, CommandError):
         status, code = STATUS_OF_CODE.get(error.code, 422), error.code
         attributes = dict(error.attributes)
     elif isinstance(error, StoreError):

@@ -15,9 +15,9 @@ import msgspec
 from starlette.responses import Response
 
 from cpumond import __version__
-from cpumond.api import node_views, openapi, overview, tables, views
+from cpumond.api import node_views, openapi, overview, pool_views, tables, views
 from cpumond.api.orchid_attributes import operation_attributes, pool_attributes
-from cpumond.api.tree_view import TreeView
+from cpumond.api.updated_tree import UpdatedTree
 from cpumond.fairshare.explain import Explanation, explain
 from cpumond.scheduler import config_commands, operations, why
 from cpumond.scheduler.attributes import Edit
@@ -133,11 +133,9 @@ class JsonApi:
 
     @property
     def state(self) -> State:
-        """What lives."""
         return self.scheduler.state
 
     def now(self) -> float:
-        """By the scheduler's clock."""
         return self.scheduler.clock.now()
 
     def find_tree(self, call: Call) -> Tree:
@@ -146,7 +144,7 @@ class JsonApi:
 
     def find_pool(self, call: Call) -> PoolElement:
         """The pool in the path. Raises CommandError."""
-        return views.find_pool(self.find_tree(call), call.path["pool"])
+        return pool_views.find_pool(self.find_tree(call), call.path["pool"])
 
     def find_operation(self, call: Call) -> OperationRecord:
         """The operation in the path, by id or alias. Raises CommandError."""
@@ -177,10 +175,9 @@ class JsonApi:
             known = self._cores[tree.name] = ((tree, tree.update_count), asyncio.create_task(_sum_cores(tree)))
         return await asyncio.shield(known[1])
 
-    def look_at(self, tree: Tree) -> TreeView:
-        """A tree with its last update."""
+    def look_at(self, tree: Tree) -> UpdatedTree:
         kept = self.scheduler.updates.get(tree.name)
-        return TreeView(tree, None if kept is None else kept.result)
+        return UpdatedTree(tree, None if kept is None else kept.result)
 
     async def make_plan(self, call: Call) -> why.Plan:
         scheduler = self.scheduler
@@ -340,7 +337,7 @@ class JsonApi:
         """The tree and the name by which the history knows it. Raises CommandError for what there is not now."""
         state, tree, name = self.state, query.tree, query.name
         if query.kind == "pool":
-            return tree, views.find_pool(state.find_tree(tree), name).name
+            return tree, pool_views.find_pool(state.find_tree(tree), name).name
         if query.kind == "operation":
             record = state.find_record(name)
             if tree and tree not in record.trees:
@@ -483,10 +480,10 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
 """What is one command of the scheduler."""
 
 _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
-    "list_trees": lambda api, _: views.show_trees(api.state),
-    "get_tree": lambda api, c: views.show_tree(api.state, api.find_tree(c)),
-    "list_pools": lambda api, c: views.show_pools(api.find_tree(c), api.now()),
-    "get_pool": lambda api, c: views.show_pool(api.find_pool(c), api.now()),
+    "list_trees": lambda api, _: pool_views.show_trees(api.state),
+    "get_tree": lambda api, c: pool_views.show_tree(api.state, api.find_tree(c)),
+    "list_pools": lambda api, c: pool_views.show_pools(api.find_tree(c), api.now()),
+    "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now()),
     "get_pool_orchid": lambda api, c: pool_attributes(api.look_at(api.find_tree(c)), api.find_pool(c)).to_dict(),
     "get_operation": lambda api, c: views.show_operation_details(api.state, api.find_operation(c), api.now()),
     "get_specification": lambda api, c: views.show_specification(api.state, api.find_operation(c)),

@@ -1,4 +1,4 @@
-"""Maps whose values are made when somebody asks for them, and plain values as the documents write them. Pure."""
+"""Maps whose values are made on demand, and plain values as the documents write them. Pure."""
 
 from __future__ import annotations
 

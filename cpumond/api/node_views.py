@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-from cpumond.api.figures import Amounts, Of, View, show
-from cpumond.api.views import JobView, show_job
+from cpumond.api.figures import Amounts, View
+from cpumond.api.views import JobView, show_living_job
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.history import used_now
@@ -24,30 +24,30 @@ class NodeView(View, frozen=True):
 
     id: str
     address: str
-    tags: Annotated[list[str], Of(lambda n: sorted(n.tags))]
+    tags: list[str]
     tree: str | None
     is_online: bool
     silent_s: float
     """Since its last heartbeat or registration."""
-    incarnation: Annotated[str, Of("run")]
+    incarnation: str
     """The first 16 characters of it."""
-    capacity: Annotated[Amounts, Of(lambda n: to_amounts(n.capacity))]
-    usage: Annotated[Amounts, Of(lambda n: to_amounts(n.used))]
-    foreign_usage: Annotated[Amounts, Of(lambda n: to_amounts(n.foreign_usage))]
-    free: Annotated[Amounts, Of(lambda n: to_amounts(n.free))]
-    job_count: Annotated[int, Of(lambda n: len(n.jobs))]
-    stopping_job_count: Annotated[int, Of(lambda n: len(n.stopping))]
+    capacity: Amounts
+    usage: Amounts
+    foreign_usage: Amounts
+    free: Amounts
+    job_count: int
+    stopping_job_count: int
     overcommitted_s: float | None
     overcommit_count: int
-    ordered_cores: Annotated[float, Of(lambda n: sum(job.limits[CPU] for job in n.all_jobs()))]
-    used_cores: Annotated[float, Of(lambda n: sum(used_now(job) for job in n.all_jobs()))]
-    matched_trees: Annotated[list[str], Of(lambda n: list(n.matched_trees))]
+    ordered_cores: float
+    used_cores: float
+    matched_trees: list[str]
 
 
 class NodeDetails(NodeView, frozen=True):
     """A node with its jobs, those told to stop included."""
 
-    jobs: Annotated[list[JobView], Of(lambda n: [show_job(job) for job in n.all_jobs()])]
+    jobs: list[JobView]
 
 
 class NodeList(View, frozen=True):
@@ -58,20 +58,35 @@ class NodeList(View, frozen=True):
 
 
 def show_node(node: Node, now: float) -> NodeView:
-    """A node in short."""
-    return show(NodeView, node, **_since(node, now))
+    return NodeView(**_show_fields(node, now))
 
 
 def show_node_details(node: Node, now: float) -> NodeDetails:
-    """A node with its jobs."""
-    return show(NodeDetails, node, **_since(node, now))
+    return NodeDetails(**_show_fields(node, now), jobs=[show_living_job(job) for job in node.all_jobs()])
 
 
-def _since(node: Node, now: float) -> dict[str, float | None]:
-    since = node.overcommitted_since
+def _show_fields(node: Node, now: float) -> dict[str, Any]:
+    """The fields of a ``NodeView``."""
+    since, jobs = node.overcommitted_since, node.all_jobs()
     return {
+        "id": node.id,
+        "address": node.address,
+        "tags": sorted(node.tags),
+        "tree": node.tree,
+        "is_online": node.is_online,
         "silent_s": max(now - node.last_seen, 0.0),
+        "incarnation": node.run,
+        "capacity": to_amounts(node.capacity),
+        "usage": to_amounts(node.used),
+        "foreign_usage": to_amounts(node.foreign_usage),
+        "free": to_amounts(node.free),
+        "job_count": len(node.jobs),
+        "stopping_job_count": len(node.stopping),
         "overcommitted_s": None if since is None else max(now - since, 0.0),
+        "overcommit_count": node.overcommit_count,
+        "ordered_cores": sum(job.limits[CPU] for job in jobs),
+        "used_cores": sum(used_now(job) for job in jobs),
+        "matched_trees": list(node.matched_trees),
     }
 
 
@@ -95,9 +110,6 @@ def find_node(state: State, node_id: str) -> Node:
     if node is None:
         raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)
     return node
-
-
-# --- preemptions -------------------------------------------------------------------------------------------------
 
 
 class PreemptionList(View, frozen=True):

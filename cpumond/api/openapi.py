@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import node_views, overview, tables, views
+from cpumond.api import node_views, overview, pool_views, tables, views
 from cpumond.scheduler.config_commands import ConfigCommand
 from cpumond.scheduler.history import HistoryView, ReportView
 from cpumond.scheduler.why import OperationAnswer, Plan
@@ -287,7 +287,6 @@ class Endpoint:
 
     @property
     def is_change(self) -> bool:
-        """Whether it may change something."""
         return self.method != "GET"
 
     @property
@@ -319,19 +318,19 @@ _ASK_NODE: Final = (404, 429, 503, 504)
 """What has to wait for a node, or for the disk of the history."""
 
 ENDPOINTS: Final = (
-    Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", views.TreeList),
+    Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", pool_views.TreeList),
     Endpoint(
         "POST", PREFIX + "/trees", "create_tree", "Make a pool tree", views.Done, CreateTreeBody, status=201,
         refusals=(409,),
     ),
-    Endpoint("GET", _TREE, "get_tree", "One pool tree", views.TreeView, refusals=(404,)),
+    Endpoint("GET", _TREE, "get_tree", "One pool tree", pool_views.TreeView, refusals=(404,)),
     Endpoint("PATCH", _TREE, "change_tree", "Change a tree's options", views.Done, EditsBody, refusals=_CHANGE),
     Endpoint("DELETE", _TREE, "remove_tree", "Remove a tree", views.Done, query=RemoveQuery, refusals=_CHANGE),
     Endpoint(
         "PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", views.Done, DefaultTreeBody,
         refusals=(404,),
     ),
-    Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", views.PoolList, refusals=(404,)),
+    Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList, refusals=(404,)),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
         tables.PoolTable, refusals=(404,), has_etag=True,
@@ -340,7 +339,7 @@ ENDPOINTS: Final = (
         "POST", _TREE + "/pools", "create_pool", "Make a pool", views.Done, CreatePoolBody, status=201,
         refusals=(404, 409),
     ),
-    Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", views.PoolView, refusals=(404,)),
+    Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView, refusals=(404,)),
     Endpoint(
         "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
         dict[str, Any], refusals=(404,),

@@ -15,8 +15,8 @@ import msgspec
 
 from cpumond.api.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
 from cpumond.api.orchid_attributes import operation_attributes, pool_attributes
-from cpumond.api.tree_view import Results, TreeView, View, look_once
-from cpumond.api.views import count_jobs, show_job
+from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
+from cpumond.api.views import count_jobs
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
 from cpumond.scheduler import admission, operations, placement, resulting
@@ -31,10 +31,9 @@ from cpumond.scheduler.model import (
     to_vector,
 )
 from cpumond.scheduler.state import State
+from cpumond.wire import JobReport
 
 SHOWN_PREEMPTIONS: Final = 1000
-
-# --- trees -------------------------------------------------------------------------------------------------------
 
 
 def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
@@ -47,7 +46,7 @@ def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
     return Lazy(lambda: (ROOT_POOL, *tree.pools), find, lambda name: f'Pool tree "{tree.name}" has no pool "{name}"')
 
 
-def tree_orchid(view: TreeView) -> Lazy:
+def tree_orchid(view: UpdatedTree) -> Lazy:
     """``pool_trees/<tree>``: pools, operations, and what the tree as a whole has (5.1)."""
     tree = view.tree
 
@@ -75,7 +74,7 @@ def tree_orchid(view: TreeView) -> Lazy:
     )
 
 
-def resource_distribution_info(view: TreeView) -> dict[str, Any]:
+def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
     """What the root's children have of the cluster: guarantees of each kind, and what is left (5.3)."""
     strong, burst, flow, distributed = ZERO, ZERO, ZERO, ZERO
     for pool in view.tree.root.children.values():
@@ -128,9 +127,6 @@ def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
         if pool.is_ephemeral and SUBPOOL_DELIMITER not in pool.name:
             found.setdefault(pool.owner, []).append(pool.name)
     return found
-
-
-# --- operations --------------------------------------------------------------------------------------------------
 
 
 def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
@@ -192,12 +188,12 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(state: State, record: OperationRecord, view: View) -> Lazy:
+def operation_info(state: State, record: OperationRecord, look_at: LookAt) -> Lazy:
     """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10)."""
     live = state.operations.get(record.id)
 
     def per_tree() -> Lazy:
-        return table(live.elements if live is not None else {}, lambda e: operation_attributes(view(e.tree), e))
+        return table(live.elements if live is not None else {}, lambda e: operation_attributes(look_at(e.tree), e))
 
     def progress() -> Lazy:
         return fixed(
@@ -240,6 +236,9 @@ def operation_info(state: State, record: OperationRecord, view: View) -> Lazy:
 
 
 _JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
+_FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
+_FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory")
+"""Shown where they are known."""
 
 
 def job_state(job: Job | JobRecord) -> str:
@@ -249,41 +248,47 @@ def job_state(job: Job | JobRecord) -> str:
 
 def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
     """A job, living or ended, as ``list_jobs`` answers; limits in cores. ``address`` is its node's."""
-    shown = show_job(job)
+    told: JobReport | JobRecord
+    figures: tuple[str, ...]
+    if isinstance(job, Job):
+        told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
+        operation_id, tree = job.element.name, job.element.tree.name
+        cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
+    else:
+        told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
+        operation_id, tree = job.operation_id, job.tree
+        cpu_limit, current_cpu_limit = job.cpu_limit, job.current_cpu_limit
     info: dict[str, Any] = {
-        "id": shown.id,
-        "operation_id": shown.operation_id,
+        "id": job.id,
+        "operation_id": operation_id,
         "type": "vanilla",
         "state": job_state(job),
         "address": address,
-        "task_name": shown.task,
-        "start_time": iso_time(shown.start_time),
-        "pool_tree": shown.tree,
-        "cpu_limit": shown.cpu_limit,
-        "current_cpu_limit": shown.current_cpu_limit,
+        "task_name": job.task_name,
+        "start_time": iso_time(job.start_time),
+        "pool_tree": tree,
+        "cpu_limit": cpu_limit,
+        "current_cpu_limit": current_cpu_limit,
         "is_stale": False,
     }
     if isinstance(job, Job):
-        info["pool"], info["cpu_monitor_mode"] = job.element.options.pool, shown.cpu_monitor_mode
+        info["pool"], info["cpu_monitor_mode"] = job.element.options.pool, job.report.mode
     else:
         info["finish_time"] = iso_time(job.finish_time)
         if job.state != "completed":
             info["error"] = _error(job.reason)
-    for name in ("exit_code", "smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory"):
-        if (value := getattr(shown, name)) is not None:
+    for name in figures:
+        if (value := getattr(told, name)) is not None:
             info[name] = value
-    if shown.cgroup:
-        info["cgroup"] = shown.cgroup
-    if shown.preemption is not None:
-        info["why_preempted"] = _preemption(shown.preemption)
+    if told.cgroup:
+        info["cgroup"] = told.cgroup
+    if preemption is not None:
+        info["why_preempted"] = _preemption(preemption)
     return info
 
 
 def _preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
-
-
-# --- everything --------------------------------------------------------------------------------------------------
 
 
 def node_info(node: Node) -> dict[str, Any]:
@@ -313,11 +318,11 @@ def nodes_by_address(state: State) -> dict[str, Node]:
     return found
 
 
-def _operations(state: State, view: View) -> Lazy:
+def _operations(state: State, look_at: LookAt) -> Lazy:
     def find(operation_id: str) -> Any:
         live = state.operations.get(operation_id)
         record = live.record if live is not None else state.finished.get(operation_id)
-        return MISSING if record is None else operation_info(state, record, view)
+        return MISSING if record is None else operation_info(state, record, look_at)
 
     return Table(lambda: list(state.operations), find, lambda name: f"No such operation {name}")
 
@@ -325,10 +330,10 @@ def _operations(state: State, view: View) -> Lazy:
 def scheduler_orchid(state: State, results: Results) -> Lazy:
     """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1)."""
 
-    view = look_once(results)
+    look_at = look_once(results)
 
     def old_tree(tree: Tree) -> Lazy:
-        return fixed({"fair_share_info": lambda: tree_orchid(view(tree))})
+        return fixed({"fair_share_info": lambda: tree_orchid(look_at(tree))})
 
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
@@ -336,12 +341,12 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
 
     return fixed(
         {
-            "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(view(tree))),
+            "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(look_at(tree))),
             "scheduling_info_per_pool_tree": lambda: table(state.trees, old_tree),
             "default_pool_tree": lambda: state.config.default_tree,
             "default_fair_share_tree": lambda: state.config.default_tree,
             "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},
-            "operations": lambda: _operations(state, view),
+            "operations": lambda: _operations(state, look_at),
             "nodes": lambda: table(nodes_by_address(state), node_info),
             "preemptions": preemptions,
         },

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cpumond.api.figures import absolute
 from cpumond.api.lazy import MISSING, Description, Lazy, amounts, iso_time, whole
-from cpumond.api.tree_view import TreeView, own_options
+from cpumond.api.updated_tree import UpdatedTree, own_options
 from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, least, scale, share
 from cpumond.fairshare.result import FairShare
 from cpumond.scheduler import placement, preemption
@@ -33,7 +33,7 @@ from cpumond.scheduler.snapshot import operation_weight
 MAX_SATISFACTION: Final = 1e9
 """Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
 
-Reader = Callable[[TreeView, Any], Any]
+Reader = Callable[[UpdatedTree, Any], Any]
 
 
 def _given(resources: Resources) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _given(resources: Resources) -> dict[str, Any]:
 def _detailed(show: Callable[[Vector], Any]) -> Reader:
     """The parts that a fair share has, each shown in this way."""
 
-    def read(view: TreeView, element: Element) -> dict[str, Any]:
+    def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
         shares = view.shares(element)
         parts = FairShare() if shares is None else shares.fair_share
         names = ("strong_guarantee", "integral_guarantee", "weight_proportional", "total")
@@ -53,32 +53,32 @@ def _detailed(show: Callable[[Vector], Any]) -> Reader:
     return read
 
 
-def _demand(view: TreeView, element: Element) -> Vector:
+def _demand(view: UpdatedTree, element: Element) -> Vector:
     return share(element.demand, view.total)
 
 
-def _limited_demand(view: TreeView, element: Element) -> Vector:
+def _limited_demand(view: UpdatedTree, element: Element) -> Vector:
     return share(view.limited_demand(element), view.total)
 
 
-def _dominant_resource(view: TreeView, element: Element) -> str:
+def _dominant_resource(view: UpdatedTree, element: Element) -> str:
     used = usage_share(element)
     shares = used if any(used) else _demand(view, element)
     return RESOURCES[shares.index(max(shares))]
 
 
-def _max_share_ratio(_: TreeView, element: Element) -> float:
+def _max_share_ratio(_: UpdatedTree, element: Element) -> float:
     own = own_options(element).max_share_ratio
     return 1.0 if own is None else own
 
 
-def _strong(_: TreeView, element: Element) -> dict[str, Any]:
+def _strong(_: UpdatedTree, element: Element) -> dict[str, Any]:
     is_pool = isinstance(element, PoolElement)
     return _given(getattr(own_options(element), "strong_guarantee_resources" if is_pool else "min_share_resources"))
 
 
 def _starving_ancestor(*statuses: str) -> Reader:
-    def find(_: TreeView, element: Element) -> str:
+    def find(_: UpdatedTree, element: Element) -> str:
         above: Iterable[Element] = (element, *element.ancestors())
         return next((each.name for each in above if each.starvation_status in statuses), "")
 
@@ -88,7 +88,7 @@ def _starving_ancestor(*statuses: str) -> Reader:
 def _rule(name: str) -> Reader:
     """Reader of a rule that holds for the element; seconds are shown as milliseconds."""
 
-    def read(_: TreeView, element: Element) -> Any:
+    def read(_: UpdatedTree, element: Element) -> Any:
         value = getattr(_rules(element), name)
         return whole(value * 1e3) if name.endswith("_s") else value
 
@@ -99,7 +99,7 @@ def _own_rule(option: str, effective: str) -> Reader:
     """Reader of an option about starvation: the element's own value, where it has none the one that holds."""
     read_effective = _rule(effective)
 
-    def read(view: TreeView, element: Element) -> Any:
+    def read(view: UpdatedTree, element: Element) -> Any:
         own = _own_rule_value(element, option)
         if own is None:
             return read_effective(view, element)
@@ -118,14 +118,14 @@ def _rules(element: Element) -> PreemptionRules:
     return element.rules
 
 
-def _threshold(_: TreeView, element: Element) -> dict[str, Any]:
+def _threshold(_: UpdatedTree, element: Element) -> dict[str, Any]:
     found = _rules(element).non_preemptible_threshold
     if found is None:
         return {}
     return _given({name: value for name, value in zip(RESOURCES, found, strict=True) if value != float("inf")})
 
 
-def _own_threshold(view: TreeView, element: Element) -> dict[str, Any]:
+def _own_threshold(view: UpdatedTree, element: Element) -> dict[str, Any]:
     own = _own_rule_value(element, "non_preemptible_resource_usage_threshold")
     return _threshold(view, element) if own is None else _given(own)
 
@@ -134,13 +134,13 @@ def _finite(number: float) -> float:
     return min(number, MAX_SATISFACTION)
 
 
-def _starving_since(_: TreeView, element: Element) -> Any:
+def _starving_since(_: UpdatedTree, element: Element) -> Any:
     if element.below_since is None or element.starvation_status == "non_starving":
         return MISSING
     return iso_time(element.below_since)
 
 
-def _below_since(_: TreeView, element: Element) -> Any:
+def _below_since(_: UpdatedTree, element: Element) -> Any:
     return MISSING if element.below_since is None else iso_time(element.below_since)
 
 
@@ -218,7 +218,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
 }
 
 
-def _least_share(view: TreeView, shares: Vector) -> float:
+def _least_share(view: UpdatedTree, shares: Vector) -> float:
     return min((part for part, whole in zip(shares, view.total, strict=True) if whole > 0.0), default=0.0)
 
 
@@ -235,7 +235,7 @@ def _if_integral(read: Reader) -> Reader:
     return lambda view, pool: read(view, pool) if is_integral(pool) else MISSING
 
 
-def _full_path(_: TreeView, pool: PoolElement) -> str:
+def _full_path(_: UpdatedTree, pool: PoolElement) -> str:
     names = [pool.name, *(each.name for each in pool.ancestors())]
     return "/" + "/".join(reversed(names[:-1]))
 
@@ -247,20 +247,20 @@ def _if_flowing(read: Reader) -> Reader:
     )
 
 
-def _burst_duration(view: TreeView, pool: PoolElement) -> Any:
+def _burst_duration(view: UpdatedTree, pool: PoolElement) -> Any:
     if pool.settings.integral_guarantees.guarantee_type != "burst":
         return MISSING
     consumed = view.burst_ratio(pool) - view.flow_ratio(pool)
     return volume_ratio(pool) / consumed if consumed > 0.0 else MISSING
 
 
-def _effective_strong(view: TreeView, pool: PoolElement) -> dict[str, Any]:
+def _effective_strong(view: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
     found = view.shares(pool)
     return amounts(ZERO if found is None else found.inferred_strong_guarantee_resources)
 
 
 def _integral_resources(name: str) -> Reader:
-    def read(_: TreeView, pool: PoolElement) -> dict[str, Any]:
+    def read(_: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
         return _given(getattr(pool.settings.integral_guarantees, name))
 
     return read
@@ -318,7 +318,7 @@ def _is_schedulable(element: OperationElement) -> bool:
 
 
 def _count_jobs(preemptibility: int) -> Reader:
-    def count(_: TreeView, element: OperationElement) -> int:
+    def count(_: UpdatedTree, element: OperationElement) -> int:
         # Only what the next preemption would compute anyhow.
         preemption.sort_jobs(element)
         return sum(job.preemptibility == preemptibility for job in element.jobs.values())
@@ -356,7 +356,7 @@ POOL_ATTRIBUTES: Final = frozenset(_POOL)
 OPERATION_ATTRIBUTES: Final = frozenset(_OPERATION)
 
 
-def _attributes(view: TreeView, element: Element, readers: Mapping[str, Reader]) -> Lazy:
+def _attributes(view: UpdatedTree, element: Element, readers: Mapping[str, Reader]) -> Lazy:
     def find(name: str) -> Any:
         read = readers.get(name)
         return MISSING if read is None else read(view, element)
@@ -364,11 +364,11 @@ def _attributes(view: TreeView, element: Element, readers: Mapping[str, Reader])
     return Description(lambda: readers, find)
 
 
-def pool_attributes(view: TreeView, pool: PoolElement) -> Lazy:
+def pool_attributes(view: UpdatedTree, pool: PoolElement) -> Lazy:
     """Everything about a pool or the root (5.2, 5.3, 5.4)."""
     return _attributes(view, pool, _POOL)
 
 
-def operation_attributes(view: TreeView, element: OperationElement) -> Lazy:
+def operation_attributes(view: UpdatedTree, element: OperationElement) -> Lazy:
     """Everything about an operation in one tree (5.2, 5.4)."""
     return _attributes(view, element, _OPERATION)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from cpumond.api.figures import Of, View, show
+from cpumond.api.figures import View
 from cpumond.api.tables import CoreSums
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
 from cpumond.scheduler.elements import Tree
@@ -15,8 +15,7 @@ from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.placement import find_stuck_tasks
 from cpumond.scheduler.state import State
 from cpumond.scheduler.validation import find_overcommit, find_warnings
-
-# --- alerts ------------------------------------------------------------------------------------------------------
+from cpumond.words import count
 
 
 class Alert(View, frozen=True):
@@ -62,8 +61,8 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
         yield Alert("fair_share_update", "warning", tree.name, sentence)
     online = [node for node in tree.nodes.values() if node.is_online]
     if tree.operations and not online:
-        count = len(tree.operations)
-        message = f'pool tree "{tree.name}": has {_count(count, "operation")} and no node that is online'
+        operations = count(len(tree.operations), "operation")
+        message = f'pool tree "{tree.name}": has {operations} and no node that is online'
         yield Alert("no_nodes", "error", tree.name, message)
 
 
@@ -97,13 +96,6 @@ def _operation_alerts(state: State) -> Iterator[Alert]:
     for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
         message = f"operation {operation_id}: {'; '.join(sentences)}"
         yield Alert("job_fits_no_node", "warning", operation_id, message)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
-# --- the scheduler, and its trees in numbers -------------------------------------------------------------------------
 
 
 class Health(View, frozen=True):
@@ -151,10 +143,6 @@ class Status(View, frozen=True):
     counts: Counts
 
 
-def _count_overcommitted(tree: Tree) -> int:
-    return sum(node.overcommitted_since is not None for node in tree.nodes.values())
-
-
 class TreeTotals(View, frozen=True):
     """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
 
@@ -163,18 +151,18 @@ class TreeTotals(View, frozen=True):
 
     name: str
     is_default: bool
-    node_count: Annotated[int, Of(lambda t: len(t.nodes))]
-    online_node_count: Annotated[int, Of(lambda t: sum(node.is_online for node in t.nodes.values()))]
-    pool_count: Annotated[int, Of(lambda t: len(t.pools))]
-    running_operation_count: Annotated[int, Of("root.running_operation_count")]
-    pending_operation_count: Annotated[int, Of(lambda t: len(t.queue))]
-    capacity_cores: Annotated[float, Of(lambda t: t.total[CPU])]
+    node_count: int
+    online_node_count: int
+    pool_count: int
+    running_operation_count: int
+    pending_operation_count: int
+    capacity_cores: float
     ordered_cores: float
-    limit_cores: Annotated[float, Of(lambda t: t.root.usage[CPU])]
+    limit_cores: float
     used_cores: float
     reclaimed_cores: float
-    demand_cores: Annotated[float, Of(lambda t: t.root.demand[CPU])]
-    overcommitted_nodes: Annotated[int, Of(_count_overcommitted)]
+    demand_cores: float
+    overcommitted_nodes: int
 
 
 class Overview(View, frozen=True):
@@ -201,7 +189,6 @@ class Me(View, frozen=True):
 
 
 def count_all(state: State) -> Counts:
-    """What there is of everything."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
@@ -221,9 +208,21 @@ def count_all(state: State) -> Counts:
 
 
 def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
-    """A tree in numbers."""
-    ordered, used = cores.ordered.get(ROOT_POOL, 0.0), cores.used.get(ROOT_POOL, 0.0)
-    reclaimed = max(ordered - tree.root.usage[CPU], 0.0)
-    return show(
-        TreeTotals, tree, is_default=is_default, ordered_cores=ordered, used_cores=used, reclaimed_cores=reclaimed
+    ordered, limit = cores.ordered.get(ROOT_POOL, 0.0), tree.root.usage[CPU]
+    nodes = tree.nodes.values()
+    return TreeTotals(
+        name=tree.name,
+        is_default=is_default,
+        node_count=len(nodes),
+        online_node_count=sum(node.is_online for node in nodes),
+        pool_count=len(tree.pools),
+        running_operation_count=tree.root.running_operation_count,
+        pending_operation_count=len(tree.queue),
+        capacity_cores=tree.total[CPU],
+        ordered_cores=ordered,
+        limit_cores=limit,
+        used_cores=cores.used.get(ROOT_POOL, 0.0),
+        reclaimed_cores=max(ordered - limit, 0.0),
+        demand_cores=tree.root.demand[CPU],
+        overcommitted_nodes=sum(node.overcommitted_since is not None for node in nodes),
     )

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.api.bodies import Bodies
 from cpumond.api.json import describe_error, make_json_routes
 from cpumond.api.turns import Turns
-from cpumond.api.values import YtError
 from cpumond.api.yt import make_yt_routes
 from cpumond.api.yt_commands import YtBackend
 from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
@@ -32,7 +31,7 @@ from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVERYBODY: Final = User("root", admin=True)
-"""Who asks where nobody is asked for anything: whoever reaches the address may do everything."""
+"""The user of every request where no authentication is configured: any client may do everything."""
 
 USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 
@@ -57,14 +56,6 @@ def make_app(
         requests_per_s=settings.rate_limit or 1e9,
         burst_requests=2 * (settings.rate_limit or 1e9),
     )
-    rates = Rates(limits)
-
-    def count(user: str) -> None:
-        try:
-            rates.take(user)
-        except YtError as error:
-            raise CommandError(str(error), error.code) from None
-
     bodies = Bodies()
     replies = ReplyCache(scheduler.clock.now)
     replies.restore(scheduler.remembered)
@@ -76,7 +67,7 @@ def make_app(
                 authenticate,
                 settings.max_body,
                 settings.max_depth,
-                count,
+                Rates(limits).take,
                 authenticate_node=authenticate_node,
                 cluster_name=cluster_name,
                 needs_token=tokens is not None,
@@ -84,7 +75,7 @@ def make_app(
                 bodies=bodies,
             ),
             *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies, bodies),
-            # Nobody is asked for a token, nor the request for its host: these are the package's files, without data.
+            # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
         middleware=[Middleware(Turns), Middleware(DataHeaders), Middleware(SlashesInNames)],

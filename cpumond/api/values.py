@@ -7,8 +7,11 @@ that are not UTF-8 are kept by ``surrogateescape`` and are written back unchange
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
+
+from cpumond.errors import CpumondError
+from cpumond.scheduler.model import GENERIC, CommandError
 
 T = TypeVar("T", str, bytes)
 
@@ -20,47 +23,38 @@ MAX_VALUES = 20_000
 """What one text may hold, maps and lists and what is in them: reading, checking and storing them takes time and memory
 by the value, not by the byte."""
 
-GENERIC = 1
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 WRITTEN_BYTES = 4096
 """Written in some 0.2 ms."""
 
 
-class YtError(Exception):
-    """An error in the form of the protocol (section 7): what is raised to be the client's answer.
+class YtError(CommandError):
+    """A refusal in the words of the protocol; ``code`` is YTsaurus' code of the error, not an HTTP status.
 
-    ``code`` is YTsaurus' code of the error, not an HTTP status; ``attributes`` hold plain values; ``inner`` are the
-    reasons, which the client shows indented.
+    ``attributes`` hold plain values; ``inner`` are the reasons, which the client shows indented.
     """
 
-    def __init__(
-        self,
-        message: str,
-        code: int = GENERIC,
-        attributes: Mapping[str, Any] | None = None,
-        inner: Sequence[YtError] = (),
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.attributes: dict[str, Any] = dict(attributes or {})
-        self.inner: list[YtError] = list(inner)
+    @property
+    def message(self) -> str:
+        return str(self)
 
-    def to_value(self) -> dict[str, Any]:
-        """The error as a value: ``{code; message; attributes; inner_errors}``."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "attributes": self.attributes,
-            "inner_errors": [error.to_value() for error in self.inner],
-        }
 
-    @staticmethod
-    def from_value(value: Mapping[str, Any]) -> YtError:
-        """The other way of ``to_value``; nothing of the first error's traceback is kept."""
-        inner = [YtError.from_value(error) for error in value["inner_errors"]]
-        return YtError(value["message"], value["code"], value["attributes"], inner)
+def error_value(error: CpumondError) -> dict[str, Any]:
+    """Any refusal as a value in the form of the protocol (section 7)."""
+    code = getattr(error, "code", GENERIC)
+    return {
+        "code": code if isinstance(code, int) and not isinstance(code, bool) else GENERIC,
+        "message": str(error) or type(error).__name__,
+        "attributes": dict(getattr(error, "attributes", {})),
+        "inner_errors": [error_value(inner) for inner in getattr(error, "inner", ())],
+    }
+
+
+def error_of(value: Mapping[str, Any]) -> YtError:
+    """The other way of ``error_value``; nothing of the first error's traceback is kept."""
+    inner = [error_of(each) for each in value["inner_errors"]]
+    return YtError(value["message"], value["code"], value["attributes"], inner)
 
 
 class ParseError(YtError):

@@ -1,4 +1,4 @@
-"""What the JSON API shows of the scheduler's state: values that msgspec writes, made of living elements. Pure.
+"""What the JSON API shows of operations and jobs: values that msgspec writes, made of living elements. Pure.
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
 ``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. The
@@ -8,213 +8,60 @@ times that an element starves in follow semantics.md 6.2, places in the queue se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
-from cpumond.api.figures import (
-    Amounts,
-    Demand,
-    FairShare,
-    FairShareRatio,
-    Limits,
-    Of,
-    Usage,
-    UsageRatio,
-    View,
-    absolute,
-    copier,
-    show,
-)
+from cpumond.api.figures import Amounts, View, show_shares
 from cpumond.scheduler import resulting
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
     NON_PREEMPTIBLE,
     PREEMPTIBLE,
-    Element,
     Job,
     Operation,
     OperationElement,
-    PoolElement,
     SchedulingStatus,
     StarvationStatus,
-    Tree,
     usage_share,
 )
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
-    RESOLVE,
-    ROOT_POOL,
     CommandError,
     JobCounts,
     JobRecord,
     JobState,
-    Mode,
     OperationRecord,
     OperationState,
     PreemptionRecord,
     Task,
-    to_amounts,
 )
 from cpumond.scheduler.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.preemption import sort_jobs
 from cpumond.scheduler.snapshot import operation_weight
-from cpumond.scheduler.starvation import starves_in_s
 from cpumond.scheduler.state import State
 from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times
-
-# --- trees and pools ---------------------------------------------------------------------------------------------
-
-
-class TreeView(View, frozen=True):
-    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around."""
-
-    name: str
-    id: Annotated[str, Of("config.id")]
-    is_default: bool
-    attributes: Annotated[dict[str, Any], Of(lambda t: dict(t.config.attributes))]
-    total_resources: Annotated[Amounts, Of(lambda t: to_amounts(t.total))]
-    resource_usage: Annotated[Amounts, Of(lambda t: to_amounts(t.root.usage))]
-    resource_demand: Annotated[Amounts, Of(lambda t: to_amounts(t.root.demand))]
-    pool_count: Annotated[int, Of(lambda t: len(t.pools))]
-    operation_count: Annotated[int, Of("root.operation_count")]
-    running_operation_count: Annotated[int, Of("root.running_operation_count")]
-    max_operation_count: Annotated[int, Of("root.max_operation_count")]
-    max_running_operation_count: Annotated[int, Of("root.max_running_operation_count")]
-    pending_operation_count: Annotated[int, Of(lambda t: len(t.queue))]
-    node_count: Annotated[int, Of(lambda t: len(t.nodes))]
-    online_node_count: Annotated[int, Of(lambda t: sum(node.is_online for node in t.nodes.values()))]
-    update_count: int
-    errors: Annotated[list[str], Of(lambda t: list(t.errors))]
-
-
-class TreeList(View, frozen=True):
-    """All trees by name; ``default_tree`` "" when there is none."""
-
-    default_tree: str
-    trees: list[TreeView]
-
-
-class PoolView(View, frozen=True):
-    """A pool, ephemeral ones and the root included, as of the last fair-share update.
-
-    ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
-    dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
-    integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
-    ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
-    ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
-    (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
-    part of it while an agent held the limit below the order.
-    """
-
-    name: str
-    tree: Annotated[str, Of("tree.name")]
-    parent: Annotated[str | None, Of(lambda p: p.parent and p.parent.name)]
-    id: Annotated[str, Of(lambda p: "" if p.config is None else p.config.id)]
-    is_ephemeral: bool
-    mode: Annotated[Mode, Of("settings.mode")]
-    weight: Annotated[float | None, Of("settings.weight")]
-    attributes: Annotated[dict[str, Any], Of(lambda p: {} if p.config is None else dict(p.config.attributes))]
-    children: Annotated[list[str], Of(lambda p: sorted(p.children))]
-    operation_count: int
-    max_operation_count: int
-    running_operation_count: int
-    max_running_operation_count: int
-    fair_share: FairShare
-    fair_share_ratio: FairShareRatio
-    usage: Usage
-    usage_ratio: UsageRatio
-    demand: Demand
-    limits: Limits
-    strong_guarantee: Annotated[Amounts, Of(lambda p: to_amounts(absolute(p.strong_guarantee_share, p.tree.total)))]
-    volume: Annotated[Amounts, Of(lambda p: to_amounts(p.volume))]
-    scheduling_status: SchedulingStatus
-    starvation_status: StarvationStatus
-    starves_in_s: float | None
-    owner: str
-    cpu_seconds: float
-    reclaimed_cpu_seconds: float
-    ordered_cpu_seconds: float
-    throttled_cpu_seconds: float
-    late_cpu_seconds: float
-
-
-class PoolList(View, frozen=True):
-    """The root, then the pools of a tree, each before its sub-pools."""
-
-    tree: str
-    pools: list[PoolView]
-
-
-def show_tree(state: State, tree: Tree) -> TreeView:
-    """A tree with its totals and counts."""
-    return show(TreeView, tree, is_default=tree.name == state.config.default_tree)
-
-
-def show_trees(state: State) -> TreeList:
-    """All trees."""
-    return TreeList(state.config.default_tree, [show_tree(state, tree) for tree in state.trees.values()])
-
-
-def find_pool(tree: Tree, name: str) -> PoolElement:
-    """The pool of that name, ephemeral ones and ``<Root>`` included. Raises CommandError with code RESOLVE."""
-    if name == ROOT_POOL:
-        return tree.root
-    pool = tree.pools.get(name)
-    if pool is None:
-        raise CommandError(f'Pool "{name}" does not exist in tree "{tree.name}"', RESOLVE)
-    return pool
-
-
-def show_pool(pool: PoolElement, now: float) -> PoolView:
-    """A pool of the living tree."""
-    return show(PoolView, pool, starves_in_s=_starves_in_s(pool, now))
-
-
-def show_pools(tree: Tree, now: float) -> PoolList:
-    """The root and all pools of a tree, depth first, siblings by name."""
-    return PoolList(tree.name, [show_pool(pool, now) for pool in walk_pools(tree.root)])
-
-
-def walk_pools(top: PoolElement) -> Iterator[PoolElement]:
-    """``top`` and the pools below it, depth first, siblings by name."""
-    stack = [top]
-    while stack:
-        pool = stack.pop()
-        yield pool
-        stack += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
-
-
-def _starves_in_s(element: Element, now: float) -> float | None:
-    return None if element.rules is None else starves_in_s(element, now)
-
-
-# --- operations and jobs -----------------------------------------------------------------------------------------
-
-
-def _finite_or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 class OperationInTree(View, frozen=True):
     """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool."""
 
-    pool: Annotated[str, Of("parent.name")]
+    pool: str
     is_running: bool
     queue_place: int | None
-    weight: Annotated[float, Of(operation_weight)]
-    job_count: Annotated[int, Of(lambda e: len(e.jobs))]
-    fair_share: FairShare
-    fair_share_ratio: FairShareRatio
-    usage: Usage
-    usage_ratio: UsageRatio
-    demand: Demand
-    limits: Limits
-    satisfaction_ratio: Annotated[float | None, Of(lambda e: _finite_or_none(satisfaction(e)))]
+    weight: float
+    job_count: int
+    fair_share: Amounts
+    fair_share_ratio: float
+    usage: Amounts
+    usage_ratio: float
+    demand: Amounts
+    limits: Amounts
+    satisfaction_ratio: float | None
     scheduling_status: SchedulingStatus
     starvation_status: StarvationStatus
     starves_in_s: float | None
-    deactivations: Annotated[dict[str, int], Of(lambda e: dict(e.deactivations))]
+    deactivations: dict[str, int]
     """Reason -> how often it was passed over since the last update."""
     cpu_seconds: float
     reclaimed_cpu_seconds: float
@@ -248,7 +95,7 @@ class OperationView(View, frozen=True):
     start_time: float
     finish_time: float | None
     error: str
-    pools: Annotated[dict[str, str], Of(lambda r: {name: options.pool for name, options in r.trees.items()})]
+    pools: dict[str, str]
     jobs: JobTotals
     trees: dict[str, OperationInTree]
 
@@ -260,7 +107,7 @@ class OperationDetails(OperationView, frozen=True):
     too; those in ``trees`` count from the start of this one.
     """
 
-    tasks: Annotated[list[Task], Of(lambda r: list(r.tasks))]
+    tasks: list[Task]
     counts: dict[str, JobCounts]
     preemption_mode: str
     is_gang: bool
@@ -298,30 +145,25 @@ class JobView(JobFigures, frozen=True):
     the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null where no node has told.
     """
 
-    BASE_AT: ClassVar[str] = "report"
-
     id: str
-    operation_id: Annotated[str, Of("element.name")]
-    task: Annotated[str, Of("task.name")]
-    tree: Annotated[str, Of("element.tree.name")]
-    node_id: Annotated[str, Of("node.id")]
+    operation_id: str
+    task: str
+    tree: str
+    node_id: str
     state: JobState
-    cpu_limit: Annotated[float, Of("limits[1]")]
-    current_cpu_limit: Annotated[float, Of("usage[1]")]
+    cpu_limit: float
+    current_cpu_limit: float
     start_time: float
-    finish_time: Annotated[float | None, Of(None)] = None
-    smoothed_cpu_usage: Annotated[float | None, Of("report.smoothed_cpu_usage")] = None
-    cpu_monitor_mode: Annotated[str, Of("report.mode")] = ""
-    preemptibility: Annotated[str, Of(lambda j: PREEMPTIBILITY[j.preemptibility] if j.is_active else "")] = ""
-    exit_code: Annotated[int | None, Of(None)] = None
-    reason: Annotated[str, Of(lambda j: "" if j.stop is None else j.stop.record.why)] = ""
-    max_memory: Annotated[int | None, Of(None)] = None
-    preemption: Annotated[PreemptionRecord | None, Of(lambda j: j.stop and j.stop.record)] = None
-    node: Annotated[str, Of("node.id")] = ""
-    cgroup: Annotated[str, Of("report.cgroup")] = ""
-
-
-_show_ended = copier(JobView, JobRecord, "node")
+    finish_time: float | None = None
+    smoothed_cpu_usage: float | None = None
+    cpu_monitor_mode: str = ""
+    preemptibility: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    max_memory: int | None = None
+    preemption: PreemptionRecord | None = None
+    node: str = ""
+    cgroup: str = ""
 
 
 class JobList(View, frozen=True):
@@ -333,20 +175,26 @@ class JobList(View, frozen=True):
 
 
 def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
-    """An operation in short."""
-    return show(OperationView, record, **_living_part(state, record, now, _find_places(state, [record])))
+    return OperationView(**_show_record(state, record, now, _find_places(state, [record])))
 
 
 def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification."""
     times = [cpu_times(job.report) for job in living_jobs(state, record.id)]
     times += [cpu_times(job) for job in state.finished_jobs.get(record.id, {}).values()]
-    return show(
-        OperationDetails,
-        record,
-        **_living_part(state, record, now, _find_places(state, [record])),
+    used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}
+    return OperationDetails(
+        **_show_record(state, record, now, _find_places(state, [record])),
+        tasks=list(record.tasks),
+        counts=record.counts,
+        preemption_mode=record.preemption_mode,
+        is_gang=record.is_gang,
+        max_failed_job_count=record.max_failed_job_count,
+        time_limit=record.time_limit,
+        job_cpu_monitor=record.job_cpu_monitor,
+        spec=record.spec,
         alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
-        **{name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)},
+        **used,
     )
 
 
@@ -360,9 +208,21 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
-def _living_part(state: State, record: OperationRecord, now: float, places: Places) -> dict[str, Any]:
+def _show_record(state: State, record: OperationRecord, now: float, places: Places) -> dict[str, Any]:
+    """The fields of an ``OperationView``."""
     live = state.operations.get(record.id)
     return {
+        "id": record.id,
+        "type": record.type,
+        "user": record.user,
+        "title": record.title,
+        "alias": record.alias,
+        "state": record.state,
+        "suspended": record.suspended,
+        "start_time": record.start_time,
+        "finish_time": record.finish_time,
+        "error": record.error,
+        "pools": {name: options.pool for name, options in record.trees.items()},
         "jobs": count_jobs(record, live),
         "trees": {} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
     }
@@ -383,8 +243,18 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
 
 
 def _in_tree(element: OperationElement, now: float, places: Places) -> OperationInTree:
-    place = None if element.is_running else places.get(element.tree.name, {}).get(element.name)
-    return show(OperationInTree, element, queue_place=place, starves_in_s=_starves_in_s(element, now))
+    assert element.parent is not None
+    satisfied = satisfaction(element)
+    return OperationInTree(
+        pool=element.parent.name,
+        is_running=element.is_running,
+        queue_place=None if element.is_running else places.get(element.tree.name, {}).get(element.name),
+        weight=operation_weight(element),
+        job_count=len(element.jobs),
+        satisfaction_ratio=satisfied if math.isfinite(satisfied) else None,
+        deactivations=dict(element.deactivations),
+        **show_shares(element, now),
+    )
 
 
 OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage", "fair_share"]
@@ -415,7 +285,7 @@ def show_operations(
         chosen.sort(key=_order_of(state, sort), reverse=descending)
     shown = chosen[offset : offset + limit]
     places = _find_places(state, shown)
-    operations = [show(OperationView, each, **_living_part(state, each, now, places)) for each in shown]
+    operations = [OperationView(**_show_record(state, each, now, places)) for each in shown]
     return OperationList(operations, len(chosen))
 
 
@@ -546,15 +416,68 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 
 
 def show_job(job: Job | JobRecord) -> JobView:
-    """A job, living or ended."""
-    if isinstance(job, JobRecord):
-        return _show_ended(job, job.node_id)
+    return show_ended_job(job) if isinstance(job, JobRecord) else show_living_job(job)
+
+
+def show_living_job(job: Job) -> JobView:
+    """A job as its node told it last."""
     if job.is_active:
         sort_jobs(job.element)
-    return show(JobView, job)
+    report, stop = job.report, job.stop
+    return JobView(
+        id=job.id,
+        operation_id=job.element.name,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        state=job.state,
+        cpu_limit=job.limits[1],
+        current_cpu_limit=job.usage[1],
+        start_time=job.start_time,
+        smoothed_cpu_usage=report.smoothed_cpu_usage,
+        cpu_monitor_mode=report.mode,
+        preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
+        reason="" if stop is None else stop.record.why,
+        preemption=None if stop is None else stop.record,
+        node=job.node.id,
+        cgroup=report.cgroup,
+        cpu_seconds=report.cpu_seconds,
+        reclaimed_cpu_seconds=report.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=report.ordered_cpu_seconds,
+        throttled_cpu_seconds=report.throttled_cpu_seconds,
+        late_cpu_seconds=report.late_cpu_seconds,
+        cpu_usage=report.cpu_usage,
+        min_cpu_limit=report.min_cpu_limit,
+        votes_sum=report.votes_sum,
+        throttled_ratio=report.throttled_ratio,
+    )
 
 
-# --- small answers -----------------------------------------------------------------------------------------------
+def show_ended_job(job: JobRecord) -> JobView:
+    """A job as it is kept."""
+    return JobView(
+        id=job.id,
+        operation_id=job.operation_id,
+        task=job.task,
+        tree=job.tree,
+        node_id=job.node_id,
+        state=job.state,
+        cpu_limit=job.cpu_limit,
+        current_cpu_limit=job.current_cpu_limit,
+        start_time=job.start_time,
+        finish_time=job.finish_time,
+        exit_code=job.exit_code,
+        reason=job.reason,
+        max_memory=job.max_memory,
+        preemption=job.preemption,
+        node=job.node_id,
+        cgroup=job.cgroup,
+        cpu_seconds=job.cpu_seconds,
+        reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
+        ordered_cpu_seconds=job.ordered_cpu_seconds,
+        throttled_cpu_seconds=job.throttled_cpu_seconds,
+        late_cpu_seconds=job.late_cpu_seconds,
+    )
 
 
 class Done(View, frozen=True):
@@ -565,7 +488,7 @@ class Done(View, frozen=True):
 
 
 class Taken(View, frozen=True):
-    """What a node sent has arrived; ``is_wanted`` false: nobody waits for it any more."""
+    """What a node sent has arrived; ``is_wanted`` false: no request waits for it any more."""
 
     is_wanted: bool
 

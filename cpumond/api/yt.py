@@ -36,19 +36,12 @@ from cpumond.api.formats import (
     to_json_tree,
     write_value,
 )
-from cpumond.api.values import (
-    GENERIC,
-    Attributed,
-    FormatError,
-    ParseError,
-    YtError,
-    quote_text,
-    strip_attributes,
-)
+from cpumond.api.values import Attributed, FormatError, ParseError, YtError, error_value, quote_text, strip_attributes
 from cpumond.api.yt_parameters import YtRequest, gather_parameters, read_map, read_query
 from cpumond.api.yt_replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimits
 from cpumond.errors import CpumondError
 from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.model import GENERIC
 from cpumond.scheduler.spec_room import weigh as weigh_value
 
 log = structlog.get_logger("cpumond.api")
@@ -168,22 +161,17 @@ class _Ids:
 Handler = Callable[[Request, _Ids], Awaitable[Response]]
 
 
+@dataclass(eq=False)
 class _Transport:
-    def __init__(
-        self,
-        backend: Backend,
-        authenticate: Callable[[Request], str],
-        limits: YtLimits,
-        replies: ReplyCache,
-        bodies: Bodies,
-    ) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    _backend: Backend
+    _authenticate: Callable[[Request], str]
+    _limits: YtLimits
+    _replies: ReplyCache
+    _bodies: Bodies
+
+    def __post_init__(self) -> None:
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
-        self._authenticate = authenticate
-        self._limits = limits
-        self._replies = replies
-        self._rates = Rates(limits)
+        self._rates = Rates(self._limits)
 
     def handle(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """The handler with its errors in the form of the protocol, and with the headers of every answer."""
@@ -201,10 +189,8 @@ class _Transport:
                 code = {429: TOO_MANY_REQUESTS, 503: UNAVAILABLE}.get(refused.status, GENERIC)
                 response = _describe_error(YtError(str(refused), code), refused.status)
                 response.headers["Connection"] = "close"
-            except YtError as error:
-                response = _describe_error(error)
             except CpumondError as error:
-                response = _describe_error(_to_yt_error(error))
+                response = _describe_error(error)
             except asyncio.CancelledError:
                 # The server ends; the client asks again, with the same mutation id.
                 response = _describe_error(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
@@ -308,15 +294,10 @@ class _Transport:
         return await self._replies.run(request.user, mutation_id, request.command, lambda: self._call(request))
 
     async def _call(self, request: YtRequest) -> Any:
-        """One command, run now; every refusal is a YtError."""
-        try:
-            result = _run_transaction_command(request.command)
-            if result is None:
-                result = await self._backend(request)
-        except YtError:
-            raise
-        except CpumondError as error:
-            raise _to_yt_error(error) from error
+        """One command, run now."""
+        result = _run_transaction_command(request.command)
+        if result is None:
+            result = await self._backend(request)
         if request.command in ("get", "list") and strip_attributes(request.parameters.get("return_only_value")) is True:
             return result["value"]
         return result
@@ -341,7 +322,7 @@ class _Transport:
                     "another batch",
                     TOO_MANY_REQUESTS,
                 )
-                results.append({"error": error.to_value()})
+                results.append({"error": error_value(error)})
                 continue
             results.append(await self._execute_item(request, item, index))
             total_bytes += weigh_value(results[-1])
@@ -352,11 +333,11 @@ class _Transport:
     async def _execute_item(self, batch: YtRequest, item: Any, index: int) -> dict[str, Any]:
         try:
             return {"output": await self._execute(_read_item(batch, strip_attributes(item), index))}
-        except YtError as error:
-            return {"error": error.to_value()}
+        except CpumondError as error:
+            return {"error": error_value(error)}
         except Exception:
             log.exception("batch_request_failed", index=index, correlation_id=batch.correlation_id)
-            return {"error": _internal_error(_Ids("", batch.correlation_id)).to_value()}
+            return {"error": error_value(_internal_error(_Ids("", batch.correlation_id)))}
 
 
 def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
@@ -472,17 +453,6 @@ def _json(content: Any) -> Response:
     return Response(json.dumps(content), media_type="application/json")
 
 
-def _to_yt_error(error: CpumondError) -> YtError:
-    code = getattr(error, "code", GENERIC)
-    attributes, inner = getattr(error, "attributes", None), getattr(error, "inner", ())
-    return YtError(
-        str(error) or type(error).__name__,
-        code if isinstance(code, int) and not isinstance(code, bool) else GENERIC,
-        attributes if isinstance(attributes, Mapping) else None,
-        [item if isinstance(item, YtError) else _to_yt_error(item) for item in inner],
-    )
-
-
 def _internal_error(ids: _Ids) -> YtError:
     return YtError(
         f"the scheduler failed at this request; its log has the reason under {ids.correlation_id}",
@@ -490,25 +460,24 @@ def _internal_error(ids: _Ids) -> YtError:
     )
 
 
-def _describe_error(error: YtError, status: int | None = None) -> Response:
+def _describe_error(error: CpumondError, status: int | None = None) -> Response:
     """An error as a JSON body and three headers (section 7). The headers are cut where they would be too long."""
-    value = error.to_value()
+    value = error_value(error)
+    bare = {**value, "attributes": {}, "inner_errors": []}
     try:
         body = json.dumps(_plain_json(value))
     except (FormatError, RecursionError):
-        value = {"code": error.code, "message": str(error), "attributes": {}, "inner_errors": []}
-        body = json.dumps(_plain_json(value))
-    header = body
-    message = _plain_text(error.message)
+        body = json.dumps(_plain_json(bare))
+    header, code = body, value["code"]
+    message = _plain_text(value["message"])
     if len(header) > MAX_ERROR_HEADER_CHARS:
-        short = {"code": error.code, "message": message[:MAX_MESSAGE_HEADER_CHARS], "attributes": {}}
-        header = json.dumps({**short, "inner_errors": []})
+        header = json.dumps({**bare, "message": message[:MAX_MESSAGE_HEADER_CHARS]})
     return Response(
         body,
-        STATUS_OF_CODE.get(error.code, 400) if status is None else status,
+        STATUS_OF_CODE.get(code, 400) if status is None else status,
         {
             "X-YT-Error": header,
-            "X-YT-Response-Code": str(error.code),
+            "X-YT-Response-Code": str(code),
             "X-YT-Response-Message": json.dumps(message[:MAX_MESSAGE_HEADER_CHARS]),
         },
         "application/json",

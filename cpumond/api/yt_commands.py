@@ -25,7 +25,7 @@ from cpumond.api.cypress import (
     show_in_pieces,
 )
 from cpumond.api.lazy import MISSING, Lazy, materialise
-from cpumond.api.tree_view import look_once
+from cpumond.api.updated_tree import look_once
 from cpumond.api.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.views import list_jobs, order_of_start
 from cpumond.api.ypath import YPath
@@ -81,7 +81,7 @@ LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
-"""What ``list_operations`` says of an operation when nobody names ``attributes``."""
+"""What ``list_operations`` says of an operation without ``attributes`` in the request."""
 
 
 class YtBackend:

@@ -9,12 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from cpumond.api.formats import from_json_tree, to_json_tree
-from cpumond.api.values import MAX_DEPTH, YtError, quote_text
-
-log = structlog.get_logger("cpumond.api")
+from cpumond.api.values import MAX_DEPTH, YtError, error_of, error_value, quote_text
+from cpumond.errors import CpumondError
 
 TOO_MANY_REQUESTS = 904
 TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
@@ -50,8 +47,7 @@ class _Reply:
 class ReplyCache:
     """Replies to commands that change something, by user and mutation id: a repeat is answered, not run (section 8).
 
-    ``now`` is wall-clock time in seconds, so that replies can outlive the process. ``on_reply`` is told of every new
-    successful reply, in the form of ``export``.
+    ``now`` is wall-clock time in seconds, so that replies can outlive the process.
     """
 
     def __init__(
@@ -59,12 +55,10 @@ class ReplyCache:
         now: Callable[[], float],
         max_replies: int = 20_000,
         max_age_s: float = 900.0,
-        on_reply: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._now = now
         self._max_replies = max_replies
         self._max_age_s = max_age_s
-        self._on_reply = on_reply
         self._replies: OrderedDict[tuple[str, str], _Reply] = OrderedDict()
 
     def __len__(self) -> int:
@@ -83,7 +77,7 @@ class ReplyCache:
             self._forget_old(room_for=1)
             reply = self._replies[key] = _Reply(command, self._now())
             reply.running = asyncio.ensure_future(self._work(key, reply, work))
-            # Nobody may be left to look at the outcome.
+            # The caller may be gone: the exception counts as seen.
             reply.running.add_done_callback(lambda task: task.cancelled() or task.exception())
         elif reply.command != command:
             raise YtError(
@@ -92,16 +86,16 @@ class ReplyCache:
         if reply.running is not None:
             return await asyncio.shield(reply.running)
         if reply.error is not None:
-            raise YtError.from_value(reply.error)
+            raise error_of(reply.error)
         return reply.value
 
     async def _work(self, key: tuple[str, str], reply: _Reply, work: Callable[[], Awaitable[Any]]) -> Any:
         try:
             reply.value = await work()
-        except YtError as error:
+        except CpumondError as error:
             if _asks_for_another_try(error):
                 self._replies.pop(key, None)
-            reply.error = error.to_value()
+            reply.error = error_value(error)
             raise
         except BaseException:
             self._replies.pop(key, None)
@@ -111,12 +105,6 @@ class ReplyCache:
             reply.at_s = self._now()
             if key in self._replies:
                 self._replies.move_to_end(key)
-        if self._on_reply is not None:
-            try:
-                self._on_reply(export_reply(*key, reply.command, reply.at_s, reply.value))
-            except Exception:
-                # The command is done; that its reply may be lost in a restart does not change the answer.
-                log.exception("reply_not_kept", command=reply.command, mutation_id=key[1])
         return reply.value
 
     def _forget_old(self, room_for: int = 0) -> None:
@@ -133,16 +121,8 @@ class ReplyCache:
         for key in dropped:
             del self._replies[key]
 
-    def export(self) -> list[dict[str, Any]]:
-        """The successful replies, oldest first, as values that JSON can hold."""
-        return [
-            export_reply(*key, reply.command, reply.at_s, reply.value)
-            for key, reply in self._replies.items()
-            if reply.running is None and reply.error is None
-        ]
-
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what ``export`` gave in another life; entries of a wrong form raise KeyError or ParseError."""
+        """Take over what ``export_reply`` made in another life; raises KeyError or ParseError for a wrong form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])
@@ -162,8 +142,9 @@ def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: 
     }
 
 
-def _asks_for_another_try(error: YtError) -> bool:
-    return error.code in TRY_AGAIN_CODES or any(_asks_for_another_try(inner) for inner in error.inner)
+def _asks_for_another_try(error: CpumondError) -> bool:
+    told = getattr(error, "code", None) in TRY_AGAIN_CODES
+    return told or any(_asks_for_another_try(inner) for inner in getattr(error, "inner", ()))
 
 
 class Rates:

@@ -11,8 +11,7 @@ import contextlib
 import errno
 import math
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -20,6 +19,7 @@ from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.mounts import Hierarchies, read_mounts, relative_path
 from cpumond.cgroup.parse import parse_flat_keyed
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
+from cpumond.cgroup_processes import kill_processes, list_processes, read_processes, send_signal
 from cpumond.errors import AccessError, CpumondError, CreateError, from_os_error
 from cpumond.units import DEFAULT_PERIOD_US
 
@@ -27,9 +27,6 @@ PREFIX = "cpumond-job-"
 MAX_NAME_BYTES = 255
 ADVICE = "run as root, or give the agent's user cgroups of its own with executor.cgroup_root"
 BUSY = "there are processes in it; move them into a cgroup below it or set executor.cgroup_root to a cgroup without any"
-
-_KILL_ROUNDS = 20
-_PIDFDS_AT_ONCE = 200
 
 
 class JobTotals(msgspec.Struct, frozen=True):
@@ -42,7 +39,7 @@ class JobTotals(msgspec.Struct, frozen=True):
 
 
 class JobCgroupTree:
-    """The cgroups ``<root>/cpumond-job-<job_id>``; see ``cpumond.executor.JobCgroups``.
+    """The cgroups ``<root>/cpumond-job-<job_id>``.
 
     ``root`` (relative, "" = the hierarchies' own root) is made where it is missing and never removed. On v2 it must
     have no processes. A tree of plain files is served as well, as far as it goes: what forks away is not seen there.
@@ -166,27 +163,16 @@ class JobCgroupTree:
 
     def list_processes(self, job_id: str) -> list[int]:
         """Who lives in it, in any of the hierarchies and below; empty when it is gone."""
-        return sorted(pid for pid in _read_processes(self._list_directories(job_id)) if _is_alive(pid))
+        return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int) -> None:
         """Send a signal to every process in it, once. Those that this process may not signal are left out."""
         directories = self._list_directories(job_id)
-        _send(_read_processes(directories), number, lambda: _read_processes(directories))
+        send_signal(directories, number, list_processes(directories))
 
     def kill(self, job_id: str) -> None:
         """SIGKILL to everything in it and below; does not wait for the end."""
-        directories = self._list_directories(job_id)
-        for directory in directories:
-            with contextlib.suppress(OSError):
-                _write(directory, "cgroup.kill", "1", optional=True)
-        done: set[int] = set()
-        for _ in range(_KILL_ROUNDS):
-            # A process that forks meanwhile has its child in the next round.
-            found = _read_processes(directories) - done
-            if not found:
-                return
-            _send(found, signal.SIGKILL, lambda: _read_processes(directories))
-            done |= found
+        kill_processes(self._list_directories(job_id))
 
     def read_totals(self, job_id: str) -> JobTotals:
         """Its counters up to now; all None when it is gone."""
@@ -200,16 +186,20 @@ class JobCgroupTree:
         else:
             usage_us = _read_key(cpuacct, "cpu.stat", "usage_usec")
             cpu_seconds = None if usage_us is None else usage_us * 1e-6
-        if places.cpu_version == 2:
-            directory = os.path.join(places.cpu_root, path)
-            oom_kills = _read_key(directory, "memory.events", "oom_kill") or 0
-            return JobTotals(cpu_seconds, _read_number(directory, "memory.peak"), oom_kills)
+        return JobTotals(cpu_seconds, *self.read_memory_peak(path))
+
+    def read_memory_peak(self, path: str) -> tuple[int | None, int]:
+        """The most bytes that the cgroup at ``path`` (relative) ever used, and how many of its processes the kernel
+        killed for want of memory; (None, 0) where it does not tell."""
+        if self._hierarchies.cpu_version == 2:
+            directory = os.path.join(self._hierarchies.cpu_root, path)
+            return _read_number(directory, "memory.peak"), _read_key(directory, "memory.events", "oom_kill") or 0
         if not self._memory_root:
-            return JobTotals(cpu_seconds)
+            return None, 0
         memory = os.path.join(self._memory_root, path)
         # On v1 each cgroup counts its own processes only.
         oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place in _walk(memory))
-        return JobTotals(cpu_seconds, _read_number(memory, "memory.max_usage_in_bytes"), oom_kills)
+        return _read_number(memory, "memory.max_usage_in_bytes"), oom_kills
 
     def read_memory(self, path: str) -> int | None:
         """Bytes that the cgroup at ``path`` (relative) uses now; None where the kernel does not tell.
@@ -289,7 +279,7 @@ def _hand_down(directory: str) -> None:
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
     # With processes in it the kernel would take +cpu, and let no process into its children any more.
-    if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and _read_processes_here(directory):
+    if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and read_processes(directory):
         raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
     for controller in missing:
         try:
@@ -346,52 +336,6 @@ def _walk(directory: str) -> Iterator[str]:
         yield place
 
 
-def _read_processes(directories: list[str]) -> set[int]:
-    found: set[int] = set()
-    for directory in directories:
-        for place in _walk(directory):
-            found |= _read_processes_here(place)
-    found.discard(0)  # a process that this pid namespace does not see
-    return found
-
-
-def _read_processes_here(directory: str) -> set[int]:
-    """Those of one cgroup, without the ones below; 0 is a process that this pid namespace does not see."""
-    # A threaded cgroup refuses cgroup.procs; its processes are those of the domain above it.
-    text = _read(directory, "cgroup.procs") or ""
-    return {int(word) for word in text.split() if word.isdecimal()}
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _send(pids: set[int], number: int, read_again: Callable[[], set[int]]) -> None:
-    """A signal to processes by descriptors, after a second look that the id was not given to another meanwhile."""
-    waiting = sorted(pids)
-    while waiting:
-        held: dict[int, int] = {}
-        try:
-            for pid in waiting[:_PIDFDS_AT_ONCE]:
-                with contextlib.suppress(OSError):
-                    held[pid] = os.pidfd_open(pid)
-            there = read_again()
-            for pid, pidfd in held.items():
-                if pid in there:
-                    with contextlib.suppress(OSError):
-                        signal.pidfd_send_signal(pidfd, number)
-        finally:
-            for pidfd in held.values():
-                os.close(pidfd)
-        del waiting[:_PIDFDS_AT_ONCE]
-
-
 def _remove_all(directories: list[str]) -> bool:
     """rmdir from the bottom; whether nothing is left."""
     gone = True
@@ -408,7 +352,7 @@ def _remove_all(directories: list[str]) -> bool:
 
 def _remove_plain(directory: str) -> bool:
     """Remove a directory of plain files: a cgroup is never "not empty" to the kernel because of its files."""
-    if any(_is_alive(pid) for pid in _read_processes([directory])):
+    if list_processes([directory]):
         return False
     try:
         with os.scandir(directory) as entries:

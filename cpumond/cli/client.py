@@ -13,7 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from cpumond.cli.options import config_option, quote_name
+from cpumond.cli.options import config_option, print_json_and_end
 from cpumond.config import load_config
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import (
@@ -43,10 +43,14 @@ class AgentRefusedError(CpumondError):
 
 
 class AgentClient:
-    """Speaks HTTP with one agent over its unix socket, one connection for each request."""
+    """Speaks HTTP with one agent over its unix socket, one connection for each request.
 
-    def __init__(self, socket_path: str, timeout_s: float = TIMEOUT_S) -> None:
+    ``as_json``: its answers are what is printed.
+    """
+
+    def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.socket_path = socket_path
+        self.as_json = as_json
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
@@ -83,9 +87,11 @@ class AgentClient:
         """``/v1/status``."""
         return self.request("GET", "/v1/status")
 
-    def explain(self, job: str) -> bytes:
-        """``/v1/jobs/JOB/explain``."""
-        return self.request("GET", f"/v1/jobs/{quote_name(job)}/explain")
+    def show(self, content: bytes, kind: type[Answer]) -> Answer:
+        """An answer as a value for people; with ``as_json`` it is printed, and the command ends here."""
+        if self.as_json:
+            print_json_and_end(content)
+        return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
         """An answer as a value. Raises UnavailableError for one that another version gave."""
@@ -169,12 +175,15 @@ socket_option = click.option(
 
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--config`` and ``--socket``, and call it with the client that follows from them."""
+    """Give a command ``--config`` and ``--socket``, and call it with the client of these and its own ``--json``."""
 
     @config_option
     @socket_option
     @functools.wraps(command)
-    def with_client(config_path: str, socket_path: str | None, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return command(AgentClient(find_socket(config_path, is_given("config_path"), socket_path)), *args, **kwargs)
+    def with_client(
+        config_path: str, socket_path: str | None, as_json: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        path = find_socket(config_path, is_given("config_path"), socket_path)
+        return command(AgentClient(path, as_json), *args, **kwargs)
 
     return with_client

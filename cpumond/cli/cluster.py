@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from cpumond.cli.options import check_cores
+from cpumond.cli.options import CoresType
 from cpumond.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--cpu",
     "cpu_cores",
-    type=float,
-    metavar="CORES",
-    callback=check_cores,
+    type=CoresType(),
     help="What each node offers.  [default: this machine's CPUs, shared among them]",
 )
 @click.option(

@@ -17,8 +17,8 @@ from cpumond.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, 
 from cpumond.cli.client import AgentClient, agent_options
 from cpumond.cli.explain import draw_explain
 from cpumond.cli.options import (
+    CoresType,
     DurationType,
-    check_cores,
     given,
     is_terminal,
     json_option,
@@ -42,16 +42,13 @@ MAX_INTERVAL_S = 3600.0
 @click.command("status", epilog="Example: cpumond status --json | jq .totals")
 @agent_options
 @json_option
-def status_command(client: AgentClient, as_json: bool) -> None:
+def status_command(client: AgentClient) -> None:
     """One line per job of the running agent, sums, and what needs an operator.
 
     Numbers are cores: what the job ordered, its limit now, its use in the last check, and smoothed.
     """
-    content = client.status()
-    if as_json:
-        print_json(content)
-        return
-    click.echo(draw_status(client.decode(content, StatusAnswer), terminal_width(), use_colour()))
+    answer = client.show(client.status(), StatusAnswer)
+    click.echo(draw_status(answer, terminal_width(), use_colour()))
 
 
 @click.command("top", epilog="Example: cpumond top --sort usage --interval 2s")
@@ -60,7 +57,6 @@ def status_command(client: AgentClient, as_json: bool) -> None:
     "--interval",
     "interval_s",
     type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
-    metavar="DURATION",
     help='Time between two frames, such as "2s"; default: the agent\'s check period.',
 )
 @click.option(
@@ -68,7 +64,7 @@ def status_command(client: AgentClient, as_json: bool) -> None:
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option
-def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once: bool, as_json: bool) -> None:
+def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
     """Live table of the running agent; Ctrl-C ends it.
 
     It waits for an agent that is restarted. Into a pipe it prints one frame after the other, with --json one line each.
@@ -76,12 +72,12 @@ def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once:
     try:
         content = client.status()
         answer = client.decode(content, StatusAnswer)
-        if once and as_json:
+        if once and client.as_json:
             print_json(msgspec.json.encode(sort_answer(content, sort)))
         elif once:
             click.echo(draw_top(answer, sort, terminal_width(), use_colour(), None))
         else:
-            follow(client, sort, interval_s or max(answer.check_period_s, MIN_INTERVAL_S), as_json)
+            follow(client, sort, interval_s or max(answer.check_period_s, MIN_INTERVAL_S))
     except KeyboardInterrupt:
         return
 
@@ -92,17 +88,13 @@ def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once:
 @click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
 @click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
 @json_option
-def explain_command(client: AgentClient, job: str, last: int, show_all: bool, as_json: bool) -> None:
+def explain_command(client: AgentClient, job: str, last: int, show_all: bool) -> None:
     """Why JOB's limit is what it is, in words and numbers.
 
     JOB is a job's id or its cgroup. The first sentences are the answer; below are what it follows from, the votes of
     the last window, what the next check would do, the resulting options and the last decisions.
     """
-    content = client.explain(job)
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, ExplainAnswer)
+    answer = client.show(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
@@ -120,9 +112,7 @@ def job_command() -> None:
 )
 @click.option(
     "--cpu-limit",
-    type=float,
-    metavar="CORES",
-    callback=check_cores,
+    type=CoresType(),
     help="What the job ordered; default: the quota found on the cgroup, else the CPUs it may use.",
 )
 @click.option("--id", "job_id", metavar="ID", help="Default: the last part of the path.")
@@ -138,7 +128,6 @@ def job_add_command(
     operation: str | None,
     mode: str | None,
     assignments: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Follow a cgroup as a job from now on.
 
@@ -147,10 +136,7 @@ def job_add_command(
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
-    if as_json:
-        print_json(content)
-        return
-    job = client.decode(content, AddedJob)
+    job = client.show(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
     click.echo(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
@@ -164,33 +150,25 @@ def job_add_command(
 @click.argument("job")
 @agent_options
 @json_option
-def job_remove_command(client: AgentClient, job: str, as_json: bool) -> None:
+def job_remove_command(client: AgentClient, job: str) -> None:
     """Forget JOB and put its cgroup back as it was found.
 
     JOB is an id that `cpumond job add` gave; jobs of the configuration's sources stay.
     """
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
-    if as_json:
-        print_json(content)
-    else:
-        click.echo(
-            f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too"
-        )
+    client.show(content, dict[str, object])
+    click.echo(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
 
 
 @job_command.command("list", epilog="Example: cpumond job list --json")
 @agent_options
 @json_option
-def job_list_command(client: AgentClient, as_json: bool) -> None:
+def job_list_command(client: AgentClient) -> None:
     """The jobs that `cpumond job add` added.
 
     `cpumond status` shows these and those of the configuration's sources.
     """
-    content = client.request("GET", "/v1/registered")
-    if as_json:
-        print_json(content)
-        return
-    jobs = client.decode(content, RegisteredList).jobs
+    jobs = client.show(client.request("GET", "/v1/registered"), RegisteredList).jobs
     if jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
     else:
@@ -200,32 +178,24 @@ def job_list_command(client: AgentClient, as_json: bool) -> None:
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
 @click.argument("job")
 @agent_options
-@click.option("--cpu-limit", type=float, metavar="CORES", callback=check_cores, help="Default: all the job may have.")
-@click.option(
-    "--for", "ttl_s", type=DurationType(1.0), metavar="DURATION", help='Such as "1h"; default: until `cpumond unpin`.'
-)
+@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
+@click.option("--for", "ttl_s", type=DurationType(1.0), help='Such as "1h"; default: until `cpumond unpin`.')
 @json_option
-def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None, as_json: bool) -> None:
+def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None) -> None:
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
-    if as_json:
-        print_json(content)
-    else:
-        click.echo(describe_pin(client.decode(content, JobAnswer), ttl_s))
+    click.echo(describe_pin(client.show(content, JobAnswer), ttl_s))
 
 
 @click.command("unpin", epilog="Example: cpumond unpin steady-low")
 @click.argument("job")
 @agent_options
 @json_option
-def unpin_command(client: AgentClient, job: str, as_json: bool) -> None:
+def unpin_command(client: AgentClient, job: str) -> None:
     """Give JOB back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
     content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, JobAnswer)
+    answer = client.show(content, JobAnswer)
     click.echo(
         f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
         f"its limit stands at {show_cores(answer.current_cpu_limit)} cores"
@@ -246,16 +216,13 @@ def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, obje
     return layer
 
 
-# ---- the live table
-
-
-def follow(client: AgentClient, sort: Sort, interval_s: float, as_json: bool) -> None:
+def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
     """A frame every ``interval_s`` until KeyboardInterrupt; SIGTERM is one, so that a terminal gets its cursor back."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if is_terminal() and not as_json:
+    if is_terminal() and not client.as_json:
         follow_on_screen(client, sort, interval_s)
     while True:
-        click.echo(read_line(client, sort) if as_json else read_frame(client, sort, None, False, None) + "\n")
+        click.echo(read_line(client, sort) if client.as_json else read_frame(client, sort, None, False, None) + "\n")
         time.sleep(interval_s)
 
 

@@ -16,7 +16,7 @@ import tempfile
 import msgspec
 
 from cpumond.cgroup import mounts
-from cpumond.cli.ending import Ending, ended_by
+from cpumond.cli.ending import Ending, ended_by, list_ending_signals
 from cpumond.errors import ConfigError, UnavailableError
 from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
@@ -40,10 +40,7 @@ def need_scheduler() -> None:
 
 def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
     """What SIGINT, SIGTERM and SIGHUP set."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup wants it to go on
-        numbers.append(signal.SIGHUP)
-    return ended_by(numbers)
+    return ended_by([signal.SIGINT, *list_ending_signals()])
 
 
 def choose_place(name: str) -> Place:
@@ -105,9 +102,6 @@ def _start_again_in_scope() -> None:
     if probe.returncode == 0:
         command = [*scope, sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
-
-
-# ---- what was left by a process that was killed
 
 
 def is_left(entry: str, name: str) -> bool:

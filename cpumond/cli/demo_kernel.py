@@ -47,11 +47,9 @@ class PlainKernel:
         self._thread = threading.Thread(target=self._run, name="plain-kernel", daemon=True)
 
     def start(self) -> None:
-        """Let the counters run."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(5.0)

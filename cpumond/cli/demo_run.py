@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -31,7 +32,7 @@ from cpumond.cli.demo_jobs import (
     make_plan,
 )
 from cpumond.cli.demo_kernel import PlainKernel
-from cpumond.cli.demo_story import JobFacts, Story
+from cpumond.cli.demo_story import Story
 from cpumond.cli.demo_view import Display, PoolSummary, Stop, Summary, show_summary
 from cpumond.cli.ending import Ending
 from cpumond.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
@@ -209,8 +210,8 @@ def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: 
         wake_ups=len(wakeups),
         give_back_s=[each.back_s - each.began_s for each in wakeups if each.back_s is not None],
         overcommits=story.overcommits,
-        jobs_started=_count(jobs),
-        started_on_freed_cpu=_count([job for job in jobs if job.on_freed_cpu]),
+        jobs_started=Counter(job.load for job in jobs),
+        started_on_freed_cpu=Counter(job.load for job in jobs if job.on_freed_cpu),
         start_s=[job.since_heartbeat_s for job in jobs],
         stopped=[Stop(job.name, job.kind, job.reason) for job in jobs if job.kind],
         pools={
@@ -225,13 +226,6 @@ def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: 
         restored=restored,
         removed=removed,
     )
-
-
-def _count(jobs: list[JobFacts]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for job in jobs:
-        counts[job.load] = counts.get(job.load, 0) + 1
-    return counts
 
 
 def _find_not_reached(story: Story) -> list[str]:

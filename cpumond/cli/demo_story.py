@@ -98,8 +98,6 @@ class Story:
         self._told_ends: set[str] = set()
         self._cgroups: dict[str, Cgroup] = {}
 
-    # --- looking
-
     def look_closely(self, now_s: float) -> None:
         """Starts, and the simulation's limit; cheap, for every few milliseconds."""
         self._read_starts(now_s)
@@ -137,15 +135,11 @@ class Story:
         return sum(job.limit for job in self.jobs.values() if job.lives)
 
     def wake(self, now_s: float) -> None:
-        """The simulation was told to work."""
         self.wakeups.append(Wakeup(now_s))
         self._tell(now_s, "simulation wakes up and wants all that it ordered")
 
     def sleep(self, now_s: float) -> None:
-        """The simulation was told to sleep."""
         self._tell(now_s, "simulation goes to sleep")
-
-    # --- starts
 
     def _read_starts(self, now_s: float) -> None:
         with open(self.node.log_path, "rb") as file:
@@ -205,7 +199,6 @@ class Story:
                 job.used_cpu_s = reading.total_cpu_s
 
     def close(self) -> None:
-        """Let go of the cgroups."""
         for cgroup in self._cgroups.values():
             cgroup.close()
         self._cgroups.clear()
@@ -227,8 +220,6 @@ class Story:
             limit = f"{_show(job.limit)} of {tell_cores(job.ordered)}"
             self._tell(now_s, f"simulation's limit went down to {limit}, {are_free}")
 
-    # --- the agent
-
     def _read_usage(self) -> None:
         with contextlib.suppress(UnavailableError):
             for seen in self.node.get("/v1/status")["jobs"]:
@@ -239,8 +230,6 @@ class Story:
                     with contextlib.suppress(UnavailableError):
                         explained = self.node.get(f"/v1/jobs/{job.id}/explain")
                         job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]
-
-    # --- the scheduler
 
     def _take_ends(self, operation_id: str, now_s: float) -> None:
         for seen in self.cluster.get(f"/api/v1/operations/{operation_id}/jobs?limit=20")["jobs"]:

@@ -89,7 +89,6 @@ class Display:
             click.echo(text)
 
     def tell(self, at_s: float, text: str) -> None:
-        """One event."""
         self.events.append((at_s, text))
         if self.live is None and not self.is_quiet:
             click.echo(f"{at_s:6.1f} s  {text}")
@@ -146,7 +145,6 @@ def draw_bar(job: JobFacts, capacity: float) -> str:
 
 
 def show_summary(summary: Summary) -> None:
-    """The summary for people."""
     click.echo(f"\nAfter {summary.duration_s:.0f} s on a node of {tell_cores(summary.capacity_cores)} "
                f"({summary.kernel} kernel), core-seconds by its counters:")  # fmt: skip
     click.echo(

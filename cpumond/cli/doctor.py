@@ -16,65 +16,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from cpumond.cli import doctor_cgroups as cgroups
+from cpumond.cli import doctor_checks as checks
+from cpumond.cli import doctor_host as host
+from cpumond.cli import doctor_units as of_units
 from cpumond.cli.client import AgentClient, is_given
-from cpumond.cli.doctor_cgroups import (
-    check_leftovers,
-    check_limit_files,
-    check_mounts,
-    check_no_sources,
-    check_pressure,
-    check_rights,
-    check_roots,
-    check_source,
-    measure_read,
-)
-from cpumond.cli.doctor_checks import (
-    Finding,
-    check_agent,
-    check_answer,
-    check_clock,
-    check_config,
-    check_descriptors,
-    check_directory,
-    check_executor,
-    check_inotify,
-    check_metrics,
-    check_pause,
-    check_report,
-    check_scheduler,
-    check_scheduler_access,
-    check_systemd,
-    check_writers,
-    describe_host,
-    describe_open,
-)
-from cpumond.cli.doctor_host import (
-    CONNECT_S,
-    AgentSeen,
-    find_absent,
-    find_agent,
-    is_delegated,
-    list_children,
-    list_process_names,
-    may,
-    read_descriptor_limit,
-    read_inotify,
-    read_metrics,
-    read_registered,
-    read_systemd_version,
-    see_bus,
-    show_user,
-    suggest_root,
-    try_connect,
-    try_read,
-)
-from cpumond.cli.doctor_units import (
-    check_caps,
-    check_foreign_managers,
-    check_job_pressure,
-    check_owners,
-    check_unit_rights,
-)
+from cpumond.cli.doctor_checks import Finding
+from cpumond.cli.doctor_host import AgentSeen
 from cpumond.cli.options import config_option, print_json, terminal_width
 from cpumond.config import AgentConfig
 from cpumond.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
@@ -139,16 +87,13 @@ def _wrap(text: str, width: int | None, indent: str) -> str:
     return f"\n{indent}".join(lines)
 
 
-# ---- all checks
-
-
 def examine(config_path: str, explicit: bool) -> list[Finding]:
     """All findings about this host under the configuration at ``config_path`` (``explicit``: the user named it)."""
     from cpumond.cgroup.v1 import V1Cgroup
     from cpumond.cgroup.v2 import V2Cgroup
 
-    config, findings = check_config(config_path, explicit)
-    findings = [describe_host(), *findings]
+    config, findings = checks.check_config(config_path, explicit)
+    findings = [checks.describe_host(), *findings]
 
     def look(check: str, work: Callable[[], list[Finding]]) -> None:
         # One thing that cannot be seen must not hide the others.
@@ -156,9 +101,9 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
             findings.extend(work())
         except (CpumondError, OSError) as error:
             text = str(error) if isinstance(error, CpumondError) else f"{error.filename or ''}: {describe(error)}"
-            findings.append(Finding(check, "warn", f"could not be looked at: {text}", suggest_root()))
+            findings.append(Finding(check, "warn", f"could not be looked at: {text}", host.suggest_root()))
 
-    seen = find_agent(config)
+    seen = host.find_agent(config)
     hierarchies = _examine_cgroups(config, look)
     jobs: list[FoundJob] = []
     if hierarchies is not None:
@@ -168,25 +113,30 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + follows_pressure
     look(
         "descriptors",
-        lambda: check_descriptors(*read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job),
+        lambda: checks.check_descriptors(
+            *host.read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job
+        ),
     )
-    look("inotify", lambda: check_inotify(read_inotify(), len(jobs) * (2 if version == 1 else 1)))
-    look("agent", lambda: check_agent(seen, config))
+    look("inotify", lambda: checks.check_inotify(host.read_inotify(), len(jobs) * (2 if version == 1 else 1)))
+    look("agent", lambda: checks.check_agent(seen, config))
     if seen.running:
-        look("agent", lambda: check_answer(AgentClient(config.control_socket, CONNECT_S)))
-    look("other writers", lambda: check_writers(list_process_names()))
+        look("agent", lambda: checks.check_answer(AgentClient(config.control_socket, timeout_s=host.CONNECT_S)))
+    look("other writers", lambda: checks.check_writers(host.list_process_names()))
     look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
-    look("clock", lambda: check_clock("/sys/devices/system/clocksource/clocksource0"))
-    look("state_dir", lambda: [check_directory("state_dir", config.state_dir)])
-    look("runtime_dir", lambda: [check_directory("runtime_dir", config.runtime_dir)])
+    look("clock", lambda: checks.check_clock("/sys/devices/system/clocksource/clocksource0"))
+    look("state_dir", lambda: [checks.check_directory("state_dir", config.state_dir)])
+    look("runtime_dir", lambda: [checks.check_directory("runtime_dir", config.runtime_dir)])
     look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
-    look("pause file", lambda: [check_pause(config.runtime_dir)])
-    look("report", lambda: [check_report(config.report.kind, config.report.url, try_connect)])
+    look("pause file", lambda: [checks.check_pause(config.runtime_dir)])
+    look("report", lambda: [checks.check_report(config.report.kind, config.report.url, host.try_connect)])
     look("scheduler", lambda: _examine_scheduler(config.scheduler.url))
     booted = os.path.isdir("/run/systemd/system")
-    look("executor", lambda: check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
+    look("executor", lambda: checks.check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
     listen = config.metrics.listen
-    look("metrics", lambda: [check_metrics(listen, seen.running, try_connect, read_metrics, find_absent)])
+    look(
+        "metrics",
+        lambda: [checks.check_metrics(listen, seen.running, host.try_connect, host.read_metrics, host.find_absent)],
+    )
     return findings
 
 
@@ -194,14 +144,14 @@ def _examine_scheduler(url: str) -> list[Finding]:
     from cpumond.scheduler.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
 
     findings = [
-        check_scheduler(url, try_connect),
-        *check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", read_metrics),
+        checks.check_scheduler(url, host.try_connect),
+        *checks.check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", host.read_metrics),
     ]
     if len(findings) == 1:
         # None runs, or it is another one: what would this host's own do?
         with suppress(CpumondError):
             own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
-            findings += [describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
+            findings += [checks.describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
     return findings
 
 
@@ -212,7 +162,7 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
 
     def read() -> list[Finding]:
         mounts.extend(read_mounts(config.mountinfo))
-        return check_mounts(mounts, config.mountinfo)
+        return cgroups.check_mounts(mounts, config.mountinfo)
 
     look("cgroups", read)
     try:
@@ -220,7 +170,7 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
     except UnavailableError:
         # Said by check_mounts; without the cpu controller there is nothing more to look at.
         return None
-    look("pressure", lambda: [check_pressure(try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
+    look("pressure", lambda: [cgroups.check_pressure(host.try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
     return hierarchies
 
 
@@ -234,28 +184,31 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
     # The executor makes its own.
     roots = [root for root in config.managed_roots if root != config.executor.cgroup_root]
     if roots or config.executor.kind == "none":
-        look("managed_roots", lambda: check_roots(roots, hierarchies.cpu_root))
+        look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root))
     for number, source in enumerate(config.source, 1):
-        look(f"source {number}", functools.partial(check_source, number, source, config, hierarchies))
+        look(f"source {number}", functools.partial(cgroups.check_source, number, source, config, hierarchies))
     if not config.source and not registered and config.executor.kind == "none":
-        look("sources", lambda: [check_no_sources()])
-    look("foreign cgroups", lambda: check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
+        look("sources", lambda: [cgroups.check_no_sources()])
+    look("foreign cgroups", lambda: of_units.check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
     # A root is written only where it is a job itself.
     paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
     directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
     units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}
     settings = _list_settings(config, jobs)
     wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
-    others = list_children(hierarchies.cpu_root)
+    others = host.list_children(hierarchies.cpu_root)
     look(
         "limit files",
-        lambda: check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
+        lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
     )
-    look("limits above", lambda: check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
+    look("limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
     wanting = [each for each in _list_settings(config, jobs) if each.follows_pressure]
-    look("pressure of jobs", lambda: check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting))
-    look("rights", lambda: [check_rights(hierarchies.cpu_version, directories)])
-    look("counter read", lambda: [measure_read(hierarchies, jobs[0].path if jobs else "")])
+    look(
+        "pressure of jobs",
+        lambda: of_units.check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting),
+    )
+    look("rights", lambda: [cgroups.check_rights(hierarchies.cpu_version, directories)])
+    look("counter read", lambda: [cgroups.measure_read(hierarchies, jobs[0].path if jobs else "")])
     return jobs
 
 
@@ -265,7 +218,7 @@ def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSet
 
 
 def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding]:
-    registered += read_registered(state_dir)
+    registered += host.read_registered(state_dir)
     return [Finding("added jobs", "ok", f"{count(len(registered), 'job')} added by `cpumond job add`")]
 
 
@@ -273,15 +226,15 @@ def _examine_systemd(
     config: AgentConfig, hierarchies: Hierarchies | None, jobs: list[FoundJob], seen: AgentSeen
 ) -> list[Finding]:
     booted = os.path.isdir("/run/systemd/system")
-    findings = [check_systemd(booted, read_systemd_version())]
+    findings = [checks.check_systemd(booted, host.read_systemd_version())]
     if hierarchies is not None and booted:
         paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
         root = hierarchies.cpu_root
         own = config.executor.cgroup_root if config.executor.kind != "none" else ""
         expected = any(source.kind == "systemd" for source in config.source)
-        findings.append(check_unit_rights(paths, see_bus(seen), expected))
-        findings += check_owners(
-            paths, hierarchies.cpu_version, lambda path: is_delegated(os.path.join(root, path)), own
+        findings.append(of_units.check_unit_rights(paths, host.see_bus(seen), expected))
+        findings += of_units.check_owners(
+            paths, hierarchies.cpu_version, lambda path: host.is_delegated(os.path.join(root, path)), own
         )
     return findings
 
@@ -290,17 +243,17 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
     from cpumond.agent.state_file import STATE_FILE, Originals, is_of_this_boot, load
 
     path = os.path.join(config.state_dir, STATE_FILE)
-    if not may(os.path.dirname(path), os.X_OK) and os.path.isdir(config.state_dir):
-        return [Finding("leftovers", "warn", f"{path} cannot be read by {show_user()}", suggest_root())]
+    if not host.may(os.path.dirname(path), os.X_OK) and os.path.isdir(config.state_dir):
+        return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
     try:
         content = load(path, Originals)
     except CpumondError as error:
-        if not may(path, os.R_OK):
-            return [Finding("leftovers", "warn", f"{path} cannot be read by {show_user()}", suggest_root())]
+        if not host.may(path, os.R_OK):
+            return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
         advice = (
             "start the agent: it puts the file aside and begins with the full limits; look at the limits of the jobs"
         )
         return [Finding("leftovers", "fail", str(error), advice)]
     copy = os.path.join(config.runtime_dir, STATE_FILE)
     is_current = content is not None and is_of_this_boot(content, copy)
-    return [check_leftovers(path, content, seen.running, is_current, hierarchies)]
+    return [cgroups.check_leftovers(path, content, seen.running, is_current, hierarchies)]

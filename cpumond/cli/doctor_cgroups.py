@@ -24,9 +24,6 @@ READS = 200
 SLOW_READ_US = 100.0
 
 
-# ---- the hierarchies
-
-
 def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
     """The layout, and where each controller that the agent uses is mounted."""
     from cpumond.cgroup.mounts import find_hierarchies
@@ -98,9 +95,6 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     return Finding("counter read", "ok", text)
 
 
-# ---- sources and jobs
-
-
 def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
     """Whether each of ``managed_roots`` exists."""
     if not roots:
@@ -128,7 +122,7 @@ def check_no_sources() -> Finding:
 
 def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
     """What a source finds now: how many cgroups, a sample of the jobs they become, and what is wrong with them."""
-    from cpumond.agent.jobs import find_refusal
+    from cpumond.agent.tracked import find_refusal
     from cpumond.discovery import describe_source, find_cgroups, name_job
 
     check = f"source {number}"
@@ -178,9 +172,6 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         text = f"{len(where)} of them will never be written, such as {where[0]!r}: {why}"
         findings.append(Finding(check, "warn", text, advice))
     return findings
-
-
-# ---- limits
 
 
 def check_limit_files(

@@ -48,9 +48,6 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-# ---- the host
-
-
 def describe_host() -> Finding:
     """What this is about: version, kernel, CPUs."""
     text = (
@@ -131,9 +128,6 @@ def check_clock(directory: str) -> list[Finding]:
     ]
 
 
-# ---- the agent and its configuration
-
-
 def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
     """The configuration to look at and what is to say about it; a wrong one is replaced by the built-in defaults."""
     if not explicit and not os.path.exists(path):
@@ -197,7 +191,6 @@ def check_directory(key: str, path: str) -> Finding:
 
 
 def check_pause(runtime_dir: str) -> Finding:
-    """The pause file."""
     path = os.path.join(runtime_dir, "pause")
     try:
         since = show_time(os.stat(path).st_mtime)

@@ -67,9 +67,6 @@ class BusSeen(msgspec.Struct, frozen=True):
     polkit_problem: str = ""
 
 
-# ---- the agent
-
-
 def find_agent(config: AgentConfig) -> AgentSeen:
     """Who holds the lock of ``runtime_dir``, without trying to take it: that could turn an agent away that starts."""
     from cpumond.agent.restore import LOCK_FILE, LockHolder
@@ -131,9 +128,6 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
         else:
             return soft, hard, "the agent"
     return *resource.getrlimit(resource.RLIMIT_NOFILE), "this shell"
-
-
-# ---- the machine
 
 
 def read_inotify() -> dict[str, int]:
@@ -305,9 +299,6 @@ def read_metrics(url: str) -> str:
         return httpx2.get(url, timeout=CONNECT_S, trust_env=False).text
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return ""
-
-
-# ---- files, cgroups and rights
 
 
 def may(path: str, mode: int) -> bool:

@@ -38,9 +38,6 @@ MANAGERS: Final = (
 MANAGED_DEPTH: Final = 3
 
 
-# ---- rights
-
-
 def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
     """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload.
 
@@ -74,9 +71,6 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
         return Finding(check, "warn", text, "run doctor as root; the rule to look for is cpumond.rules")
     text = f"{about}: no polkit rule lets {seen.account} set their limits"
     return Finding(check, "warn", text, "copy cpumond.rules to /etc/polkit-1/rules.d" + without)
-
-
-# ---- whose cgroups
 
 
 def check_owners(
@@ -162,9 +156,6 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
             yield from _list_tops(cpu_root, below, depth - 1)
 
 
-# ---- quotas above
-
-
 def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
     """Quotas of cgroups above the jobs; ``orders`` maps a job's path to what it ordered (None: its own quota)."""
     over: dict[str, list[str]] = {}
@@ -212,9 +203,6 @@ def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] |
         finally:
             cgroup.close()
     return None
-
-
-# ---- pressure
 
 
 def check_job_pressure(

@@ -7,7 +7,7 @@ import math
 import os
 import select
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 
 class Ending:
@@ -46,26 +46,24 @@ def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
     """What these signals set instead of what they usually do, so that the way out is always the ordinary one."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ending = Ending(read_fd, write_fd)
-    previous = {number: signal.signal(number, lambda *_: ending.set()) for number in numbers}
     try:
-        yield ending
+        with _handled(numbers, lambda *_: ending.set()):
+            yield ending
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         os.close(read_fd)
         os.close(write_fd)
 
 
-@contextlib.contextmanager
-def ending_as_interrupted(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+def ending_as_interrupted(numbers: Sequence[signal.Signals]) -> contextlib.AbstractContextManager[None]:
     """These signals end a command as SIGINT does, by an exception, so that it leaves nothing half done."""
+    return _handled(numbers, signal.default_int_handler)
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
+@contextlib.contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)

@@ -35,7 +35,6 @@ UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
     "--duration",
     "duration_s",
     type=DurationType(1.0, 31 * DAY_S),
-    metavar="DURATION",
     help="Watch so long; Ctrl-C gives what is known so far.  [default: 5m]",
 )
 @click.option(
@@ -45,17 +44,12 @@ UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
 )
 @click.option("--prometheus", "url", metavar="URL", help="Read history from this Prometheus instead of watching.")
 @click.option(
-    "--since",
-    "since_s",
-    type=DurationType(60.0, 366 * DAY_S),
-    metavar="DURATION",
-    help="Of Prometheus: how far back.  [default: 24h]",
+    "--since", "since_s", type=DurationType(60.0, 366 * DAY_S), help="Of Prometheus: how far back.  [default: 24h]"
 )
 @click.option(
     "--step",
     "step_s",
     type=DurationType(1.0, 3600.0),
-    metavar="DURATION",
     help="Of Prometheus: time between two samples, at least that between two scrapes.  [default: 30s]",
 )
 @click.option("--match", metavar="MATCHERS", help="Of Prometheus: only series with these labels, 'cluster=\"a\"'.")

@@ -6,7 +6,7 @@ import itertools
 import json
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -94,20 +94,10 @@ def hide_names(findings: Findings) -> Findings:
         host: f"host {number}" for number, host in enumerate(sorted({row.host for row in findings.rows} - {""}), 1)
     }
     rows = [
-        Row(
-            Workload("", row.workload.kind, f"workload {number}"),
-            row.estimate,
-            row.is_limited,
-            hosts.get(row.host, ""),
-            row.is_gone,
-            row.is_shared,
-        )
+        replace(row, workload=Workload("", row.workload.kind, f"workload {number}"), host=hosts.get(row.host, ""))
         for number, row in enumerate(sort_rows(findings.rows), 1)
     ]
-    return Findings(
-        findings.source, "", findings.length_s, findings.asked_s, findings.resolution_s, findings.host_cores, rows,
-        findings.timeline, findings.notes, [], findings.assignments,
-    )  # fmt: skip
+    return replace(findings, place="", rows=rows, named_notes=[])
 
 
 def sort_rows(rows: list[Row]) -> list[Row]:
@@ -121,9 +111,6 @@ def sort_rows(rows: list[Row]) -> list[Row]:
             row.label,
         ),
     )
-
-
-# ---- sentences
 
 
 def describe(findings: Findings) -> list[str]:
@@ -175,9 +162,6 @@ EXPLANATION: Final = (
     "total        means over the whole time; a row has those over the time in which its workload was there",
     "sure         by the time watched, the distance of samples and the gaps; bursts between samples are not seen",
 )
-
-
-# ---- text
 
 
 def render_text(findings: Findings, top: int, width: int | None, colour: bool) -> str:
@@ -274,9 +258,6 @@ def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = Fa
     return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
-# ---- JSON
-
-
 def render_json(findings: Findings) -> str:
     """All of it; keys are stable, ``version`` grows when one changes its meaning."""
     level, reasons = findings.confidence()
@@ -318,9 +299,6 @@ def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
         "confidence_reasons": reasons,
         **msgspec.to_builtins(row.estimate),
     }
-
-
-# ---- configuration
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:

@@ -25,7 +25,6 @@ MAX_ROWS: Final = 2000
 
 
 def render_page(findings: Findings) -> str:
-    """The page."""
     page = Page("What cpumond would reclaim")
     first, *said = describe(findings)
     page.add(

@@ -204,9 +204,6 @@ class Prometheus:
         return show_name(" ".join(text.split())[:MAX_SAID])
 
 
-# ---- from series to workloads
-
-
 class History(msgspec.Struct):
     """What is known of one workload: CPU seconds, cores ordered, and the enforcement periods, by time."""
 

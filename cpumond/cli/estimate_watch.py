@@ -69,7 +69,6 @@ class AccountedCgroup:
             raise CgroupReadError(self.path, error) from error
 
     def close(self) -> None:
-        """Give the descriptor back."""
         os.close(self._fd)
 
 
@@ -94,7 +93,6 @@ class _Followed:
         self.order = order
 
     def conclude(self, most_checks: int = MOST_CHECKS, is_gone: bool = False) -> Row:
-        """What is known of it."""
         found = self.watch.conclude(most_checks)
         return Row(self.workload, found, self.order.is_limited, is_gone=is_gone, is_shared=self.order.is_shared)
 
@@ -306,7 +304,6 @@ class HostWatch:
         return notes
 
     def close(self) -> None:
-        """Give all descriptors back."""
         for followed in self._followed.values():
             followed.cgroup.close()
 

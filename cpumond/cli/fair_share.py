@@ -134,9 +134,6 @@ def check_element(name: str, snapshot: Snapshot) -> None:
         raise UsageError(f"--explain: there is no {quoted(name)} in the tree{hint}")
 
 
-# ---- JSON and words
-
-
 def encode_result(update: UpdateInput, result: UpdateResult) -> bytes:
     """The line of an update: all numbers in full, those that only pools have left out of operations."""
     elements = {name: _list_fields(shares) for name, shares in result.elements.items()}
@@ -157,9 +154,6 @@ def tell(update: UpdateInput, result: UpdateResult, name: str, as_json: bool) ->
             {"id": update.id, "element": name, "rule": explanation.rule, "lines": explanation.lines}
         )
     return ("" if update.id is None else f"{show_name(update.id)}: ") + "\n".join(explanation.lines)
-
-
-# ---- the table
 
 
 def draw_table(update: UpdateInput, result: UpdateResult, width: int | None) -> str:

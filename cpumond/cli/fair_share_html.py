@@ -130,9 +130,6 @@ def render_html(rows: Iterable[SimulationRow], *, title: str, until_s: float, st
     return page.render()
 
 
-# Summary
-
-
 def _add_summary(page: Page, pools: list[_Pool]) -> None:
     first, *heads = (
         "Pool", "Integral guarantee", "At full burst", "Above the flow", "Least volume", "Greatest volume",
@@ -159,9 +156,6 @@ def _summarise(pool: _Pool) -> Iterator[str]:
         yield from ("-",) * 4
     yield format_amount(pool.used / duration_s if duration_s > 0 else pool.last.usage)
     yield format_span(pool.unmet_s)
-
-
-# Graphs
 
 
 def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:

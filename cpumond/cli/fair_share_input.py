@@ -15,19 +15,11 @@ from typing import Any, BinaryIO, Final, NoReturn, get_args
 
 import msgspec
 
-from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe
+from cpumond.cli.options import naming_unreadable
+from cpumond.errors import FairShareInputError
 from cpumond.fairshare.folding import limits_of_total
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least, round_half_away
-from cpumond.fairshare.tree import (
-    ROOT,
-    GuaranteeType,
-    IntegralGuarantees,
-    Mode,
-    Operation,
-    Options,
-    Pool,
-    Snapshot,
-)
+from cpumond.fairshare.tree import ROOT, GuaranteeType, IntegralGuarantees, Mode, Operation, Options, Pool, Snapshot
 from cpumond.fairshare.validate import (
     check_max_share_ratio,
     check_times,
@@ -236,9 +228,6 @@ class InputReader:
         return before if before is not None and before[0] == form else (form, _make_operation(form))
 
 
-# ---- values of the library
-
-
 def _vector(form: ResourcesForm | None, unset: Vector) -> Vector:
     if form is None:
         return unset
@@ -311,9 +300,6 @@ def _make_operation(form: OperationForm) -> Operation:
 def _microseconds(seconds: float) -> float:
     """Times are whole microseconds (fair_share_update.md 17)."""
     return round_half_away(seconds * 1e6) / 1e6
-
-
-# ---- what is wrong with a text
 
 
 def _describe_syntax(data: bytes, message: str) -> str:
@@ -396,9 +382,6 @@ def _show(value: Any) -> str:
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
-# ---- files
-
-
 def read_updates(path: str) -> Iterator[UpdateInput]:
     """The updates of a file, or of standard input for ``-``, each as soon as its line is there.
 
@@ -421,17 +404,13 @@ def read_updates(path: str) -> Iterator[UpdateInput]:
 
 def _read_objects(path: str, name: str) -> Iterator[tuple[str, bytes]]:
     """(file and line, text) of each object."""
-    try:
+    with naming_unreadable(name, "a JSON file"):
         if path != "-":
             with open(path, "rb") as file:
                 yield from _split(file, name)
         elif sys.stdin is not None:  # None when the caller closed it
             binary = getattr(sys.stdin, "buffer", None)
             yield from _split(io.BytesIO(sys.stdin.read().encode()) if binary is None else binary, name)
-    except PermissionError as error:
-        raise AccessError(f"{name}: cannot be read: {describe(error)}; run as root or fix its rights") from error
-    except OSError as error:
-        raise UnavailableError(f"{name}: cannot be read: {describe(error)}; give the path of a JSON file") from error
 
 
 def _split(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:

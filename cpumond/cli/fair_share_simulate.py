@@ -22,14 +22,14 @@ import msgspec
 from cpumond.cli.fair_share_html import render_html
 from cpumond.cli.fair_share_input import InputReader, UpdateForm
 from cpumond.cli.html import format_span
-from cpumond.cli.options import DurationType
+from cpumond.cli.options import DurationType, naming_unreadable
 from cpumond.cli.replacement import Replacement
-from cpumond.config import normalise_table
-from cpumond.errors import AccessError, FairShareInputError, UnavailableError, describe, from_os_error
+from cpumond.errors import FairShareInputError, from_os_error
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
 from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.schema import normalise_table
 from cpumond.units import parse_duration_s
 
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -75,19 +75,10 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
 
 @click.command("simulate")
 @click.argument("file")
-@click.option(
-    "--until",
-    "until_s",
-    metavar="DURATION",
-    type=DurationType(0.0, MAX_S),
-    default="24h",
-    show_default=True,
-    help="How long.",
-)
+@click.option("--until", "until_s", type=DurationType(0.0, MAX_S), default="24h", show_default=True, help="How long.")
 @click.option(
     "--step",
     "step_s",
-    metavar="DURATION",
     type=DurationType(0.001, MAX_S),
     default="1s",
     show_default=True,
@@ -96,7 +87,6 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
 @click.option(
     "--every",
     "every_s",
-    metavar="DURATION",
     type=DurationType(0.0, MAX_S),
     default=0.0,
     help="Print only the first step of each such stretch of time.  [default: every step]",
@@ -158,21 +148,14 @@ def simulate_command(
         page.write(render_html(rows, title=title, until_s=until_s, step_s=step_s, main_resource=main_resource))
 
 
-# Reading
-
-
 def read_scenario(path: str) -> Scenario:
     """The scenario of a file, or of standard input for ``-``.
 
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading, ConfigError
     (file, element, key) for what cannot be understood.
     """
-    try:
+    with naming_unreadable(path, "a scenario"):
         data = _read_bytes(path)
-    except PermissionError as error:
-        raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
-    except OSError as error:
-        raise UnavailableError(f"{path}: cannot be read: {describe(error)}; give the path of a scenario") from error
     return parse_scenario(data, "standard input" if path == "-" else path)
 
 
@@ -283,9 +266,6 @@ def _parse_seconds(value: float | str, where: str) -> float:
         return parse_duration_s(value)
     except ValueError as error:
         raise FairShareInputError(f"{where}: {error}, or seconds as a number") from None
-
-
-# Writing
 
 
 def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) -> Iterator[SimulationRow]:

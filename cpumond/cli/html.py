@@ -89,7 +89,6 @@ class Page:
         self._parts.append(f"<section><h2>What the columns mean</h2><dl>{terms}</dl></section>")
 
     def render(self) -> str:
-        """The text of the file."""
         static = resources.files("cpumond") / "web" / "static"
         styles, scripts = ("".join((static / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
         # One module instead of several: a file cannot import another one from a disk.

@@ -8,16 +8,9 @@ import click
 
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.operations import STYLES
-from cpumond.cli.options import given, print_json, quote_name
+from cpumond.cli.options import given, quote_name
 from cpumond.cli.pools import show_amounts
-from cpumond.cli.scheduler_client import (
-    Cell,
-    SchedulerClient,
-    json_option,
-    print_fields,
-    print_table,
-    scheduler_options,
-)
+from cpumond.cli.scheduler_client import Cell, SchedulerClient, print_fields, print_table, scheduler_options
 from cpumond.cli.tables import warn
 from cpumond.scheduler.why import show_span
 from cpumond.words import show_cores, show_name, show_number
@@ -34,18 +27,13 @@ def node_command() -> None:
 @click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
 @scheduler_options
-@json_option
 def node_list_command(
-    client: SchedulerClient, tree: str | None, tag: str | None, online: bool | None, limit: int, as_json: bool
+    client: SchedulerClient, tree: str | None, tag: str | None, online: bool | None, limit: int
 ) -> None:
     """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
     state = None if online is None else str(online).lower()
     query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
-    content = client.request("GET", "/nodes", query=query)
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, NodeList)
+    answer = client.show("/nodes", NodeList, query)
     if not answer.nodes:
         click.echo("no node fits; nodes register themselves when their agent runs")
         return
@@ -88,14 +76,9 @@ def show_node_state(node: NodeView) -> tuple[str, str]:
 @node_command.command("show", epilog="Example: cpumond node show host-17")
 @click.argument("node")
 @scheduler_options
-@json_option
-def node_show_command(client: SchedulerClient, node: str, as_json: bool) -> None:
+def node_show_command(client: SchedulerClient, node: str) -> None:
     """One node with its jobs."""
-    content = client.request("GET", f"/nodes/{quote_name(node)}")
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, NodeDetails)
+    answer = client.show(f"/nodes/{quote_name(node)}", NodeDetails)
     tree = "none: no tree's nodes_filter fits its tags, it gets no work" if answer.tree is None else answer.tree
     if answer.matched_trees:
         fitting = " and ".join(answer.matched_trees)

@@ -16,18 +16,17 @@ from cpumond.api.values import YtError
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
 from cpumond.api.yson import read_yson
 from cpumond.cli.explain import draw_explain
-from cpumond.cli.options import DurationType, check_cores, given, print_json, quote_name, terminal_width, use_colour
+from cpumond.cli.options import CoresType, DurationType, given, quote_name, terminal_width, use_colour
 from cpumond.cli.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
     SchedulerRefusedError,
-    json_option,
+    connection_options,
     print_fields,
     print_table,
     read_attributes,
     scheduler_options,
-    tell_done,
 )
 from cpumond.cli.tables import show_title, warn
 from cpumond.decode import ContentError, decode_json
@@ -74,8 +73,8 @@ def operation_path(operation: str, action: str = "") -> str:
 @click.option("--pool", metavar="POOL", help="Default: a pool of your user's name.")
 @click.option("--tree", "trees", metavar="TREE", multiple=True, help="Default: the default tree; may be repeated.")
 @click.option("--job-count", type=click.IntRange(1, 100_000), default=1, show_default=True)
-@click.option("--cpu-limit", type=float, metavar="CORES", default=1.0, show_default=True, callback=check_cores)
-@click.option("--memory", type=BytesType(), metavar="BYTES", help="Such as 2G; default: none is ordered.")
+@click.option("--cpu-limit", type=CoresType(), default=1.0, show_default=True)
+@click.option("--memory", type=BytesType(), help="Such as 2G; default: none is ordered.")
 @click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1.")
 @click.option("--title", metavar="TEXT")
 @click.option("--gang", "is_gang", is_flag=True, help="Its fair share is its whole demand or nothing.")
@@ -90,17 +89,11 @@ def operation_path(operation: str, action: str = "") -> str:
     "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
 )
 @click.option("--interruptible", is_flag=True, help="A job that ends well when it is interrupted has done its work.")
-@click.option("--time-limit", type=DurationType(0.001, 1e12), metavar="DURATION", help="The operation fails after it.")
-@click.option(
-    "--job-time-limit",
-    type=DurationType(0.001, 1e12),
-    metavar="DURATION",
-    help="A job that runs for longer has failed.",
-)
+@click.option("--time-limit", type=DurationType(0.001, 1e12), help="The operation fails after it.")
+@click.option("--job-time-limit", type=DurationType(0.001, 1e12), help="A job that runs for longer has failed.")
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification.")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND [ARGS]...")
 @scheduler_options
-@json_option
 def operation_start_command(
     client: SchedulerClient,
     pool: str | None,
@@ -119,7 +112,6 @@ def operation_start_command(
     job_time_limit: float | None,
     assignments: tuple[str, ...],
     command: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Start an operation of equal jobs that run COMMAND, and print its id.
 
@@ -149,7 +141,7 @@ def operation_start_command(
         raise UsageError("--set tasks: the one task here is made of the other options; send several with `yt vanilla`")
     spec = {**more, **given(options), "tasks": {TASK: given(task)}}
     content = client.request("POST", "/operations", {"spec": spec})
-    tell_done(content, as_json, show_name(client.decode(content, Done).id))
+    client.tell_done(content, show_name(client.decode(content, Done).id))
 
 
 def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
@@ -188,23 +180,12 @@ def _read_monitor(text: str) -> dict[str, Any]:
 @click.option("--user", metavar="USER")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @scheduler_options
-@json_option
 def operation_list_command(
-    client: SchedulerClient,
-    state: str | None,
-    pool: str | None,
-    tree: str | None,
-    user: str | None,
-    limit: int,
-    as_json: bool,
+    client: SchedulerClient, state: str | None, pool: str | None, tree: str | None, user: str | None, limit: int
 ) -> None:
     """One line per operation and tree, the newest first. Numbers are cores."""
     query = given({"state": state, "pool": pool, "tree": tree, "user": user, "limit": limit})
-    content = client.request("GET", "/operations", query=query)
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, OperationList)
+    answer = client.show("/operations", OperationList, query)
     if not answer.operations:
         click.echo("no operation fits")
         return
@@ -256,19 +237,14 @@ def _describe_part(part: OperationInTree | None) -> Cell:
 @click.argument("operation")
 @click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
 @scheduler_options
-@json_option
-def operation_show_command(client: SchedulerClient, operation: str, show_all: bool, as_json: bool) -> None:
+def operation_show_command(client: SchedulerClient, operation: str, show_all: bool) -> None:
     """One operation: OPERATION is an id, or *ALIAS."""
-    content = client.request("GET", operation_path(operation, "orchid" if show_all else ""))
-    if as_json:
-        print_json(content)
-        return
     if show_all:
-        for name, attributes in client.decode(content, dict[str, dict[str, Any]]).items():
+        for name, attributes in client.show(operation_path(operation, "orchid"), dict[str, dict[str, Any]]).items():
             fields = [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
             print_fields([("tree", show_name(name)), *fields])
         return
-    answer = client.decode(content, OperationDetails)
+    answer = client.show(operation_path(operation), OperationDetails)
     jobs = answer.jobs
     ended = {"failed": jobs.failed, "aborted": jobs.aborted, "lost": jobs.lost}
     counts = [f"{jobs.completed} of {jobs.total} completed", f"{jobs.active} active", f"{jobs.pending} to be started"]
@@ -323,17 +299,10 @@ def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
 @click.option("--state", type=click.Choice(JOB_STATES))
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @scheduler_options
-@json_option
-def operation_jobs_command(
-    client: SchedulerClient, operation: str, state: str | None, limit: int, as_json: bool
-) -> None:
+def operation_jobs_command(client: SchedulerClient, operation: str, state: str | None, limit: int) -> None:
     """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
     query = given({"state": state, "limit": limit})
-    content = client.request("GET", operation_path(operation, "jobs"), query=query)
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, JobList)
+    answer = client.show(operation_path(operation, "jobs"), JobList, query)
     if not answer.jobs:
         click.echo("no job fits; see `cpumond operation why` for the reason that none is started")
         return
@@ -363,10 +332,10 @@ def _job_row(job: JobView, now: float) -> list[Cell]:
 @click.argument("job", required=False)
 @click.option("--stderr", is_flag=True, help="What it wrote to standard error; default: to standard output.")
 @click.option(
-    "--tail", "tail_bytes", type=BytesType(), metavar="BYTES", default=DEFAULT_TAIL_BYTES, show_default=True,
+    "--tail", "tail_bytes", type=BytesType(), default=DEFAULT_TAIL_BYTES, show_default=True,
     help=f"How much of the end, such as 1K; at most {MAX_LOG_BYTES}.",
 )  # fmt: skip
-@scheduler_options
+@connection_options
 def operation_log_command(
     client: SchedulerClient, operation: str, job: str | None, stderr: bool, tail_bytes: int
 ) -> None:
@@ -411,19 +380,12 @@ def make_visible(content: bytes) -> str:
 @click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
 @click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
 @scheduler_options
-@json_option
-def operation_explain_command(
-    client: SchedulerClient, operation: str, job: str, last: int, show_all: bool, as_json: bool
-) -> None:
+def operation_explain_command(client: SchedulerClient, operation: str, job: str, last: int, show_all: bool) -> None:
     """Why the limit of a living job is what it is, told by the agent of its node.
 
     It is what `cpumond explain JOB` prints on that node; the answer comes with the node's next heartbeat.
     """
-    content = client.request("GET", operation_path(operation, f"jobs/{quote_name(job)}/explain"))
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, ExplainAnswer)
+    answer = client.show(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
@@ -432,15 +394,14 @@ def operation_explain_command(
 )
 @click.argument("operation")
 @click.argument("job")
-@click.option("--cpu-limit", type=float, metavar="CORES", callback=check_cores, help="Default: all the job may have.")
+@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
 @click.option(
-    "--for", "ttl_s", type=DurationType(1.0), metavar="DURATION",
+    "--for", "ttl_s", type=DurationType(1.0),
     help='Such as "1h"; default: until `cpumond operation unpin`, or the job\'s end.',
 )  # fmt: skip
 @scheduler_options
-@json_option
 def operation_pin_command(
-    client: SchedulerClient, operation: str, job: str, cpu_limit: float | None, ttl_s: float | None, as_json: bool
+    client: SchedulerClient, operation: str, job: str, cpu_limit: float | None, ttl_s: float | None
 ) -> None:
     """Hold the limit of a living job until it is unpinned, or for a time.
 
@@ -450,35 +411,29 @@ def operation_pin_command(
     content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)
     held = "all the cores it may have" if cpu_limit is None else f"{show_cores(cpu_limit)} cores"
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
-    tell_done(content, as_json, f"job {show_name(job)} is pinned at {held} {until}")
+    client.tell_done(content, f"job {show_name(job)} is pinned at {held} {until}")
 
 
 @operation_command.command("unpin", epilog="Example: cpumond operation unpin 1a-2b-3c-4d 5e-6f-7a-8b")
 @click.argument("operation")
 @click.argument("job")
 @scheduler_options
-@json_option
-def operation_unpin_command(client: SchedulerClient, operation: str, job: str, as_json: bool) -> None:
+def operation_unpin_command(client: SchedulerClient, operation: str, job: str) -> None:
     """Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
     content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/unpin"))
-    tell_done(content, as_json, f"job {show_name(job)} is the monitor's again")
+    client.tell_done(content, f"job {show_name(job)} is the monitor's again")
 
 
 @operation_command.command("why", epilog="Example: cpumond operation why 1a-2b-3c-4d")
 @click.argument("operation")
 @scheduler_options
-@json_option
-def operation_why_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+def operation_why_command(client: SchedulerClient, operation: str) -> None:
     """Why an operation waits, has the share it has, starves, or has lost jobs.
 
     Pending: its place in the queue, and the pool that is full. Running: its fair share and what holds it, the limits
     above it, whether it starves, why no more jobs of it start. Finished: how and why.
     """
-    content = client.request("GET", operation_path(operation, "why"))
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, OperationAnswer)
+    answer = client.show(operation_path(operation, "why"), OperationAnswer)
     for line in answer.lines:
         click.echo(show_name(line))
     for part in answer.trees:
@@ -491,43 +446,39 @@ def operation_why_command(client: SchedulerClient, operation: str, as_json: bool
 @click.argument("operation")
 @click.option("--message", metavar="TEXT", help="Kept as the operation's error.")
 @scheduler_options
-@json_option
-def operation_abort_command(client: SchedulerClient, operation: str, message: str | None, as_json: bool) -> None:
+def operation_abort_command(client: SchedulerClient, operation: str, message: str | None) -> None:
     """Stop all jobs of an operation and end it."""
     content = client.request("POST", operation_path(operation, "abort"), given({"message": message}))
-    tell_done(content, as_json, f"operation {show_name(operation)} is aborted")
+    client.tell_done(content, f"operation {show_name(operation)} is aborted")
 
 
 @operation_command.command("suspend", epilog="Example: cpumond operation suspend 1a-2b-3c-4d")
 @click.argument("operation")
 @click.option("--abort-running-jobs", is_flag=True, help="Also stop the jobs that run; they are started anew later.")
 @scheduler_options
-@json_option
-def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool, as_json: bool) -> None:
+def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool) -> None:
     """Start no more jobs of an operation until it is resumed."""
     body = {"abort_running_jobs": abort_running_jobs}
     content = client.request("POST", operation_path(operation, "suspend"), body)
-    tell_done(content, as_json, f"operation {show_name(operation)} is suspended")
+    client.tell_done(content, f"operation {show_name(operation)} is suspended")
 
 
 @operation_command.command("resume", epilog="Example: cpumond operation resume 1a-2b-3c-4d")
 @click.argument("operation")
 @scheduler_options
-@json_option
-def operation_resume_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+def operation_resume_command(client: SchedulerClient, operation: str) -> None:
     """Take back a suspension."""
     content = client.request("POST", operation_path(operation, "resume"))
-    tell_done(content, as_json, f"operation {show_name(operation)} is resumed")
+    client.tell_done(content, f"operation {show_name(operation)} is resumed")
 
 
 @operation_command.command("complete", epilog="Example: cpumond operation complete 1a-2b-3c-4d")
 @click.argument("operation")
 @scheduler_options
-@json_option
-def operation_complete_command(client: SchedulerClient, operation: str, as_json: bool) -> None:
+def operation_complete_command(client: SchedulerClient, operation: str) -> None:
     """End an operation as completed, whatever is left of it."""
     content = client.request("POST", operation_path(operation, "complete"))
-    tell_done(content, as_json, f"operation {show_name(operation)} is completed")
+    client.tell_done(content, f"operation {show_name(operation)} is completed")
 
 
 @operation_command.command("set", epilog="Example: cpumond operation set 1a-2b-3c-4d weight=3 pool=research")
@@ -535,13 +486,12 @@ def operation_complete_command(client: SchedulerClient, operation: str, as_json:
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @click.option("--tree", metavar="TREE", help="Only in this tree; default: in all of its trees.")
 @scheduler_options
-@json_option
 def operation_set_command(
-    client: SchedulerClient, operation: str, assignments: tuple[str, ...], tree: str | None, as_json: bool
+    client: SchedulerClient, operation: str, assignments: tuple[str, ...], tree: str | None
 ) -> None:
     """Change pool, weight, resource_limits, max_share_ratio and other options of a live operation."""
     parameters = read_attributes(assignments)
     if tree is not None:
         parameters = {"scheduling_options_per_pool_tree": {tree: parameters}}
     content = client.request("PATCH", operation_path(operation), {"parameters": parameters})
-    tell_done(content, as_json, f"operation {show_name(operation)} is changed")
+    client.tell_done(content, f"operation {show_name(operation)} is changed")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import click
 import msgspec
 
 from cpumond.config import DEFAULT_CONFIG_PATH
-from cpumond.errors import UnavailableError
+from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.units import format_duration, parse_duration_s
 
 
@@ -50,11 +52,16 @@ def _read_seconds(text: str) -> float:
     return seconds
 
 
-def check_cores(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
-    """Callback of ``--cpu-limit``: a finite number of cores above 0. Raises click.BadParameter (exit code 64)."""
-    if value is not None and not 0.0 < value < math.inf:
-        raise click.BadParameter(f"expected a finite number of cores > 0, got {value!r}.")
-    return value
+class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A finite number of cores above 0."""
+
+    name = "cores"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        cores: float = click.FLOAT.convert(value, param, ctx)
+        if not 0.0 < cores < math.inf:
+            self.fail(f"expected a finite number of cores > 0, got {cores!r}.", param, ctx)
+        return cores
 
 
 def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,9 +72,7 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
     return value
 
 
-order_option = click.option(
-    "--cpu-limit", metavar="CORES", type=float, required=True, callback=check_cores, help="CPU the job ordered."
-)
+order_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")
 
 set_option = click.option(
     "--set",
@@ -109,6 +114,24 @@ def print_json(content: bytes) -> None:
     except (ValueError, RecursionError) as error:
         raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
     click.echo(text)
+
+
+def print_json_and_end(content: bytes) -> NoReturn:
+    """The same; then the command ends, with exit code 0."""
+    print_json(content)
+    click.get_current_context().exit()
+
+
+@contextlib.contextmanager
+def naming_unreadable(name: str, what: str) -> Iterator[None]:
+    """Reading the file ``name``, which should be ``what``. Raises AccessError for missing rights, UnavailableError for
+    everything else that prevents it."""
+    try:
+        yield
+    except PermissionError as error:
+        raise AccessError(f"{name}: cannot be read: {describe(error)}; run as root or fix its rights") from error
+    except OSError as error:
+        raise UnavailableError(f"{name}: cannot be read: {describe(error)}; give the path of {what}") from error
 
 
 def is_terminal() -> bool:

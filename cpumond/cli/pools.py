@@ -9,18 +9,16 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cpumond.api.views import PoolList, PoolView, TreeList, TreeView
+from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, is_terminal, print_json, quote_name
 from cpumond.cli.scheduler_client import (
     Cell,
     SchedulerClient,
-    json_option,
     print_fields,
     print_table,
     read_attributes,
     read_edits,
     scheduler_options,
-    tell_done,
     tree_option,
     unset_option,
 )
@@ -93,14 +91,9 @@ def tree_command() -> None:
 
 @tree_command.command("list", epilog="Example: cpumond tree list --json")
 @scheduler_options
-@json_option
-def tree_list_command(client: SchedulerClient, as_json: bool) -> None:
+def tree_list_command(client: SchedulerClient) -> None:
     """One line per pool tree. Numbers are cores."""
-    content = client.request("GET", "/trees")
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, TreeList)
+    answer = client.show("/trees", TreeList)
     if not answer.trees:
         click.echo("there is no pool tree; make one with `cpumond tree create NAME`")
         return
@@ -116,28 +109,17 @@ def _tree_row(tree: TreeView) -> list[Cell]:
     cores = [
         show_cores(amounts["cpu"]) for amounts in (tree.total_resources, tree.resource_usage, tree.resource_demand)
     ]
-    counts = (
-        (tree.node_count, tree.online_node_count),
-        (
-            tree.pool_count,
-            tree.running_operation_count,
-            tree.pending_operation_count,
-        ),
-    )
-    return [name, *map(str, counts[0]), *cores, *map(str, counts[1])]
+    nodes = (tree.node_count, tree.online_node_count)
+    counts = (tree.pool_count, tree.running_operation_count, tree.pending_operation_count)
+    return [name, *map(str, nodes), *cores, *map(str, counts)]
 
 
 @tree_command.command("show", epilog="Example: cpumond tree show default")
 @click.argument("tree")
 @scheduler_options
-@json_option
-def tree_show_command(client: SchedulerClient, tree: str, as_json: bool) -> None:
+def tree_show_command(client: SchedulerClient, tree: str) -> None:
     """One pool tree with its options."""
-    content = client.request("GET", f"/trees/{quote_name(tree)}")
-    if as_json:
-        print_json(content)
-        return
-    answer = client.decode(content, TreeView)
+    answer = client.show(f"/trees/{quote_name(tree)}", TreeView)
     print_fields(
         [
             ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
@@ -167,11 +149,10 @@ def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 @click.argument("name")
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @scheduler_options
-@json_option
-def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...], as_json: bool) -> None:
+def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...]) -> None:
     """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
     content = client.request("POST", "/trees", {"name": name, "attributes": read_attributes(assignments)})
-    tell_done(content, as_json, f"tree {show_name(name)} is made")
+    client.tell_done(content, f"tree {show_name(name)} is made")
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
@@ -180,14 +161,8 @@ def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[s
 @unset_option
 @click.option("--default", "is_default", is_flag=True, help="Make it the tree of operations that name none.")
 @scheduler_options
-@json_option
 def tree_set_command(
-    client: SchedulerClient,
-    tree: str,
-    assignments: tuple[str, ...],
-    unset: tuple[str, ...],
-    is_default: bool,
-    as_json: bool,
+    client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool
 ) -> None:
     """Change options of a pool tree; all of them, or none when one is refused.
 
@@ -200,7 +175,7 @@ def tree_set_command(
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen
-    tell_done(content, as_json, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
+    client.tell_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
 
 
 yes_option = click.option("--yes", is_flag=True, help="Without asking where guarantees or operations are at stake.")
@@ -211,24 +186,23 @@ yes_option = click.option("--yes", is_flag=True, help="Without asking where guar
 @click.option("--recursive", is_flag=True, help="With its pools; operations that have no other tree are aborted.")
 @yes_option
 @scheduler_options
-@json_option
-def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool, as_json: bool) -> None:
+def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool) -> None:
     """Remove a pool tree. With operations in it, the plan is shown and you are asked."""
     path = f"/trees/{quote_name(tree)}"
     if not yes:
         view = client.get(path, TreeView)
         held = count(view.operation_count, "operation") if view.operation_count else ""
         command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
-        _ask(client, f"tree {show_name(tree)}", held, command, as_json)
+        _ask(client, f"tree {show_name(tree)}", held, command)
     content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    tell_done(content, as_json, f"tree {show_name(tree)} is removed")
+    client.tell_done(content, f"tree {show_name(tree)} is removed")
 
 
-def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any], as_json: bool) -> None:
+def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
     """Show what a removal does and ask, where something is ``held``. Raises UsageError where nobody can be asked."""
     if not held:
         return
-    if as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+    if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
         raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
     plan = client.decode(client.request("POST", "/plan", command), Plan)
     if not plan.accepted:
@@ -258,17 +232,12 @@ def pool_path(tree: str, pool: str = "") -> str:
 @pool_command.command("list", epilog="Example: cpumond pool list")
 @tree_option
 @scheduler_options
-@json_option
-def pool_list_command(client: SchedulerClient, tree: str | None, as_json: bool) -> None:
+def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """The pools of a tree below each other.
 
     Numbers are cores, "share" is the fair share in percent of the cluster, of the resource that it has most of.
     """
-    content = client.request("GET", pool_path(client.find_tree(tree)))
-    if as_json:
-        print_json(content)
-        return
-    pools = client.decode(content, PoolList).pools
+    pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     headings = (
         "pool", "mode", ">weight", ">share", ">cores", ">used", ">demand", ">guarantee", ">limit", ">running", ">all",
         "state",
@@ -306,18 +275,13 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
 @click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
 @tree_option
 @scheduler_options
-@json_option
-def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None, as_json: bool) -> None:
+def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None) -> None:
     """One pool with its attributes; "<Root>" is the root."""
     path = pool_path(client.find_tree(tree), pool)
-    content = client.request("GET", f"{path}/orchid" if show_all else path)
-    if as_json:
-        print_json(content)
-        return
     if show_all:
-        print_fields(_option_fields(client.decode(content, dict[str, Any])))
+        print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
         return
-    answer = client.decode(content, PoolView)
+    answer = client.show(path, PoolView)
     state = show_state(answer.starvation_status, answer.starves_in_s)
     share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
     print_fields(
@@ -346,15 +310,14 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
 @click.option("--parent", metavar="POOL", default=ROOT_POOL, show_default=True)
 @tree_option
 @scheduler_options
-@json_option
 def pool_create_command(
-    client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, tree: str | None, as_json: bool
+    client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, tree: str | None
 ) -> None:
     """Make a pool; attributes as in `cpumond pool set`."""
     attributes = read_attributes([expand_key(each) for each in assignments])
     body = {"name": name, "parent": parent, "attributes": attributes}
     content = client.request("POST", pool_path(client.find_tree(tree)), body)
-    tell_done(content, as_json, f"pool {show_name(name)} is made")
+    client.tell_done(content, f"pool {show_name(name)} is made")
 
 
 @pool_command.command(
@@ -365,14 +328,8 @@ def pool_create_command(
 @unset_option
 @tree_option
 @scheduler_options
-@json_option
 def pool_set_command(
-    client: SchedulerClient,
-    pool: str,
-    assignments: tuple[str, ...],
-    unset: tuple[str, ...],
-    tree: str | None,
-    as_json: bool,
+    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], tree: str | None
 ) -> None:
     """Change attributes of a pool; all of them, or none when one is refused.
 
@@ -382,7 +339,7 @@ def pool_set_command(
     """
     body = {"edits": read_pool_edits(assignments, unset)}
     content = client.request("PATCH", pool_path(client.find_tree(tree), pool), body)
-    tell_done(content, as_json, f"pool {show_name(pool)} is changed")
+    client.tell_done(content, f"pool {show_name(pool)} is changed")
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -405,10 +362,7 @@ def expand_key(assignment: str) -> str:
 @yes_option
 @tree_option
 @scheduler_options
-@json_option
-def pool_remove_command(
-    client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None, as_json: bool
-) -> None:
+def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None) -> None:
     """Remove a pool. Its operations go on in an ephemeral pool of that name.
 
     Where it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
@@ -417,9 +371,9 @@ def pool_remove_command(
     path = pool_path(name, pool)
     if not yes:
         command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
-        _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command, as_json)
+        _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
     content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    tell_done(content, as_json, f"pool {show_name(pool)} is removed")
+    client.tell_done(content, f"pool {show_name(pool)} is removed")
 
 
 def _held_by(pool: PoolView) -> str:
@@ -444,16 +398,15 @@ def _held_by(pool: PoolView) -> str:
 @click.option("--name", metavar="NAME", help="The new name.")
 @tree_option
 @scheduler_options
-@json_option
 def pool_move_command(
-    client: SchedulerClient, pool: str, parent: str | None, name: str | None, tree: str | None, as_json: bool
+    client: SchedulerClient, pool: str, parent: str | None, name: str | None, tree: str | None
 ) -> None:
     """Put a pool, with all below it, under another parent, or rename it."""
     if parent is None and name is None:
         raise UsageError("nothing to change; give --parent or --name")
     body = given({"parent": parent, "name": name})
     content = client.request("POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
-    tell_done(content, as_json, f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}")
+    client.tell_done(content, f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}")
 
 
 # ---- plans
@@ -470,7 +423,6 @@ def pool_move_command(
 @click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
 @tree_option
 @scheduler_options
-@json_option
 def pool_plan_command(
     client: SchedulerClient,
     pool: str,
@@ -482,7 +434,6 @@ def pool_plan_command(
     recursive: bool,
     show_all: bool,
     tree: str | None,
-    as_json: bool,
 ) -> None:
     """What a change of a pool would do to everybody's fair share; nothing is changed.
 
@@ -510,7 +461,7 @@ def pool_plan_command(
         command |= {"type": "ChangePool", "edits": edits}
     content = client.request("POST", "/plan", command, {"everything": str(show_all).lower()})
     plan = client.decode(content, Plan)
-    if as_json:
+    if client.as_json:
         print_json(content)
     elif plan.accepted:
         _print_plan(plan)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpumond.answers import Sums
 from cpumond.config import is_loopback, parse_listen
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
@@ -55,20 +56,12 @@ class LimitRow(msgspec.Struct, frozen=True):
     received_at: float
 
 
-class Totals(msgspec.Struct, frozen=True):
-    """Sums over all jobs in cores. ``reclaimed`` what they ordered and may not use now, not below 0 for a job."""
-
-    cpu_limit: float
-    current_cpu_limit: float
-    reclaimed: float
-
-
 class Limits(msgspec.Struct, frozen=True):
     """The answer to ``GET /v1/limits``: number of nodes, jobs by (node_id, job_id), sums."""
 
     nodes: int
     jobs: list[LimitRow]
-    totals: Totals
+    totals: Sums
 
 
 class Received:
@@ -111,7 +104,7 @@ class Received:
             for job in heartbeat.jobs
         ]
         rows.sort(key=lambda row: (row.node_id, row.job_id))
-        totals = Totals(
+        totals = Sums(
             cpu_limit=_sum_cores(row.cpu_limit for row in rows),
             current_cpu_limit=_sum_cores(row.current_cpu_limit for row in rows),
             reclaimed=_sum_cores(max(0.0, row.cpu_limit - row.current_cpu_limit) for row in rows),

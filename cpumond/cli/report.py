@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 import msgspec
 
-from cpumond.api.views import TreeList
+from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.report_html import render_report
@@ -31,7 +31,7 @@ from cpumond.cli.report_rows import (
     list_operations,
     list_pools,
 )
-from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, scheduler_options
+from cpumond.cli.scheduler_client import SchedulerClient, SchedulerRefusedError, connection_options
 from cpumond.cli.tables import draw, measure, show_title, warn
 from cpumond.errors import UnavailableError, UsageError
 from cpumond.fairshare.explain import show_percent
@@ -59,7 +59,6 @@ GRAPH_POINTS: Final = 720
 @click.option(
     "--since",
     "since_s",
-    metavar="DURATION",
     type=DurationType(1.0, YEAR_S),
     default="24h",
     show_default=True,
@@ -80,7 +79,7 @@ GRAPH_POINTS: Final = 720
 @click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
 @click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@scheduler_options
+@connection_options
 def report_command(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int, format_: Format | None,
     output: str | None, html_path: str | None, as_json: bool,
@@ -162,9 +161,6 @@ def check_path(path: str, option: str) -> str:
     return path
 
 
-# ---- asking the scheduler
-
-
 def read_report(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
 ) -> tuple[ReportView, bytes]:
@@ -219,8 +215,6 @@ def read_histories(
     return histories
 
 
-# ---- CSV
-
 TEXT_COLUMNS: Final = ("kind", "tree", "name", "parent", "depth", "title", "user", "pool", "state")
 TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series")
 
@@ -255,9 +249,6 @@ def show_digits(value: float | None) -> str:
 def show_utc(at: float) -> str:
     """Seconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# ---- text
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,6 @@ def _render_sentence(total: ReportRow) -> str:
     return f"<p>{text}</p>"
 
 
-# Tables
-
 HEADS: Final = {"pool": ("pool",), "operation": ("operation", "title", "user", "pool", "state")}
 
 
@@ -113,9 +111,6 @@ def _show_value(value: float | None, is_percent: bool) -> str:
     if is_percent:
         return show_percent(value / 100.0)
     return "&lt;0.001" if 0 < value < 0.001 else format_amount(value)
-
-
-# Graphs
 
 
 def _add_times(page: Page, history: HistoryView, report: ReportView) -> None:

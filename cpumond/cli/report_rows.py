@@ -118,7 +118,6 @@ def list_pools(tree: ReportTree) -> Iterator[Line]:
 
 
 def list_operations(tree: ReportTree) -> Iterator[Line]:
-    """The operations of a tree."""
     return (Line("operation", tree.tree, row) for row in tree.operations)
 
 
@@ -149,9 +148,6 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
         left_out_operations=len(operations[top:]),
         uncertain_operations=tree.left_out_operations + sum(not row.pool for row in tree.operations),
     )
-
-
-# ---- sentences
 
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:

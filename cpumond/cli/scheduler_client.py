@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from cpumond.cli.options import given, print_json, terminal_width, use_colour
+from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
 from cpumond.cli.tables import draw, warn
 from cpumond.config import find_rights_of_others
 from cpumond.decode import ContentError, decode_json, decode_toml
@@ -63,12 +63,17 @@ class SchedulerRefusedError(CpumondError):
         self.exit_code = EXIT_OF_STATUS.get(status, EXIT_UNAVAILABLE)
 
 
-class SchedulerClient:
-    """Speaks HTTP with one scheduler, one connection for each command."""
+class _Warned(msgspec.Struct):
+    warnings: list[str] = []
 
-    def __init__(self, url: str, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
+
+class SchedulerClient:
+    """Speaks HTTP with one scheduler, one connection for each command. ``as_json``: its answers are what is printed."""
+
+    def __init__(self, url: str, token: str = "", as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
         self.token = token
+        self.as_json = as_json
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
@@ -113,6 +118,23 @@ class SchedulerClient:
     def get(self, path: str, kind: type[Kind], **query: Any) -> Kind:
         """The answer to GET as a value; None in ``query`` is left out."""
         return self.decode(self.request("GET", path, query=given(query)), kind)
+
+    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None) -> Kind:
+        """The answer to GET as a value for people; with ``as_json`` it is printed, and the command ends here."""
+        content = self.request("GET", path, query=query)
+        if self.as_json:
+            print_json_and_end(content)
+        return self.decode(content, kind)
+
+    def tell_done(self, content: bytes, sentence: str) -> None:
+        """What a change says: its warnings on standard error, and a sentence or JSON."""
+        if self.as_json:
+            print_json(content)
+        else:
+            click.echo(sentence)
+        with contextlib.suppress(ContentError):
+            for warning in decode_json(content, _Warned).warnings:
+                warn(warning)
 
     def decode(self, content: bytes, kind: type[Kind]) -> Kind:
         """An answer as a value. Raises UnavailableError for one that is not understood."""
@@ -178,9 +200,6 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
     return SchedulerRefusedError(sentence, status)
 
 
-# ---- options
-
-
 def read_url(text: str) -> str:
     """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
     url = (text if "://" in text else f"http://{text}").rstrip("/")
@@ -222,7 +241,7 @@ def read_token(token: str | None, token_file: str | None) -> str:
     return token
 
 
-def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
+def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
     """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with the client of these."""
 
     @click.option(
@@ -253,14 +272,23 @@ def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]
     return with_client
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
+    """The same and ``--json``, which the client carries."""
+
+    @connection_options
+    @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+    @functools.wraps(command)
+    def with_json(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        client.as_json = bool(kwargs.pop("as_json"))
+        return command(client, *args, **kwargs)
+
+    return with_json
+
+
 tree_option = click.option("--tree", metavar="TREE", help="Default: the scheduler's default tree.")
 unset_option = click.option(
     "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
 )
-
-
-# ---- key=value
 
 
 def read_value(text: str) -> Any:
@@ -322,24 +350,6 @@ def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
     return attributes
 
 
-# ---- output
-
-
-class _Warned(msgspec.Struct):
-    warnings: list[str] = []
-
-
-def tell_done(content: bytes, as_json: bool, sentence: str) -> None:
-    """What a change says: its warnings on standard error, and a sentence or JSON."""
-    if as_json:
-        print_json(content)
-    else:
-        click.echo(sentence)
-    with contextlib.suppress(ContentError):
-        for warning in decode_json(content, _Warned).warnings:
-            warn(warning)
-
-
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
 
@@ -360,7 +370,6 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table on standard output."""
     click.echo(draw([make_table(headings, rows)], terminal_width(), use_colour()))
 
 

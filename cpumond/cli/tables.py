@@ -77,9 +77,6 @@ STYLES: Final = {
 }
 
 
-# ---- names and numbers
-
-
 def warn(sentence: str) -> None:
     """A warning on standard error."""
     click.echo(f"warning: {show_name(sentence)}", err=True)
@@ -97,9 +94,6 @@ def show_option(key: str, value: object) -> str:
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# ---- tables
 
 
 def draw(parts: Iterable[RenderableType], width: int | None, colour: bool) -> str:
@@ -187,9 +181,6 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
             if width is None or measure(table) <= width:
                 return table, left_out
     return make_table(jobs, shown, 1, True), left_out
-
-
-# ---- what a command prints
 
 
 def describe_totals(answer: StatusAnswer) -> str:

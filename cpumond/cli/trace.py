@@ -11,9 +11,8 @@ from typing import Literal, TextIO
 import click
 import msgspec
 
-from cpumond.cli.options import order_option, set_option
+from cpumond.cli.options import naming_unreadable, order_option, set_option
 from cpumond.config import parse_assignments
-from cpumond.errors import AccessError, UnavailableError, describe
 from cpumond.monitor.model import MonitorSettings, check_together
 from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, find_columns, parse_trace, replay_rows
 
@@ -77,7 +76,7 @@ def read_lines(path: str) -> Iterator[str]:
     Of a line that is longer than a trace's may be, no more is read at once than shows that it is.
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
     """
-    try:
+    with naming_unreadable(path, "a trace"):
         if path == "-":
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(encoding="utf-8", errors="replace")
@@ -86,10 +85,6 @@ def read_lines(path: str) -> Iterator[str]:
         else:
             with open(path, encoding="utf-8", errors="replace") as file:
                 yield from _read_pieces(file)
-    except PermissionError as error:
-        raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
-    except OSError as error:
-        raise UnavailableError(f"{path}: cannot be read: {describe(error)}; give the path of a trace") from error
 
 
 def _read_pieces(file: TextIO) -> Iterator[str]:

@@ -18,7 +18,7 @@ from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_cpus
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
 from cpumond.cli.ending import ended_by
-from cpumond.cli.options import DurationType, check_cores, set_option
+from cpumond.cli.options import CoresType, DurationType, set_option
 from cpumond.cli.trace import read_settings
 from cpumond.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
@@ -48,12 +48,7 @@ duration_option = click.option(
 @click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")
 @cgroup_option
 @click.option(
-    "--cpu-limit",
-    "cpu_limit_cores",
-    metavar="CORES",
-    type=float,
-    callback=check_cores,
-    help="CPU the job ordered.  [default: the quota of the cgroup]",
+    "--cpu-limit", "cpu_limit_cores", type=CoresType(), help="CPU the job ordered.  [default: the quota of the cgroup]"
 )
 @duration_option
 @set_option

@@ -7,48 +7,53 @@ by which the next run of the agent finds it again. See ``cpumond.executor.keeper
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import select
 import signal
-import socket
-import sys
 import time
-from collections.abc import Iterable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import msgspec
 import structlog
 
+from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import CpumondError, describe, from_os_error
-from cpumond.executor import CgroupTotals, Ended, Event, ExecutorError, JobCgroups, Launch, NotStarted, Started, keeper
+from cpumond.executor import keeper
+from cpumond.executor.keeper.logs import read_end, read_log
+from cpumond.executor.keeper_link import KeeperLink, KeptJob, read_result
+from cpumond.executor.model import (
+    KILLED_BEFORE,
+    LAST_WORDS_BYTES,
+    NO_COMMAND,
+    Ended,
+    Event,
+    Executor,
+    ExecutorError,
+    Launch,
+    NotStarted,
+    Started,
+)
 from cpumond.wire import LogStream
 
 log = structlog.get_logger("cpumond.executor")
 
 INDEX_NAME: Final = "cgroup-jobs"
-KEEPER_LOG_NAME: Final = "keeper.log"
 UNKNOWN: Final = (
     "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
 )
 NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
-KILLED_BEFORE: Final = "it was killed before it was started"
 
-LAST_WORDS_BYTES: Final = 4096
 _CONNECT_S: Final = 8.0
 _SETTLE_S: Final = 1.5
 _RETRY_S: Final = 0.05
-_RECEIVE_BYTES: Final = 1 << 18
-_LOG_LOOKS: Final = 10
-_MAX_KEEPER_LOG_BYTES: Final = 65_536
 
 
 class Record(msgspec.Struct):
-    """What is on disk of a job that is not over, or whose end nobody may have stored yet.
+    """What is on disk of a job until the agent has stored its end.
 
-    ``pid`` None until the keeper told it. ``outcome``: the event that is told when the cgroup is gone.
+    ``pid``: None until the keeper has reported it.
     """
 
     job_id: str
@@ -60,17 +65,10 @@ class Record(msgspec.Struct):
     ended: Ended | None = None
     not_started: NotStarted | None = None
 
-
-class _Result(msgspec.Struct):
-    """What a keeper wrote of a job that is over, see its ``Job.describe``."""
-
-    state: Literal["ended", "failed"]
-    start_time: float
-    finish_time: float
-    exit_code: int | None
-    signal: int | None
-    problem: str
-    node_fault: bool
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent, once the cgroup is gone."""
+        return self.not_started or self.ended
 
 
 class _Job:
@@ -85,18 +83,18 @@ class _Job:
         self.interrupted = False
         """To be interrupted as soon as it runs."""
         self.killed = False
-        self.result: dict[str, Any] | None = None
+        self.result: KeptJob | None = None
         """The keeper's last word."""
 
     @property
     def is_over(self) -> bool:
-        return self.result is not None or self.record.ended is not None or self.record.not_started is not None
+        return self.result is not None or self.record.outcome is not None
 
 
-class CgroupExecutor:
-    """See ``cpumond.executor.Executor``. One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+class CgroupExecutor(Executor):
+    """One for a ``runtime_dir``, and one for a root of ``cgroups``."""
 
-    def __init__(self, cgroups: JobCgroups, runtime_dir: str) -> None:
+    def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
         self._runtime_dir = runtime_dir
         self._index_dir = os.path.join(runtime_dir, INDEX_NAME)
@@ -105,37 +103,34 @@ class CgroupExecutor:
         self._wanted: set[str] = set()
         """Which of those that ran before this agent it knows."""
         self._events: list[Event] = []
-        self._told: list[Record] = []
-        self._socket: socket.socket | None = None
-        self._greeted = False
-        self._received = b""
-        self._waiting = b""
-        self._keeper_pid: int | None = None
-        self._ready = -1
-        self._problem = ""
-        """Why the last keeper could not even be started."""
-        self._alone_since_s: float | None = None
+        self._reported: list[Record] = []
         self._epoll = select.epoll()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._news, select.EPOLLIN)
+        self._keeper = KeeperLink(runtime_dir, self._epoll)
         self._closed = False
 
     # ---- what the agent calls
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """See ``Executor.recover``."""
         wanted = self._wanted = set(job_ids)
         self._prepare()
         records = self._load_records()
         for job_id, record in records.items():
             self._jobs[job_id] = _Job(record, silent=job_id not in wanted)
-        self._meet_keeper()
+        if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
+            raise ExecutorError(
+                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
+                "see whether the agent may start processes and make sockets there"
+            )
         for job_id in wanted - set(self._jobs):
-            self._give_up_unknown(job_id)
+            self._jobs[job_id] = _Job(Record(job_id, "", 0, [], ended=Ended(job_id, time.time(), problem=UNKNOWN)))
+            self._wake()
         for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
             if not self._cgroups.remove(job_id):
                 log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
-        self._settle(wanted)
+        known = [self._jobs[job_id] for job_id in wanted]
+        self._exchange_until(lambda: all(job.started or job.is_over for job in known), _SETTLE_S)
         found = {}
         for job_id, job in self._jobs.items():
             if job.silent and not job.is_over:
@@ -152,20 +147,20 @@ class CgroupExecutor:
         return found
 
     def start(self, launch: Launch) -> None:
-        """See ``Executor.start``. Raises ExecutorError for a job that is here already."""
+        """Raises ExecutorError for a job that is here already."""
         job_id = launch.job_id
         if job_id in self._jobs:
             raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
-        self._told = [record for record in self._told if record.job_id != job_id]
+        self._reported = [record for record in self._reported if record.job_id != job_id]
         if not launch.argv:
-            self._add_event(NotStarted(job_id, "its command is empty"))
+            self._add_event(NotStarted(job_id, NO_COMMAND))
             return
         try:
             procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks)
         except CpumondError as error:
             self._add_event(NotStarted(job_id, str(error), node_fault=True))
             return
-        self._look_after_index()
+        self._restore_index()
         directory = os.path.abspath(launch.directory)
         record = Record(job_id, directory, launch.max_log_bytes, procs)
         job = self._jobs[job_id] = _Job(record)
@@ -174,25 +169,13 @@ class CgroupExecutor:
         except OSError as error:
             problem = f"cannot write into {self._index_dir}: {describe(error)}; make room there"
             record.not_started = NotStarted(job_id, problem, node_fault=True)
-            self._ring()
+            self._wake()
             return
-        job.start = {
-            "id": job_id,
-            "argv": launch.argv,
-            "environment": launch.environment,
-            "user": launch.user,
-            "working_directory": launch.working_directory,
-            "directory": directory,
-            "max_log_bytes": launch.max_log_bytes,
-            "procs": procs,
-        }
-        if self._greeted:
-            self._send({"start": job.start})
-        else:
-            self._ring()
+        job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
+        if not self._keeper.send("start", job.start):
+            self._wake()
 
     def interrupt(self, job_id: str) -> None:
-        """See ``Executor.interrupt``."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -202,19 +185,18 @@ class CgroupExecutor:
             job.interrupted = True
 
     def kill(self, job_id: str) -> None:
-        """See ``Executor.kill``; ``poll`` goes on with it until the job is over."""
+        """``poll`` goes on with it until the job is over."""
         job = self._jobs.get(job_id)
         if job is not None:
             job.killed = True
             self._kill(job)
 
     def poll(self) -> list[Event]:
-        """See ``Executor.poll``."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
-        self._look_after_index()
-        self._forget_told()
-        self._talk()
+        self._restore_index()
+        self._remove_reported()
+        self._exchange()
         for job in list(self._jobs.values()):
             if job.is_over:
                 self._finish(job)
@@ -224,24 +206,20 @@ class CgroupExecutor:
         return events
 
     def fileno(self) -> int:
-        """See ``Executor.fileno``."""
         return self._epoll.fileno()
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """See ``Executor.read_log``."""
-        return read_log(directory, stream, tail_bytes)
+        found = read_log(directory, stream, tail_bytes)
+        if found is None:
+            path = os.path.join(directory, stream)
+            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+        return found
 
     def close(self) -> None:
-        """See ``Executor.close``."""
         if self._closed:
             return
         self._closed = True
-        self._disconnect()
-        self._close_ready()
-        if self._keeper_pid is not None:
-            # The first process of a keeper ends at once.
-            with contextlib.suppress(OSError):
-                os.waitpid(self._keeper_pid, 0)
+        self._keeper.close()
         self._epoll.close()
         os.close(self._news)
 
@@ -261,35 +239,17 @@ class CgroupExecutor:
         self._cgroups.remove(probe)
         self._prepared = True
 
-    def _meet_keeper(self) -> None:
-        """Connect to the keeper, started if need be, and hear what it has. Raises ExecutorError."""
-        deadline_s = time.monotonic() + _CONNECT_S
-        self._talk()
-        while not self._greeted:
+    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self._exchange()
+        while not condition():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
-                raise ExecutorError(
-                    f"the keeper of jobs does not answer in {self._runtime_dir}: {self._explain()}; "
-                    "see whether the agent may start processes and make sockets there"
-                )
+                return False
             self._epoll.poll(min(left_s, _RETRY_S))
-            self._talk()
-
-    def _settle(self, wanted: set[str]) -> None:
-        """Wait a moment for jobs of which it is not known yet whether they live."""
-        deadline_s = time.monotonic() + _SETTLE_S
-        while any(not job.started and not job.is_over for job_id, job in self._jobs.items() if job_id in wanted):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0.0:
-                return
-            self._epoll.poll(min(left_s, _RETRY_S))
-            self._talk()
-
-    def _give_up_unknown(self, job_id: str) -> None:
-        record = Record(job_id, "", 0, [])
-        record.ended = Ended(job_id, time.time(), problem=UNKNOWN)
-        self._jobs[job_id] = _Job(record)
-        self._ring()
+            self._exchange()
+        return True
 
     # ---- the records
 
@@ -305,16 +265,14 @@ class CgroupExecutor:
         for name in names:
             path = os.path.join(self._index_dir, name)
             if not name.endswith(".json"):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                _unlink(path)
                 continue
             try:
                 with open(path, "rb") as file:
                     record = decode_json(file.read(), Record)
             except (OSError, ContentError) as error:
                 log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                _unlink(path)
                 continue
             record.job_id = name.removesuffix(".json")
             found[record.job_id] = record
@@ -327,8 +285,8 @@ class CgroupExecutor:
             file.write(msgspec.json.encode(record))
         os.rename(f"{path}.new", path)
 
-    def _look_after_index(self) -> None:
-        """Where somebody removed ``runtime_dir`` or the records: write them anew, for the next run of the agent."""
+    def _restore_index(self) -> None:
+        """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
         if not self._prepared or os.path.isdir(self._index_dir):
             return
         try:
@@ -338,8 +296,7 @@ class CgroupExecutor:
         log.error("the records of jobs were removed, they are written anew", path=self._index_dir)
         for job in self._jobs.values():
             self._store_if_possible(job.record)
-        if self._greeted:
-            self._send({"listen": True})
+        self._keeper.send("listen", True)
 
     def _store_if_possible(self, record: Record) -> None:
         try:
@@ -347,24 +304,24 @@ class CgroupExecutor:
         except OSError as error:
             log.warning("a record of a job cannot be written", job_id=record.job_id, problem=describe(error))
 
-    def _forget_told(self) -> None:
+    def _remove_reported(self) -> None:
         """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
-        for record in self._told:
+        for record in self._reported:
             _unlink(self._record_path(record.job_id))
             if record.directory:
                 for suffix in ("", ".new"):
                     _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
-        self._told.clear()
+        self._reported.clear()
 
     # ---- events
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Make ``fileno`` readable."""
         os.eventfd_write(self._news, 1)
 
     def _add_event(self, event: Event) -> None:
         self._events.append(event)
-        self._ring()
+        self._wake()
 
     def _describe_start(self, job: _Job) -> Started:
         return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
@@ -380,9 +337,9 @@ class CgroupExecutor:
 
     def _kill(self, job: _Job) -> None:
         self._cgroups.kill(job.record.job_id)
-        if not job.started and self._greeted:
+        if not job.started:
             # It may not have entered its cgroup yet.
-            self._send({"kill": job.record.job_id})
+            self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
         """Remove what is left of a job that is over, and tell it; again in the next ``poll`` while that fails."""
@@ -391,280 +348,136 @@ class CgroupExecutor:
         if self._cgroups.list_processes(job_id):
             self._cgroups.kill(job_id)
             return
-        if job.result is not None and record.ended is None and record.not_started is None:
-            if job.result["state"] == "failed":
-                record.not_started = NotStarted(job_id, job.result["problem"], job.result["node_fault"])
+        if job.result is not None and record.outcome is None:
+            if job.result.state == "failed":
+                record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
-                record.ended = _describe_end(record, job.result, self._cgroups.read_totals(job_id))
+                record.ended = self._describe_end(record, job.result)
             # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
             self._store_if_possible(record)
         if not self._cgroups.remove(job_id):
             return
-        if self._greeted:
-            self._send({"forget": job_id})
+        self._keeper.send("forget", job_id)
         if record.directory:
             for name in keeper.STREAMS:
                 for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
                     _unlink(os.path.join(record.directory, name + suffix))
         del self._jobs[job_id]
-        self._told.append(record)
-        event = record.not_started or record.ended
-        if not job.silent and event is not None:
-            self._add_event(event)
+        self._reported.append(record)
+        if not job.silent and record.outcome is not None:
+            self._add_event(record.outcome)
         else:
-            self._ring()
+            self._wake()
+
+    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
+        totals = self._cgroups.read_totals(record.job_id)
+        path = os.path.join(record.directory, "stderr")
+        return Ended(
+            record.job_id,
+            result.finish_time,
+            result.exit_code,
+            result.signal,
+            totals.cpu_seconds,
+            totals.max_memory,
+            totals.oom_kills > 0,
+            result.problem,
+            read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
+        )
 
     # ---- the keeper
 
-    def _talk(self) -> None:
-        """Everything there is to hear and to say, without waiting."""
-        self._reap_keeper()
-        if self._socket is None and not self._connect():
-            self._live_without_keeper()
-            return
-        self._alone_since_s = None
-        self._receive()
-        self._flush()
+    def _exchange(self) -> None:
+        """Read all that the keeper has sent and send what waits for it; returns at once."""
+        for news in self._keeper.exchange():
+            if isinstance(news, KeptJob):
+                self._note(news)
+            else:
+                self._compare(news)
+        if self._keeper.alone_s >= _CONNECT_S:
+            self._give_up_without_keeper()
 
-    def _connect(self) -> bool:
-        """Connect to the keeper, or start one: then the ready pipe tells when to try again."""
-        try:
-            directory = os.open(self._runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            # By way of a descriptor: the path of a unix socket is 107 bytes at most.
-            sock.connect(f"/proc/self/fd/{directory}/{keeper.SOCKET_NAME}")
-        except OSError as error:
-            sock.close()
-            if error.errno != errno.EAGAIN:
-                self._start_keeper()
-            return False
-        finally:
-            os.close(directory)
-        self._close_ready()
-        self._socket = sock
-        self._received = self._waiting = b""
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
-        return True
-
-    def _start_keeper(self) -> None:
-        if self._keeper_pid is not None or self._ready >= 0:
-            return
-        read_end = write_end = errors = -1
-        try:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            errors = os.open(
-                os.path.join(self._runtime_dir, KEEPER_LOG_NAME),
-                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-                0o600,
-            )
-            if os.fstat(errors).st_size > _MAX_KEEPER_LOG_BYTES:
-                os.ftruncate(errors, 0)
-            self._keeper_pid = os.posix_spawn(
-                sys.executable,
-                # By its path and without site: it needs nothing but the standard library, and stays small.
-                [sys.executable, "-I", "-S", keeper.__file__, os.path.abspath(self._runtime_dir)],
-                {"PATH": os.defpath, "LANG": "C.UTF-8"},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-                    (os.POSIX_SPAWN_DUP2, write_end, 1),
-                    (os.POSIX_SPAWN_DUP2, errors, 2),
-                ],
-            )
-            self._ready, read_end = read_end, -1
-            self._epoll.register(self._ready, select.EPOLLIN)
-            self._problem = ""
-        except OSError as error:
-            problem = f"{sys.executable}: {describe(error)}"
-            if problem != self._problem:
-                log.error("the keeper of jobs cannot be started", problem=problem)
-            self._problem = problem
-        finally:
-            for fd in (read_end, write_end, errors):
-                if fd >= 0:
-                    os.close(fd)
-
-    def _reap_keeper(self) -> None:
-        if self._keeper_pid is not None:
-            try:
-                pid, _ = os.waitpid(self._keeper_pid, os.WNOHANG)
-            except ChildProcessError:
-                pid = self._keeper_pid
-            if pid:
-                self._keeper_pid = None
-        if self._ready >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._ready, 1)
-                self._close_ready()
-
-    def _close_ready(self) -> None:
-        if self._ready >= 0:
-            self._epoll.unregister(self._ready)
-            os.close(self._ready)
-            self._ready = -1
-
-    def _explain(self) -> str:
-        """Why there is no keeper, as far as it is known."""
-        if self._problem:
-            return self._problem
-        try:
-            with open(os.path.join(self._runtime_dir, KEEPER_LOG_NAME), encoding="utf-8", errors="replace") as file:
-                lines = file.read().split("\n")
-        except OSError:
-            lines = []
-        return next((line for line in reversed(lines) if line.strip()), "it did not say why")
-
-    def _live_without_keeper(self) -> None:
+    def _give_up_without_keeper(self) -> None:
         """When no keeper can be had for long, jobs neither start nor end unseen."""
-        if self._alone_since_s is None:
-            self._alone_since_s = time.monotonic()
-        if time.monotonic() - self._alone_since_s < _CONNECT_S:
-            return
         for job in self._jobs.values():
             if job.is_over:
                 continue
             if job.start is not None:
-                problem = f"the keeper of jobs cannot be started: {self._explain()}"
+                problem = f"the keeper of jobs cannot be started: {self._keeper.explain()}"
                 job.record.not_started = NotStarted(job.record.job_id, problem, node_fault=True)
                 self._cgroups.kill(job.record.job_id)
-                self._ring()
+                self._wake()
             elif not self._cgroups.list_processes(job.record.job_id):
                 self._conclude(job)
 
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._epoll.unregister(self._socket.fileno())
-            self._socket.close()
-        self._socket = None
-        self._greeted = False
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._waiting += json.dumps(message).encode() + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._socket is None:
-            return
-        blocked = False
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[self._socket.send(self._waiting) :]
-        except BlockingIOError:
-            blocked = True
-        except OSError:
-            # Its end is seen when it is read from.
-            self._waiting = b""
-        self._epoll.modify(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
-
-    def _receive(self) -> None:
-        while self._socket is not None:
-            try:
-                data = self._socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._disconnect()
-                self._connect()
-                return
-            *lines, self._received = (self._received + data).split(b"\n")
-            for line in lines:
-                try:
-                    message = decode_json(line, dict[str, Any])
-                except ContentError as error:
-                    log.error("the keeper of jobs speaks no language known here", problem=str(error))
-                    self._disconnect()
-                    return
-                if "hello" in message:
-                    if message["hello"]["version"] != keeper.VERSION:
-                        log.warning("the keeper of jobs is of another version; it ends when its jobs and this agent do")
-                    self._greet(message["hello"]["jobs"])
-                elif "job" in message:
-                    self._note(message["job"])
-
-    def _greet(self, snapshots: list[dict[str, Any]]) -> None:
-        """A keeper tells all it has: bring both sides together."""
-        self._greeted = True
-        known = set()
-        for snapshot in snapshots:
-            known.add(snapshot["id"])
-            if snapshot["id"] not in self._jobs:
-                record = Record(snapshot["id"], snapshot["directory"], 0, self._cgroups.join_files(snapshot["id"]))
-                self._jobs[snapshot["id"]] = _Job(record, snapshot["id"] not in self._wanted)
-            self._note(snapshot)
+    def _compare(self, kept: list[KeptJob]) -> None:
+        """Bring both sides together with a keeper that has listed all its jobs."""
+        for kept_job in kept:
+            if kept_job.id not in self._jobs:
+                record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
+                self._jobs[kept_job.id] = _Job(record, kept_job.id not in self._wanted)
+            self._note(kept_job)
+        known = {kept_job.id for kept_job in kept}
         for job_id, job in self._jobs.items():
             if job_id not in known and not job.is_over:
-                self._introduce(job)
+                self._hand_over(job)
 
-    def _introduce(self, job: _Job) -> None:
-        """A job that the keeper does not have: it was never told of it, or another keeper was killed."""
+    def _hand_over(self, job: _Job) -> None:
+        """A job that the keeper does not have: the order never reached it, or the keeper before was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
         # A keeper's first step. A job that has got so far is not begun again: it may have run already.
         begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
-        if job.start is not None and not begun and not has_processes and _read_result(record.directory) is None:
+        if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
             if job.killed:
                 record.not_started = NotStarted(record.job_id, KILLED_BEFORE)
-                self._ring()
+                self._wake()
             else:
-                self._send({"start": job.start})
-        elif has_processes and _read_result(record.directory) is None:
+                self._keeper.send("start", job.start)
+        elif has_processes and read_result(record.directory) is None:
             job.start = None
-            self._send(
-                {
-                    "adopt": {
-                        "id": record.job_id,
-                        "directory": record.directory,
-                        "max_log_bytes": record.max_log_bytes,
-                        "procs": record.procs,
-                        "pid": record.pid,
-                        "start_time": record.start_time or time.time(),
-                    }
-                }
-            )
+            adopted = {
+                **msgspec.to_builtins(record),
+                "id": record.job_id,
+                "start_time": record.start_time or time.time(),
+            }
+            self._keeper.send("adopt", adopted)
         else:
             self._conclude(job)
 
     def _conclude(self, job: _Job) -> None:
         """The end of a job that no keeper has: from what the dead one wrote, if it could."""
-        result = _read_result(job.record.directory)
+        result = read_result(job.record.directory)
         if result is None:
             started = job.record.start_time > 0.0
-            result = {
-                "state": "ended" if started else "failed",
-                "finish_time": time.time(),
-                "exit_code": None,
-                "signal": None,
-                "problem": keeper.LOST if started else NEVER_STARTED,
-                "node_fault": True,
-            }
-        elif result["state"] == "ended" and not job.started:
-            job.record.start_time = result["start_time"]
+            result = KeptJob(
+                job.record.job_id,
+                "ended" if started else "failed",
+                finish_time=time.time(),
+                problem=keeper.LOST if started else NEVER_STARTED,
+                node_fault=True,
+            )
+        elif result.state == "ended" and not job.started:
+            job.record.start_time = result.start_time
             self._mark_started(job)
         job.result = result
-        self._ring()
+        self._wake()
 
-    def _note(self, snapshot: dict[str, Any]) -> None:
-        """The keeper tells of a job."""
-        job = self._jobs.get(snapshot["id"])
+    def _note(self, kept_job: KeptJob) -> None:
+        """Take over what the keeper reports of a job."""
+        job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:
-            if job is None and snapshot["state"] in ("ended", "failed"):
-                self._send({"forget": snapshot["id"]})
+            if job is None and kept_job.is_over:
+                self._keeper.send("forget", kept_job.id)
             return
         job.start = None
-        state = snapshot["state"]
-        if state in ("running", "ended"):
-            if job.record.pid != snapshot["pid"] or job.record.start_time != snapshot["start_time"]:
-                job.record.pid = snapshot["pid"]
-                job.record.start_time = snapshot["start_time"]
-                if state == "running":
+        if kept_job.state in ("running", "ended"):
+            if (job.record.pid, job.record.start_time) != (kept_job.pid, kept_job.start_time):
+                job.record.pid, job.record.start_time = kept_job.pid, kept_job.start_time
+                if kept_job.state == "running":
                     self._store_if_possible(job.record)
             self._mark_started(job)
-        if state in ("ended", "failed"):
-            job.result = snapshot
+        if kept_job.is_over:
+            job.result = kept_job
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -674,58 +487,3 @@ def _open_private(path: str, flags: int) -> int:
 def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _read_result(directory: str) -> dict[str, Any] | None:
-    try:
-        with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
-            return msgspec.structs.asdict(decode_json(file.read(), _Result))
-    except (OSError, ContentError):
-        return None
-
-
-def _describe_end(record: Record, result: dict[str, Any], totals: CgroupTotals) -> Ended:
-    failed = result["exit_code"] not in (0, None)
-    return Ended(
-        record.job_id,
-        result["finish_time"],
-        result["exit_code"],
-        result["signal"],
-        totals.cpu_seconds,
-        totals.max_memory,
-        totals.oom_kills > 0,
-        result["problem"],
-        _read_end(os.path.join(record.directory, "stderr"), LAST_WORDS_BYTES)[0] if failed else b"",
-    )
-
-
-def read_log(directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-    """The last ``tail_bytes`` bytes of a log that a keeper wrote, and how many were written in all.
-
-    Raises ExecutorError when there is no log.
-    """
-    path = os.path.join(directory, stream)
-    before, current, older = b"", (b"", -1), (b"", -1)
-    for _ in range(_LOG_LOOKS):
-        before = _read_end(f"{path}.total", _RECEIVE_BYTES)[0]
-        current = _read_end(path, tail_bytes)
-        older = _read_end(f"{path}.1", tail_bytes - len(current[0]))
-        if current[1] >= 0 and _read_end(f"{path}.total", _RECEIVE_BYTES)[0] == before:
-            # Else the log was rotated between two looks.
-            break
-    if current[1] < 0 and older[1] < 0:
-        raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
-    if before.strip().isdigit():
-        return older[0] + current[0], int(before) + max(current[1], 0)
-    return older[0] + current[0], max(older[1], 0) + max(current[1], 0)
-
-
-def _read_end(path: str, most_bytes: int) -> tuple[bytes, int]:
-    """The last bytes of a file, and its size; size -1 when it is not there."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - most_bytes, 0))
-            return file.read(min(size, max(most_bytes, 0))), size
-    except OSError:
-        return b"", -1

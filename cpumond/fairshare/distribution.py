@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from cpumond.fairshare.functions import Group, Path, stop_within
+from cpumond.fairshare.functions import Group
 from cpumond.fairshare.nodes import PoolNode, make_path
-from cpumond.fairshare.resources import (
-    EPS,
-    ZERO,
-    Vector,
-    add,
-    greatest,
-    least,
-    subtract,
-    sum_vectors,
-)
+from cpumond.fairshare.paths import Path
+from cpumond.fairshare.pool_functions import stop_within
+from cpumond.fairshare.resources import EPS, ZERO, Vector, add, greatest, least, subtract, sum_vectors
 from cpumond.fairshare.result import FairShare
 from cpumond.fairshare.tree import Options
 

@@ -55,9 +55,6 @@ def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
     return Explanation(name, binding.rule, tuple(lines))
 
 
-# ---- what holds an element
-
-
 @dataclass(frozen=True, slots=True)
 class _Binding:
     """``rule`` holds at ``at``, the element or a pool above it; ``resource`` where one of them is at its limit."""
@@ -232,9 +229,6 @@ def _is_some(a: Vector) -> bool:
     return max(a) > TOLERANCE
 
 
-# ---- the sentence about it
-
-
 def _tell_binding(tree: _Tree, name: str, binding: _Binding) -> str:
     shares = tree.shares(name)
     r = RESOURCES.index(shares.dominant_resource)
@@ -352,9 +346,6 @@ def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
 def _list_names(names: list[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:SHOWN_NAMES])
     return f"{shown} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else shown
-
-
-# ---- one element of the path
 
 
 def _describe_element(tree: _Tree, name: str) -> list[str]:
@@ -482,9 +473,6 @@ def _describe_limits(tree: _Tree, name: str) -> list[str]:
         if limit < min(shares.demand_share[r], 1.0)
     ]
     return [f"limits: {'; '.join(texts)}"] if texts else []
-
-
-# ---- numbers
 
 
 def show_percent(fraction: float) -> str:

@@ -33,9 +33,6 @@ Prepare = Callable[[PoolNode, float], None]
 """Gives the pools of a subtree functions that are known as far as a suggestion to its top needs (9)."""
 
 
-# ---- volumes
-
-
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:
     """Volumes grow by the flow and shrink by what the last update granted; never above the capacity by growth (5.1)."""
     for node in nodes:
@@ -129,9 +126,6 @@ def _part(volume: float, part: float, r: int) -> float:
 def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float:
     """The share that the pool's volume lasts for, if used up in ``smooth_period_s`` (5.4)."""
     return min((v / t for v, t in zip(node.volume, total, strict=True) if t > 0.0), default=0.0) / smooth_period_s
-
-
-# ---- shares out of volumes
 
 
 def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options, prepare: Prepare) -> None:

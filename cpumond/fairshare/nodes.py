@@ -6,15 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from cpumond.fairshare.functions import (
-    Path,
-    ShareFunction,
-    fifo_path,
-    gang_function,
-    operation_function,
-    settle,
-    weighted_path,
-)
+from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
+from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.resources import (
     EPS,
     UNLIMITED,

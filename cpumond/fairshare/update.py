@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from cpumond.fairshare.distribution import MARGIN, assign, assign_promised_shares, total_of_root
-from cpumond.fairshare.functions import NOTHING, pool_function
+from cpumond.fairshare.functions import NOTHING
 from cpumond.fairshare.guarantees import adjust_guarantees, check_overcommit, estimate_guarantees, infer_guarantees
 from cpumond.fairshare.integral import (
     collect_overflow,
@@ -25,6 +25,7 @@ from cpumond.fairshare.nodes import (
     invert,
     make_path,
 )
+from cpumond.fairshare.pool_functions import pool_function
 from cpumond.fairshare.resources import (
     CPU,
     RESOURCES,

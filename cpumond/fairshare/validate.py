@@ -169,9 +169,6 @@ def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
             raise _wrong(f"{named(kind, element.name)}: weight", "", f"a number > {EPS:g}", element.weight)
 
 
-# ---- values; also for the reader of a file, which has numbers that are not part of a snapshot
-
-
 def check_total_resources(total: Vector) -> None:
     """Cluster totals: finite, and either 0 or at least the least amount that exists (17).
 
@@ -233,9 +230,6 @@ def _check_time(where: str, seconds: float) -> None:
 def _check_choice(where: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise FairShareInputError(f"{where}: expected {one_of(choices)}, got {quoted(value)}")
-
-
-# ---- names and order
 
 
 def order_pools(pools: Iterable[Pool]) -> tuple[Pool, ...]:
@@ -315,9 +309,6 @@ def _find_cycle(name: str, parents: dict[str, str]) -> list[str]:
         path[name] = len(path)
         name = parents[name]
     return []
-
-
-# ---- words
 
 
 def printable(name: str) -> str:

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpumond.config import MAX_NAME, Log, is_loopback, normalise_table, parse_listen, read_layers
+from cpumond.config import MAX_NAME, Log, is_loopback, parse_listen, read_layers
 from cpumond.decode import ContentError, decode_toml
 from cpumond.errors import ConfigError
 from cpumond.monitor.model import DURATION
+from cpumond.schema import normalise_table
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
 DEFAULT_LISTEN = "127.0.0.1:9757"

@@ -9,7 +9,7 @@ fractions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -49,7 +49,7 @@ class CommandError(CpumondError):
         message: str,
         code: int = GENERIC,
         attributes: Mapping[str, Any] | None = None,
-        inner: tuple[CommandError, ...] = (),
+        inner: Sequence[CommandError] = (),
     ) -> None:
         super().__init__(message)
         self.code = code

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,9 +20,10 @@ import pytest
 from waiting import count_descriptors, wait_until
 
 from cpumond.cgroup import open_cgroup
+from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies
 from cpumond.errors import CpumondError
-from cpumond.executor import Ended, Event, Executor, JobCgroups, Launch, NotStarted, Started
+from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
 
@@ -38,11 +39,21 @@ def find_pids_controller() -> bool:
         return any(line.split()[0] == "pids" and line.split()[3] == "1" for line in file)
 
 
+def read_cores(hierarchies: Hierarchies, path: str) -> float:
+    """The quota of a cgroup."""
+    cgroup = open_cgroup(hierarchies, path)
+    assert cgroup is not None
+    with contextlib.closing(cgroup):
+        settings = cgroup.read_settings()
+    assert settings is not None
+    return settings.cores
+
+
 class Rig:
     """An executor under test, its jobs and all that it said. ``make`` makes another one in the same place."""
 
     def __init__(
-        self, make: Callable[[], Executor], cgroups: JobCgroups, hierarchies: Hierarchies, directory: Path
+        self, make: Callable[[], Executor], cgroups: JobCgroupTree, hierarchies: Hierarchies, directory: Path
     ) -> None:
         self.cgroups = cgroups
         self.hierarchies = hierarchies
@@ -81,6 +92,15 @@ class Rig:
         """Start a job that is a shell script; its id."""
         return self.start("sh", "-c", script, **changes)
 
+    def gated(self, before: str, after: str, gate: str = "gate") -> str:
+        """Start a job that does ``before``, and ``after`` once the gate is open; its id."""
+        script = f'{before}; while [ ! -e "$GATE" ]; do sleep 0.02; done; {after}'
+        return self.shell(script, environment={"GATE": str(self.directory / gate)})
+
+    def open_gate(self, gate: str = "gate") -> None:
+        """Let the jobs of a gate go on."""
+        (self.directory / gate).touch()
+
     def poll(self, timeout_s: float = 0.2) -> None:
         """Wait for news, at most ``timeout_s``, and take them."""
         ready = select.poll()
@@ -100,6 +120,10 @@ class Rig:
             assert kind is NotStarted or self.find(NotStarted, job_id) is None, self.events
             self.poll()
         return event
+
+    def wait_all(self, kind: type[Kind], job_ids: Iterable[str]) -> list[Kind]:
+        """Poll until the event has come for each."""
+        return [self.wait(kind, job_id) for job_id in job_ids]
 
     def wait_over(self, job_id: str) -> Ended | NotStarted:
         """Poll until the job has ended, or was not started."""
@@ -300,12 +324,8 @@ class ExecutorContract:
     @pytest.mark.parametrize("cores", [0.05, 0.5, 1.5])
     def test_its_quota_is_in_force(self, rig: Rig, cores: float) -> None:
         job_id = rig.start("sleep", "1000", cpu_limit=cores)
-        cgroup = open_cgroup(rig.hierarchies, rig.wait(Started, job_id).cgroup)
-        assert cgroup is not None
-        with contextlib.closing(cgroup):
-            settings = cgroup.read_settings()
-            assert settings is not None
-            assert settings.cores == pytest.approx(cores, rel=0.02)
+        cgroup = rig.wait(Started, job_id).cgroup
+        assert read_cores(rig.hierarchies, cgroup) == pytest.approx(cores, rel=0.02)
         assert len(rig.cgroups.list_processes(job_id)) == 1
         rig.executor.kill(job_id)
         assert rig.wait(Ended, job_id).signal == 9
@@ -342,24 +362,15 @@ class ExecutorContract:
         rig.executor.interrupt(job_id)
         rig.assert_nothing_left(job_id)
 
-    def test_an_interrupt_while_it_is_being_started_is_not_lost(self, rig: Rig) -> None:
-        job_ids = []
-        for _ in range(5):
-            job_ids.append(rig.start("sleep", "1000"))
-            rig.executor.interrupt(job_ids[-1])
-        for job_id in job_ids:
-            event = rig.wait_over(job_id)
-            assert isinstance(event, NotStarted) or event.signal == 15
-        rig.assert_nothing_left(*job_ids)
-
-    def test_a_job_that_is_just_being_started_is_killed(self, rig: Rig) -> None:
+    @pytest.mark.parametrize(("act", "number"), [("interrupt", 15), ("kill", 9)])
+    def test_what_comes_while_it_is_being_started_is_not_lost(self, rig: Rig, act: str, number: int) -> None:
         job_ids = []
         for _ in range(10):
             job_ids.append(rig.start("sleep", "1000"))
-            rig.executor.kill(job_ids[-1])
+            getattr(rig.executor, act)(job_ids[-1])
         for job_id in job_ids:
             event = rig.wait_over(job_id)
-            assert isinstance(event, NotStarted) or event.signal == 9
+            assert isinstance(event, NotStarted) or event.signal == number
         rig.assert_nothing_left(*job_ids)
 
     @pytest.mark.parametrize(
@@ -429,15 +440,12 @@ class ExecutorContract:
             rig.executor.read_log("none", str(tmp_path / "none"), "stdout", 10)
 
     def test_jobs_outlive_the_agent(self, rig: Rig) -> None:
-        living = rig.shell("echo ready; while [ ! -e \"$STOP\" ]; do sleep 0.05; done; echo over; exit 4",
-                           environment={"STOP": str(rig.directory / "stop")})  # fmt: skip
-        ending = rig.shell("while [ ! -e \"$STOP\" ]; do sleep 0.05; done; exit 6",
-                           environment={"STOP": str(rig.directory / "stop-2")})  # fmt: skip
+        living, ending = rig.gated("echo ready", "echo over; exit 4"), rig.gated(":", "exit 6", "other")
         killed = rig.start("sleep", "1000")
         started = {job_id: rig.wait(Started, job_id) for job_id in (living, ending, killed)}
         rig.wait_written(living, b"ready")
         rig.executor.close()
-        (rig.directory / "stop-2").touch()
+        rig.open_gate("other")
         wait_until(lambda: not rig.cgroups.list_processes(ending), "the job ends without an agent")
         rig.events.clear()
         assert rig.come_back(living, ending, killed, "unknown") == {
@@ -445,7 +453,7 @@ class ExecutorContract:
         }
         assert rig.wait(Ended, ending).exit_code == 6
         assert isinstance(rig.wait_over("unknown"), (Ended, NotStarted))
-        (rig.directory / "stop").touch()
+        rig.open_gate()
         rig.executor.kill(killed)
         assert rig.wait(Ended, living).exit_code == 4
         assert rig.wait(Ended, killed).signal == 9
@@ -482,10 +490,8 @@ class ExecutorContract:
 
     def test_many_at_once(self, rig: Rig) -> None:
         job_ids = [rig.start("sleep", "1000") for _ in range(50)]
-        for job_id in job_ids:
-            rig.wait(Started, job_id)
+        rig.wait_all(Started, job_ids)
         for job_id in job_ids:
             rig.executor.kill(job_id)
-        for job_id in job_ids:
-            assert rig.wait(Ended, job_id).signal == 9
+        assert {ended.signal for ended in rig.wait_all(Ended, job_ids)} == {9}
         rig.assert_nothing_left(*job_ids)

@@ -1,4 +1,4 @@
-"""Fixtures of real parts: cgroups of our own, load in them, an agent as its own process."""
+"""Fixtures of real parts: cgroups of our own, load in them, an agent and a scheduler as processes of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+from scheduler_process import SchedulerProcess
 
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.errors import CpumondError
@@ -40,5 +41,13 @@ def cgroups(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
 def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     """An agent as a process of its own, with its directories under ``tmp_path``; started by the test."""
     process = AgentProcess(tmp_path)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    """A scheduler as a process of its own, with its files in ``tmp_path``; started by the test."""
+    process = SchedulerProcess(tmp_path)
     yield process
     process.close()

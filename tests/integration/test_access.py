@@ -22,13 +22,6 @@ from cpumond.testing import Cluster, remove_cgroups
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and network namespaces")
 
 
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path)
-    yield process
-    process.close()
-
-
 def start_with_tokens(scheduler: SchedulerProcess, *roles: str, text: str = "") -> None:
     """One token for each role, which is its text, of a user of that name."""
     path = scheduler.directory / "tokens"

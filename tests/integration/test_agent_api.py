@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
-from agent_process import AgentProcess, free_port
+from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
@@ -36,25 +35,6 @@ class Host:
             '[monitor]\nmode = "reclaim"\ncheck_period = 100\n'
             '[[source]]\nkind = "glob"\npattern = "jobs/job*"\ncpu_limit = 4.0\noperation = "night"\n'
         )
-
-
-class ProbedAgent(AgentProcess):
-    """An agent that is only asked once its socket takes connections: httpx2 leaks one that does not."""
-
-    def _ready(self) -> bool:
-        assert self.process is not None
-        with socket.socket(socket.AF_UNIX) as probe:
-            if self.process.poll() is None and probe.connect_ex(str(self.socket_path)):
-                return False
-        return super()._ready()
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[AgentProcess]:
-    """An agent as a process of its own; started by the test."""
-    process = ProbedAgent(tmp_path)
-    yield process
-    process.close()
 
 
 @pytest.fixture
@@ -91,7 +71,7 @@ def read_answer(sock: socket.socket) -> bytes:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
     """One agent for the tests that leave it as it was."""
     directory = tmp_path_factory.mktemp("shared")
-    process = ProbedAgent(directory)
+    process = AgentProcess(directory)
     yield process.start(Host(directory / "host", 10).config)
     process.close()
 
@@ -136,19 +116,6 @@ def test_the_unix_socket_offers_everything(shared: AgentProcess):
     assert shared.request("GET", "/metrics").status_code == 200
     assert shared.request("PUT", "/v1/jobs/job3/pin", {"cpu_limit": 1.5}).json()["pinned_cpu_limit"] == 1.5
     assert shared.request("DELETE", "/v1/jobs/job3/pin").json()["pinned_cpu_limit"] is None
-
-
-def test_the_unix_socket_is_for_owner_and_group(shared: AgentProcess):
-    status = os.stat(shared.socket_path)
-    assert stat.S_IMODE(status.st_mode) == 0o660
-    assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to any group")
-def test_the_group_of_the_configuration_owns_the_unix_socket(agent: AgentProcess, host: Host):
-    agent.start(host.config + '[control]\ngroup = "daemon"\n')
-    status = os.stat(agent.socket_path)
-    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, 1, 0o660)
 
 
 # ---- requests that are wrong
@@ -312,18 +279,6 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
 # ---- addresses and the life of the sockets
 
 
-def test_a_busy_metrics_address_is_exit_code_73(agent: AgentProcess, host: Host):
-    with socket.create_server(("127.0.0.1", agent.port)):
-        agent.start(host.config, wait=False)
-        assert agent.process is not None
-        assert agent.process.wait(100) == 73
-    (sentence,) = [line for line in agent.log().splitlines() if not line.startswith("{")]
-    assert f"cannot listen on 127.0.0.1:{agent.port}: Address already in use; set [metrics] listen" in sentence
-    assert not agent.socket_path.exists()
-    assert (host.root / "jobs" / "job0" / "cpu.max").read_text() == "400000 100000\n"
-    agent.start()
-
-
 def test_the_socket_of_a_killed_agent_is_replaced(running: AgentProcess):
     assert running.stop(signal.SIGKILL) == -signal.SIGKILL
     assert running.socket_path.is_socket()
@@ -349,24 +304,6 @@ def test_the_end_does_not_wait_for_open_connections(running: AgentProcess):
         half.sendall(b"GET /metr")
         assert running.stop() == 0
     assert "Traceback" not in running.log()
-
-
-@pytest.mark.parametrize(
-    ("listen", "base"),
-    [("[::1]:{port}", "http://[::1]:{port}"), ("localhost:{port}", "http://localhost:{port}")],
-)
-def test_other_ways_to_write_an_address(listen: str, base: str, agent: AgentProcess, host: Host):
-    port = free_port()
-    agent.start(host.config + f'[metrics]\nlisten = "{listen.format(port=port)}"\n')
-    answer = httpx2.get(base.format(port=port) + "/readyz", trust_env=False, verify=False, timeout=60.0)
-    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
-
-
-def test_metrics_can_be_turned_off(agent: AgentProcess, host: Host):
-    agent.start(host.config + '[metrics]\nlisten = ""\n')
-    assert agent.request("GET", "/metrics").status_code == 200
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", agent.port))
 
 
 def test_jobs_come_and_go_in_the_metrics(running: AgentProcess, host: Host):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,6 @@ def fake(tmp_path: Path) -> str:
         f'mountinfo = "{mountinfo}"\nmanaged_roots = ["jobs"]\n[monitor]\nmode = "reclaim"\ncheck_period = 100\n'
         '[[source]]\nkind = "glob"\npattern = "jobs/job*"\ncpu_limit = 4.0\n'
     )
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[AgentProcess]:
-    process = AgentProcess(tmp_path)
-    yield process
-    process.close()
 
 
 def test_there_is_no_page_unless_one_is_asked_for(agent: AgentProcess, fake: str) -> None:

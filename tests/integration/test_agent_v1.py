@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from configs import FLOOR, QUICK, describe_agent, describe_source
+from configs import QUICK, at_floor, describe_agent, describe_source
 from waiting import wait_until
 
 from cpumond.monitor.model import MonitorSettings
@@ -25,11 +25,6 @@ def set_limit(cgroups: CgroupTree, name: str, quota_us: int, period_us: int = 10
     cgroups.write(name, "period_us", period_us)
     cgroups.write(name, "quota_us", quota_us)
     cgroups.write(name, "burst_us", burst_us)
-
-
-def at_floor(cgroups: CgroupTree, *names: str, floor: float = FLOOR) -> bool:
-    """Whether the quotas of all these cgroups are down."""
-    return all(abs(cgroups.quota_cores(name) - floor) < 0.001 for name in names)
 
 
 # ---- following

@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from executor_contract import ExecutorContract, Rig
+from executor_contract import ExecutorContract, Rig, read_cores
 from waiting import wait_until
 
-from cpumond.cgroup import open_cgroup
 from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.errors import CpumondError, CreateError
-from cpumond.executor import Ended, NotStarted, Started, keeper
+from cpumond.executor import keeper
 from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
+from cpumond.executor.model import Ended, NotStarted, Started
 from cpumond.testing import make_v2_host
 
 pytestmark = pytest.mark.cgroup
@@ -49,7 +49,7 @@ def find_keepers(runtime_dir: Path) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")
-                if os.fsencode(keeper.__file__) in words and os.fsencode(runtime_dir) in words:
+                if os.fsencode(keeper.PROGRAM) in words and os.fsencode(runtime_dir) in words:
                     found.append(int(name))
     return found
 
@@ -184,16 +184,11 @@ def test_the_same_job_is_not_started_twice(rig):
 
 
 def test_the_keeper_is_killed_while_jobs_run(rig):
-    job_id = rig.shell(
-        'echo one; while [ ! -e "$STOP" ]; do sleep 0.02; done; echo two; while :; do sleep 0.02; done',
-        environment={"STOP": str(rig.directory / "stop")},
-    )
-    quick = rig.shell('while [ ! -e "$STOP" ]; do sleep 0.02; done', environment={"STOP": str(rig.directory / "stop")})
-    for started in (job_id, quick):
-        rig.wait(Started, started)
+    job_id, quick = rig.gated("echo one", "echo two; while :; do sleep 0.02; done"), rig.gated(":", ":")
+    rig.wait_all(Started, (job_id, quick))
     rig.wait_written(job_id, b"one\n")
     kill_keeper(rig)
-    (rig.directory / "stop").touch()
+    rig.open_gate()
     rig.wait_written(job_id, b"two\n")
     ended = rig.wait(Ended, quick)
     assert (ended.exit_code, ended.signal, ended.problem) == (None, None, keeper.LOST)
@@ -210,8 +205,7 @@ def test_the_keeper_is_killed_while_jobs_run(rig):
 def test_agent_and_keeper_are_killed_both(rig):
     living = rig.shell("echo one; sleep 1000")
     ending = rig.shell("exec sleep 1000")
-    for job_id in (living, ending):
-        rig.wait(Started, job_id)
+    rig.wait_all(Started, (living, ending))
     rig.wait_written(living, b"one\n")
     rig.executor.close()
     kill_keeper(rig)
@@ -229,21 +223,18 @@ def test_agent_and_keeper_are_killed_both(rig):
     "damage", [b'{"job_id":"\xff"}', b"{", b"", b"[" * 5000], ids=["bytes", "cut", "empty", "deep"]
 )
 def test_a_job_whose_record_is_damaged_goes_on_and_its_end_is_told(rig, damage):
-    job_id = rig.shell(
-        'while [ ! -e "$STOP" ]; do sleep 0.02; done; exit 3', environment={"STOP": f"{rig.directory}/stop"}
-    )
+    job_id = rig.gated(":", "exit 3")
     rig.wait(Started, job_id)
     rig.executor.close()
     (rig.directory.parent / "run" / INDEX_NAME / f"{job_id}.json").write_bytes(damage)
     assert set(rig.come_back(job_id)) == {job_id}
-    (rig.directory / "stop").touch()
+    rig.open_gate()
     assert rig.wait(Ended, job_id).exit_code == 3
     rig.assert_nothing_left(job_id)
 
 
 def test_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_the_next_agent_needs(rig):
-    script = 'while [ ! -e "$STOP" ]; do sleep 0.02; done; exit 3'
-    job_id = rig.shell(script, environment={"STOP": f"{rig.directory}/stop"})
+    job_id = rig.gated(":", "exit 3")
     rig.wait(Started, job_id)
     pid = the_keeper(rig)
     run = rig.directory.parent / "run"
@@ -252,7 +243,7 @@ def test_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_the_next
     wait_until((run / keeper.SOCKET_NAME).exists, "the keeper listens there")
     assert set(rig.restart(job_id)) == {job_id}
     assert the_keeper(rig) == pid
-    (rig.directory / "stop").touch()
+    rig.open_gate()
     assert rig.wait(Ended, job_id).exit_code == 3, "the exit code is not lost"
 
 
@@ -306,11 +297,10 @@ def test_whatever_is_killed_each_job_ends_once(rig, seed):
 
 
 def test_what_a_job_leaves_is_killed_without_an_agent(rig):
-    job_id = rig.shell("setsid sleep 1000 & echo ready; while [ ! -e \"$STOP\" ]; do sleep 0.02; done; exit 9",
-                       environment={"STOP": str(rig.directory / "stop")})  # fmt: skip
+    job_id = rig.gated("setsid sleep 1000 & echo ready", "exit 9")
     rig.wait_written(job_id, b"ready")
     rig.executor.close()
-    (rig.directory / "stop").touch()
+    rig.open_gate()
     wait_until(lambda: not rig.list_marked(), "nothing of it lives")
     wait_until(lambda: not find_keepers(rig.directory.parent / "run"), "the keeper ends")
     rig.events.clear()
@@ -345,19 +335,10 @@ def test_two_executors_side_by_side(rig, hierarchies, tmp_path):
 
 
 def test_one_directory_has_one_keeper(rig):
-    first = the_keeper(rig)
-    assert keeper_program(rig) == 0
+    first, run = the_keeper(rig), str(rig.directory.parent / "run")
+    program = [sys.executable, "-I", "-S", keeper.PROGRAM, run]
+    subprocess.run(program, stdout=subprocess.PIPE, timeout=30, check=True)
     assert find_keepers(rig.directory.parent / "run") == [first]
-
-
-def keeper_program(rig: Rig) -> int:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, str(rig.directory.parent / "run")],
-        stdout=subprocess.PIPE,
-        timeout=30,
-        check=False,
-    )
-    return done.returncode
 
 
 def test_the_keeper_ends_when_there_is_nothing_to_keep(rig):
@@ -511,23 +492,13 @@ def test_a_quota_above_holds_the_jobs(hierarchies, real_tree, above, wanted, fou
     os.mkdir(root)
     Path(root, "cpu.cfs_quota_us").write_text(str(round(above * 100_000)))
     real_tree.create("a", wanted, 0)
-    cgroup = open_cgroup(hierarchies, real_tree.path("a"))
-    assert cgroup is not None
-    with contextlib.closing(cgroup):
-        settings = cgroup.read_settings()
-        assert settings is not None
-        assert settings.cores == pytest.approx(found, abs=0.001)
+    assert read_cores(hierarchies, real_tree.path("a")) == pytest.approx(found, abs=0.001)
 
 
 @pytest.mark.parametrize("cores", [0.0, 0.001, 0.0101, 0.5, 7.77, 512.0])
 def test_every_limit_is_taken_by_the_kernel(hierarchies, real_tree, cores):
     real_tree.create("a", cores, 1 << 26)
-    cgroup = open_cgroup(hierarchies, real_tree.path("a"))
-    assert cgroup is not None
-    with contextlib.closing(cgroup):
-        settings = cgroup.read_settings()
-        assert settings is not None
-        assert settings.cores == pytest.approx(max(cores, 0.001), rel=0.01)
+    assert read_cores(hierarchies, real_tree.path("a")) == pytest.approx(max(cores, 0.001), rel=0.01)
 
 
 def test_processes_that_fork_all_the_time_are_killed(real_tree):
@@ -593,12 +564,10 @@ def test_more_jobs_than_a_job_may_have_descriptors(rig):
     """The keeper holds some descriptors for each job; what a child inherits of them must not be in its way."""
     user = "nobody" if os.geteuid() == 0 else ""
     job_ids = [rig.start("sleep", "1000", user=user, cpu_limit=0.05, working_directory="/") for _ in range(200)]
-    for job_id in job_ids:
-        rig.wait(Started, job_id)
+    rig.wait_all(Started, job_ids)
     for job_id in job_ids:
         rig.executor.kill(job_id)
-    for job_id in job_ids:
-        rig.wait(Ended, job_id)
+    rig.wait_all(Ended, job_ids)
     rig.assert_nothing_left(*job_ids)
 
 

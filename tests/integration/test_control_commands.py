@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -21,6 +23,7 @@ import pytest
 from agent_process import AgentProcess
 from waiting import wait_until
 
+from cpumond.cli import run
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
@@ -61,11 +64,19 @@ def running(agent: AgentProcess, cgroups: CgroupTree) -> Callable[..., AgentProc
     return start
 
 
+def call(agent: AgentProcess, *arguments: str) -> tuple[int, str, str]:
+    """Exit code and output of a command line, run in this process: the start of another one takes longest."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*arguments, "--config", str(agent.config_path)])
+    return code, out.getvalue(), err.getvalue()
+
+
 def said(agent: AgentProcess, *arguments: str) -> str:
     """What a command prints that must succeed without a word on stderr."""
-    done = agent.run(*arguments)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return done.stdout
+    code, output, errors = call(agent, *arguments)
+    assert (code, errors) == (0, ""), output
+    return output
 
 
 def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
@@ -76,11 +87,11 @@ def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
 
 def refused(agent: AgentProcess, *arguments: str) -> tuple[int, str]:
     """Exit code and sentence of a command that must fail."""
-    done = agent.run(*arguments)
-    assert done.stdout == ""
-    assert done.stderr.startswith("cpumond: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.returncode, done.stderr
+    code, output, errors = call(agent, *arguments)
+    assert output == ""
+    assert errors.startswith("cpumond: ")
+    assert errors.count("\n") == 1, errors
+    return code, errors
 
 
 def wait_for_reclaim(agent: AgentProcess, name: str, below_cores: float = 1.9) -> None:

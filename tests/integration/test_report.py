@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ HISTORY = '[history]\nperiod = "100ms"\n'
 
 Counters = dict[str, float]
 """Core-seconds of a job by the names of a heartbeat."""
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    process = SchedulerProcess(tmp_path)
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 @pytest.fixture

@@ -438,34 +438,3 @@ def test_jobs_and_pools_say_what_was_used(server, cpumond):
     }  # fmt: skip
     assert "12.5 core-seconds used, 3 reclaimed" in cpumond("operation", "show", operation_id)
     assert "12.5 core-seconds used, 3 reclaimed, since the start" in cpumond("pool", "show", "p")
-
-
-def test_why_a_job_does_not_fit_anywhere(server, cpumond):
-    node = make_node(server, "n1", cpu=2.0)
-    node.register()
-    operation_id = cpumond("operation", "start", "--pool", "p", "--cpu-limit", "8", "--", "true").strip()
-    server.wait_for_update()
-    told = cpumond("operation", "why", operation_id)
-    assert 'no node that is online can hold a job of task "main", which orders 1 user_slots, 8 cpu' in told
-
-
-def test_why_an_operation_without_nodes_waits(server, cpumond):
-    operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
-    assert "has no node that is online" in cpumond("operation", "why", operation_id)
-
-
-@pytest.mark.parametrize("group", ["tree", "pool", "operation", "node"])
-def test_every_command_has_a_help_with_an_example(cpumond, group):
-    listed = cpumond(group, "--help")
-    names = [line.split()[0] for line in listed.partition("Commands:\n")[2].splitlines() if line.startswith("  ")]
-    for name in [name for name in names if name.islower() and name.isalpha()]:
-        text = cpumond(group, name, "--help")
-        assert "Example: cpumond" in " ".join(text.split()), name
-
-
-def test_the_real_program_prints_json_into_a_pipe(server, tmp_path):
-    environment = {**os.environ, "CPUMOND_SCHEDULER": server.url}
-    command = [sys.executable, "-m", "cpumond", "pool", "list", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert [pool["name"] for pool in json.loads(done.stdout)["pools"]] == ["<Root>"]
-    assert done.stderr == ""

@@ -13,26 +13,16 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
 
 TOKEN = "3f2a-a-long-random-one"  # noqa: S105 - of a scheduler of our own
 UNKNOWN_TOKEN = "nobody-has-this"  # noqa: S105
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
-    """Started by the test."""
-    process = SchedulerProcess(tmp_path)
-    yield process
-    process.close()
 
 
 def mode_of(path: Path) -> int:
@@ -109,25 +99,20 @@ def test_one_scheduler_at_a_time_has_a_store(scheduler, tmp_path):
     scheduler.create_pool("goes-on")
 
 
-def scribble(content: bytes) -> bytes:
-    """A database with all pages after the first overwritten."""
-    assert len(content) >= 8192
-    return content[:4096] + b"\xa5" * (len(content) - 4096)
-
-
 def test_a_damaged_database_is_refused_and_kept(scheduler):
     scheduler.start()
     scheduler.create_pool("lost")
     assert scheduler.stop() == 0
     path = scheduler.state_dir / "scheduler.db"
     sound = path.read_bytes()
-    for broken in (b"no database\n" * 100, b"", scribble(sound)):
-        path.write_bytes(broken)
-        code, said = scheduler.refuse()
-        assert code == 69
-        assert f"{path}: the database is damaged" in said
-        assert "--new-store" in said
-        assert path.read_bytes() == broken, "it was left as it is"
+    broken = sound[:4096] + b"\xa5" * (len(sound) - 4096)
+    assert len(broken) >= 8192, "pages after the first are overwritten"
+    path.write_bytes(broken)
+    code, said = scheduler.refuse()
+    assert code == 69
+    assert f"{path}: the database is damaged" in said
+    assert "--new-store" in said
+    assert path.read_bytes() == broken, "it was left as it is"
 
     scheduler.start("--new-store")
     assert scheduler.get("trees/default/pools")["pools"][0]["name"] == "<Root>"
@@ -215,6 +200,7 @@ def test_tokens_are_asked_for_everywhere(scheduler):
     scheduler.start()
     assert scheduler.get("/healthz")["status"] == scheduler.get("/readyz")["status"] == "ok"
     assert "cpumond_pool" in scheduler.request("GET", "/metrics").text, "Prometheus needs no token"
+    assert scheduler.get("openapi.json")["openapi"], "nor does who reads the document"
     for token, said in (("", "a token is needed"), (UNKNOWN_TOKEN, "the token is not known")):
         scheduler.use_token(token)
         for method, where in (
@@ -224,6 +210,7 @@ def test_tokens_are_asked_for_everywhere(scheduler):
             answer = scheduler.request(method, where, {"name": "a"} if method == "POST" else None)
             assert answer.status_code == 401, f"{method} {where}: {answer.status_code} {answer.text}"
             assert answer.json()["code"] == 900
+            assert where.startswith("/") or answer.headers["www-authenticate"] == "Bearer"
             assert f"Authentication failed: {said}" in answer.text
         done = scheduler.yt("list", "//sys/pools", bindings=False)
         assert done.returncode == 1
@@ -324,87 +311,6 @@ def test_an_operation_from_its_start_to_its_end(scheduler):
     assert scheduler.state_of(operation) == "completed"
 
 
-def test_failed_jobs_end_an_operation_with_a_reason(scheduler):
-    scheduler.start()
-    node = PlayedNode(scheduler, "node-1")
-    node.register()
-    operation = scheduler.start_operation("users", job_count=1, max_failed_job_count=2)
-    for _ in range(2):
-        node.beat_until(lambda: node.jobs_of(operation), "a job")
-        node.end(node.jobs_of(operation)[0], "failed", reason="exit code 1")
-        node.beat()
-    details = scheduler.get(f"operations/{operation}")
-    assert (details["state"], details["jobs"]["failed"]) == ("failed", 2)
-    assert "2 jobs failed" in details["error"]
-    assert "exit code 1" in details["error"]
-
-
-def test_an_aborted_operation_has_its_jobs_stopped(scheduler):
-    scheduler.start()
-    node = PlayedNode(scheduler, "node-1")
-    node.register()
-    operation = scheduler.start_operation("users", job_count=3)
-    node.beat_until(lambda: len(node.jobs_of(operation)) == 3, "its jobs")
-    node.beat()
-    scheduler.post(f"operations/{operation}/abort", {"message": "not needed"})
-    stop = node.send().json()["stop"]
-    assert {order["job_id"] for order in stop} == set(node.jobs_of(operation))
-    assert node.send().json()["stop"] == stop, "until the node has done it"
-    node.beat_until(lambda: not node.jobs_of(operation) and not node.finished, "they are gone")
-    details = scheduler.get(f"operations/{operation}")
-    assert (details["state"], details["error"]) == ("aborted", "not needed")
-    assert scheduler.get("nodes/node-1")["job_count"] == 0
-
-
-def test_what_a_job_gives_back_is_given_out_in_the_same_answer(scheduler):
-    scheduler.start()
-    node = PlayedNode(scheduler, "node-1", cpu=10.0)
-    node.register()
-    scheduler.create_pool("first")
-    scheduler.create_pool("second")
-    first = scheduler.start_operation("first", job_count=5, cpu=2.0)
-    node.beat_until(lambda: len(node.jobs_of(first)) == 5, "the node is full")
-    second = scheduler.start_operation("second", job_count=1, cpu=2.0)
-    scheduler.wait_updates()
-    answer = node.beat()
-    assert answer["start"] == [], "there is no room"
-    for job_id in node.jobs_of(first)[:3]:
-        node.jobs[job_id]["current_cpu_limit"] = 1.0
-        node.jobs[job_id]["smoothed_cpu_usage"] = 0.8
-    answer = node.beat()
-    assert [order["operation_id"] for order in answer["start"]] == [second]
-    scheduler.wait_updates()
-    assert scheduler.get("trees/default/pools/first")["usage"]["cpu"] == 7.0
-    assert scheduler.get("nodes/node-1")["usage"]["cpu"] == 9.0
-    job = scheduler.get(f"operations/{first}/jobs?limit=1000")["jobs"]
-    assert sorted((each["cpu_limit"], each["current_cpu_limit"]) for each in job) == [(2.0, 1.0)] * 3 + [(2.0, 2.0)] * 2
-
-
-def test_jobs_of_a_silent_node_are_lost_and_run_elsewhere(scheduler):
-    scheduler.write_config('node_heartbeat_timeout = "300ms"')
-    scheduler.start()
-    scheduler.patch("trees/default", {"edits": [{"path": ["node_reconnection_timeout"], "value": 600}]})
-    silent, other = PlayedNode(scheduler, "silent"), PlayedNode(scheduler, "other")
-    silent.register()
-    operation = scheduler.start_operation("users", job_count=1)
-    silent.beat_until(lambda: silent.jobs_of(operation), "a job")
-    silent.beat()
-    other.register()
-    other.beat_until(lambda: other.jobs_of(operation), "the job of the silent node")
-    details = scheduler.get(f"operations/{operation}")
-    assert (details["state"], details["jobs"]["lost"], details["jobs"]["active"]) == ("running", 1, 1)
-    (lost,) = scheduler.events("nodes_lost")
-    assert (lost["nodes"], lost["jobs"]) == (["silent"], 1)
-    # The silent node comes back: its job is not the operation's any more.
-    answer = silent.send()
-    if answer.json().get("register"):
-        assert answer.status_code == 409
-        silent.register()
-    silent.beat_until(lambda: not silent.jobs_of(operation), "it stops the job")
-    assert other.jobs_of(operation)
-    assert scheduler.get(f"operations/{operation}")["jobs"]["active"] == 1
-
-
 def test_a_node_must_be_registered(scheduler):
     scheduler.start()
     node = PlayedNode(scheduler, "node-1")
@@ -479,26 +385,6 @@ def test_a_restart_keeps_everything_and_the_jobs_run_on(scheduler):
     node.beat_until(lambda: node.jobs_of(suspended), "the other one goes on")
 
 
-def test_a_job_that_ends_while_the_scheduler_is_away_is_counted_once(scheduler):
-    scheduler.start()
-    node = PlayedNode(scheduler, "node-1")
-    node.register()
-    operation = scheduler.start_operation("users", job_count=2)
-    node.beat_until(lambda: len(node.jobs_of(operation)) == 2, "its jobs")
-    node.beat()
-    first, second = node.jobs_of(operation)
-    node.end(first)
-    assert node.send().json()["acknowledged"] == [first], "the answer may get lost"
-    assert scheduler.stop() == 0
-    node.end(second)
-    scheduler.start()
-    node.beat()
-    assert node.finished == {}
-    details = scheduler.get(f"operations/{operation}")
-    assert (details["state"], details["jobs"]["completed"]) == ("completed", 2)
-    assert node.jobs == {}
-
-
 def test_updates_go_on_while_trees_come_and_go(scheduler):
     scheduler.write_config(period="10ms")
     scheduler.start()
@@ -509,17 +395,6 @@ def test_updates_go_on_while_trees_come_and_go(scheduler):
     scheduler.wait_updates()
     assert scheduler.get("status")["timings"]["failed_updates"] == 0, scheduler.events("update_failed")
     assert "failed_updates" not in [alert["code"] for alert in scheduler.get("alerts")["alerts"]]
-
-
-def test_what_is_kept_but_means_nothing_is_told(scheduler):
-    scheduler.start()
-    scheduler.create_pool("a")
-    task = {"job_count": 1, "command": "true"}
-    done = scheduler.post("operations", {"spec": {"pol": "a", "pool": "a", "tasks": {"t": task}}})
-    assert ["pol" in text for text in done["warnings"]] == [True]
-    done = scheduler.patch("trees/default/pools/a", {"edits": [{"path": ["weihgt"], "value": 3}]})
-    assert ["weihgt" in text and "did you mean" in text for text in done["warnings"]] == [True]
-    assert scheduler.get("trees/default/pools/a")["weight"] is None
 
 
 def test_time_can_run_faster_for_a_test(scheduler):
@@ -535,48 +410,6 @@ def test_time_can_run_faster_for_a_test(scheduler):
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def busy(scheduler: SchedulerProcess) -> SchedulerProcess:
-    """A scheduler with something of everything."""
-    scheduler.start()
-    node = PlayedNode(scheduler, "node-1")
-    node.register()
-    scheduler.create_pool("parent")
-    scheduler.create_pool("child", "parent", weight=2.0)
-    operation = scheduler.start_operation("child", job_count=2)
-    node.beat_until(lambda: len(node.jobs_of(operation)) == 2, "its jobs")
-    scheduler.wait_updates()
-    node.beat()
-    return scheduler
-
-
-def test_the_metrics_can_be_parsed(busy):
-    answer = busy.request("GET", "/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
-    assert all(name.startswith(("cpumond_", "process_", "python_")) for name in families)
-    assert all(family.documentation for family in families.values())
-    assert all(family.type in ("gauge", "counter", "histogram", "summary", "info") for family in families.values())
-    pools = {sample.labels.get("pool") for family in families.values() for sample in family.samples}
-    assert {"parent", "child"} <= pools
-    samples = [
-        (sample.name, tuple(sorted(sample.labels.items()))) for family in families.values() for sample in family.samples
-    ]
-    assert len(samples) == len(set(samples)), "a series is there twice"
-
-
-@pytest.mark.prometheus
-def test_promtool_has_nothing_to_say(busy):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("needs promtool (apt-get install --no-install-recommends prometheus)")
-    text = busy.request("GET", "/metrics").text
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_head_of_a_request_has_a_limit(scheduler):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,7 +264,7 @@ def list_parts(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         # Its last word is where its socket is: below ``directory``, or in a shorter one that has the demo's number.
-        keeps = "keeper.py" in " ".join(words) and (words[-1].startswith(str(directory)) or f"-{pid}-" in words[-1])
+        keeps = "/keeper/" in " ".join(words) and (words[-1].startswith(str(directory)) or f"-{pid}-" in words[-1])
         if keeps or (str(pid) in words and "pidfd_open" in " ".join(words)):
             parts.append(process)
     assert len(parts) >= 4
@@ -277,13 +276,12 @@ def all_ended(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.cgroup
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_demo_cleans_up_after_ctrl_c_and_hang_up(hierarchies: Hierarchies, tmp_path: Path, number: int) -> None:
+def test_demo_cleans_up_after_ctrl_c(hierarchies: Hierarchies, tmp_path: Path) -> None:
     process = start_demo(tmp_path, stderr=None)
     assert process.stdout is not None
     wait_started(process)
     parts = list_parts(tmp_path)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait(100) == 0
     process.stdout.close()
@@ -334,22 +332,6 @@ def test_demo_says_which_part_of_it_died_and_cleans_up(hierarchies: Hierarchies,
         name = {"scheduler": "scheduler", "agent": "node-1"}[part]
         assert process.stderr.read().startswith(f"cpumond: {name} was killed by SIGKILL; the last line of its log: {{")
         assert process.wait(100) == 69
-    assert leftovers(hierarchies, process.pid) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.cgroup
-def test_what_a_killed_demo_leaves_ends_by_itself_and_the_rest_goes_with_the_next(
-    hierarchies: Hierarchies, tmp_path: Path
-) -> None:
-    with start_demo(tmp_path) as process:
-        wait_started(process)
-        parts = list_parts(tmp_path)
-        process.kill()
-    assert leftovers(hierarchies, process.pid) != []
-    wait_until(lambda: all_ended(parts), "the scheduler, the agent, its keeper and the jobs end", 60.0)
-    result = run("demo", "--duration", "1", env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -419,27 +401,6 @@ def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None
     assert "(simulated kernel)" in result.stdout
     assert "All that the demo made is removed." in result.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.timeout(500)
-def test_demo_of_an_ordinary_user_without_cgroups_of_its_own_simulates_the_kernel(hierarchies: Hierarchies) -> None:
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root, to become an ordinary user, and setpriv of util-linux")
-    if hierarchies.cpu_version == 2:
-        pytest.skip("needs cgroup v1: on v2 a user may have cgroups of its own")
-    with tempfile.TemporaryDirectory() as directory:
-        os.chown(directory, 65534, 65534)
-        # Reading everything lets it reach this interpreter and checkout, wherever they are.
-        become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search",
-                  "--ambient-caps=+dac_read_search"]  # fmt: skip
-        _, summary = run_whole_story(
-            lambda seconds: start_demo(Path(directory), *become, arguments=("--duration", str(seconds), "--json")), 25
-        )
-        assert os.listdir(directory) == []
-    assert (summary["kernel"], summary["restored"], summary["removed"]) == ("simulated", True, True)
-    assert summary["started_on_freed_cpu"]["render"] >= 1
-    assert summary["give_back_s"]
-    assert summary["used_cpu_s"] > 0.0
 
 
 def leftovers(hierarchies: Hierarchies, pid: int) -> list[str]:

@@ -131,7 +131,7 @@ class Systemd:
         self.daemon.kill()
         self.daemon.communicate()
         (self.directory / "bus").unlink(missing_ok=True)
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, OSError):  # at its end, or reset with something unread
             asyncio.run_coroutine_threadsafe(self.bus.wait_for_disconnect(), self.loop).result(10)
 
     def close(self) -> None:

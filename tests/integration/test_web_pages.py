@@ -370,9 +370,8 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
     return pages
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_hostile_text_stays_text(new_page, site, width):
-    page = new_page(viewport={"width": width, "height": 800})
+def test_hostile_text_stays_text(new_page, site):
+    page = new_page(viewport={"width": 390, "height": 800})
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     site.cluster.wait(lambda: site.cluster.operation(site.operations["aborted"])["state"] == "aborted", "it is aborted")

@@ -1,8 +1,7 @@
 """The transport of the ``yt`` protocol on a real socket: the unmodified ``yt`` command line, and raw requests.
 
-The command line runs without the C++ bindings of YSON, and with them where ``CPUMOND_YT_BINDINGS`` names a directory
-that they are in (``pip install --no-deps --target DIR ytsaurus-yson``) or this Python has them. What a client with
-bindings sends and wants is sent by raw requests too.
+The command line runs without the C++ bindings of YSON, in ``tests/slow`` with them too; what a client with bindings
+sends and wants is sent by raw requests.
 """
 
 from __future__ import annotations
@@ -10,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import importlib.util
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +27,7 @@ import uvicorn
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_process import NO_BINDINGS, YT, clean_environment
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -39,12 +36,8 @@ from cpumond.api.ypath import YPath, parse_ypath
 from cpumond.api.yson import read_yson, write_yson
 from cpumond.api.yt import COMMANDS, make_yt_routes
 from cpumond.api.yt_parameters import YtRequest
-from cpumond.api.yt_replies import ReplyCache, YtLimits
+from cpumond.api.yt_replies import ReplyCache, YtLimits, export_reply
 from cpumond.errors import CpumondError, UnavailableError
-
-YT = Path(sys.executable).with_name("yt")
-BINDINGS = os.environ.get("CPUMOND_YT_BINDINGS", "")
-NO_BINDINGS = """raise ModuleNotFoundError("No module named 'yt_yson_bindings'")"""
 
 
 @dataclass
@@ -211,13 +204,10 @@ class Served:
         return httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False, verify=False, **options)
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("YT_")}
         return {
-            **kept,
+            **clean_environment(),
             "YT_PROXY": f"127.0.0.1:{self.port}",
             "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
-            "NO_PROXY": "*",
-            "PYTHONIOENCODING": "utf-8",
             "PYTHONPATH": self.python_path,
             **more,
         }
@@ -273,16 +263,6 @@ def served(server: Server, tmp_path: Path) -> Served:
     return served
 
 
-@pytest.fixture(params=["without bindings", "with bindings"])
-def either(request: pytest.FixtureRequest, served: Served) -> Served:
-    """The server, for a command line of either kind."""
-    if request.param == "with bindings":
-        if not BINDINGS and importlib.util.find_spec("yt_yson_bindings") is None:
-            pytest.skip("needs ytsaurus-yson: set CPUMOND_YT_BINDINGS to a directory that it is installed in")
-        served.python_path = BINDINGS
-    return served
-
-
 def parameters(**values: Any) -> dict[str, str]:
     """The headers of a command as a client sends them."""
     return {"X-YT-Header-Format": "<format=text>yson", "X-YT-Parameters": write_yson(values).decode()}
@@ -291,7 +271,7 @@ def parameters(**values: Any) -> dict[str, str]:
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_reads_and_writes(either):
+def test_the_command_line_reads_and_writes(served):
     runs = {
         "get": ("get", "//sys/pools/research/@weight"),
         "pretty": ("get", "//sys/pools"),
@@ -304,10 +284,10 @@ def test_the_command_line_reads_and_writes(either):
         "set": ("set", "//sys/pools/research/@note", '{a="для всех";b=[1.5]}'),
         "missing": ("get", "//sys/pools/nope/@weight"),
     }
-    research = either.toy.find(parse_ypath("//sys/pools/research"))
-    either.toy.operations["1-2-3-4"] = {"id": "1-2-3-4", "type": "vanilla", "state": "running"}
+    research = served.toy.find(parse_ypath("//sys/pools/research"))
+    served.toy.operations["1-2-3-4"] = {"id": "1-2-3-4", "type": "vanilla", "state": "running"}
     with ThreadPoolExecutor(3) as pool:
-        done = dict(zip(runs, pool.map(lambda run: either.yt(*run), runs.values()), strict=True))
+        done = dict(zip(runs, pool.map(lambda run: served.yt(*run), runs.values()), strict=True))
     assert {name: run.returncode for name, run in done.items()} == {name: int(name == "missing") for name in runs}
     out = {name: run.stdout for name, run in done.items()}
     assert out["get"] == "2.5\n"
@@ -324,10 +304,9 @@ def test_the_command_line_reads_and_writes(either):
     assert "1-2-3-4" in out["operations"]
     assert "Error resolving path //sys/pools/nope" in done["missing"].stderr
     assert 'Node //sys/pools has no child with key "nope"' in done["missing"].stderr
-    # It writes as it reads; what else it changes is seen with the one that every machine has.
-    made = either.yt("create", "scheduler_pool", "--attributes", '{name="пул";weight=2.0}')
+    made = served.yt("create", "scheduler_pool", "--attributes", '{name="пул";weight=2.0}')
     assert (made.returncode, made.stdout) == (0, "1-2-3-2\n"), made.stderr
-    assert either.toy.find(parse_ypath("//sys/pools/пул")).attributes == {"weight": 2.0}
+    assert served.toy.find(parse_ypath("//sys/pools/пул")).attributes == {"weight": 2.0}
     assert research.attributes["note"] == {"a": "для всех", "b": [1.5]}
 
 
@@ -892,17 +871,12 @@ def test_errors_that_ask_for_another_try_and_bugs_are_not_kept():
         run_reply(cache, "a", YtError("no", 500))
     with pytest.raises(YtError, match="no"):
         run_reply(cache, "a", {"fine": 1})
-    assert cache.export() == []
 
 
 def test_replies_outlive_the_process():
-    told: list[dict[str, Any]] = []
-    cache = ReplyCache(lambda: 100.0, on_reply=told.append)
     value = {"object_id": "1-2", "имя": Attributed("\udcff", {"a": Uint(2**63)})}
-    run_reply(cache, "a", value)
-    run_reply(cache, "b", {}, command="remove")
-    kept = json.loads(json.dumps(cache.export()))
-    assert kept == json.loads(json.dumps(told))
+    made = [export_reply("root", "a", "create", 100.0, value), export_reply("root", "b", "remove", 100.0, {})]
+    kept = json.loads(json.dumps(made))
     later = ReplyCache(lambda: 200.0)
     later.restore(kept)
     assert run_reply(later, "a", "again") == value
@@ -910,16 +884,6 @@ def test_replies_outlive_the_process():
     much_later = ReplyCache(lambda: 10_000.0)
     much_later.restore(kept)
     assert len(much_later) == 0
-
-
-def test_a_reply_that_cannot_be_stored_is_still_an_answer():
-    def fail(_: dict[str, Any]) -> None:
-        raise OSError("the disk is full")
-
-    cache = ReplyCache(lambda: 0.0, on_reply=fail)
-    with structlog.testing.capture_logs() as logged:
-        assert run_reply(cache, "a", {}) == {}
-    assert [entry["event"] for entry in logged] == ["reply_not_kept"]
 
 
 def test_work_goes_on_when_the_client_does_not_wait():

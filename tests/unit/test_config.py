@@ -14,7 +14,6 @@ from cpumond import config, wire
 from cpumond.config import (
     AgentConfig,
     Source,
-    describe_type,
     find_idle_options,
     finish_config,
     is_loopback,
@@ -27,6 +26,7 @@ from cpumond.config import (
 )
 from cpumond.errors import AccessError, ConfigError
 from cpumond.monitor.model import MonitorSettings, compute_mode
+from cpumond.schema import describe_type
 
 FILE = "/etc/x.toml"
 SOURCE = '[[source]]\nkind = "static"\npattern = "jobs/a"\n'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.agent.job_files import JobFile
+from cpumond.agent.jobs.files import JobFile
 from cpumond.decode import ContentError, decode_json, decode_toml
 
 DAMAGED = (

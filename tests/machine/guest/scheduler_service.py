@@ -176,7 +176,7 @@ def hang() -> dict[str, Any]:
     write_file(f"/run/systemd/system/{UNIT}.service.d/test.conf", f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
     systemctl("daemon-reload")
     restart = systemctl("restart", UNIT)
-    pid, cursor = show("MainPID"), journal_cursor()
+    pid, cursor = show("MainPID"), journal_cursor(UNIT)
     updates = count_updates() + 2 * WATCHDOG_S  # one a second: for twice as long as the watchdog waits
     fed_s = wait(lambda: count_updates() >= updates)
     fed = fed_s is not None and show("MainPID") == pid
@@ -203,7 +203,6 @@ def tokens() -> dict[str, Any]:
         "mode": oct(os.stat(path).st_mode & 0o777),
         "without": ask("GET", "/api/v1/operations")[0],
         "with": ask("GET", "/api/v1/operations", token=TOKEN)[0],
-        "journal": journal_after(journal_cursor(), UNIT),
     }
     (CONF_D / "tokens.toml").unlink()
     return {**result, "back": systemctl("restart", UNIT)}
@@ -213,7 +212,7 @@ def late_address() -> dict[str, Any]:
     """The address that the nodes know comes when the scheduler runs already; nobody restarts it."""
     listen = f'[api]\nlisten = "{LATE_ADDRESS}:9757"\ntokens_file = "{CREDENTIAL}"\n'
     write_file(CONF_D / "late.toml", listen)
-    cursor, answer = journal_cursor(), systemctl("restart", UNIT)
+    cursor, answer = journal_cursor(UNIT), systemctl("restart", UNIT)
     pid = show("MainPID")
     add_address(LATE_ADDRESS)
     try:
@@ -227,7 +226,7 @@ def late_address() -> dict[str, Any]:
 def stop() -> dict[str, Any]:
     """An orderly end: all is in the one file, which is sound."""
     order()
-    cursor, begin_s = journal_cursor(), time.monotonic()
+    cursor, begin_s = journal_cursor(UNIT), time.monotonic()
     answer = systemctl("stop", UNIT)
     took_s = time.monotonic() - begin_s
     with closing(sqlite3.connect(f"file:{STATE_DIR}/scheduler.db?mode=ro", uri=True)) as database:
@@ -251,7 +250,7 @@ def stop() -> dict[str, Any]:
 def wrong_config() -> dict[str, Any]:
     """A configuration that is wrong at the start: one try, the reason in the journal."""
     write_file(CONF_D / "wrong.toml", "no_such_option = 1\n")
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
     answer = systemctl("restart", UNIT)
     settled_s = wait(lambda: show("ActiveState") == "failed")
     result = {

@@ -286,7 +286,7 @@ def fresh() -> dict[str, Any]:
     To enable a unit makes systemd reload, and that writes its own units' limits again: who writes to files is looked
     at over a restart.
     """
-    before, cursor = LimitFiles(), journal_cursor()
+    before, cursor = LimitFiles(), journal_cursor(UNIT)
     answer = systemctl("enable", "--now", UNIT)
     files = LimitFiles()
     restart = systemctl("restart", UNIT)
@@ -427,7 +427,7 @@ def reload() -> dict[str, Any]:
     answer = systemctl("reload", UNIT)
     floor_s = wait(lambda: quota_us() == STEEP_FLOOR_US)
     DROP_IN.write_text(WRONG)
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
     wrong = systemctl("reload", UNIT)
     said_s = wait(lambda: "no_such_option" in journal_after(cursor, UNIT))
     status_s = wait(lambda: "no_such_option" in show("StatusText"))
@@ -444,7 +444,7 @@ def reload() -> dict[str, Any]:
 
 def listen_to_manager(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Do it while systemd itself logs which messages it gets from the agent, and the states it puts the unit into."""
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
     systemctl("log-level", "debug")
     try:
         result = work()
@@ -455,7 +455,7 @@ def listen_to_manager(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def signalled() -> dict[str, Any]:
     """A reload that systemd learns of from the agent's messages alone: the signal does not come from ``systemctl``."""
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
 
     def work() -> dict[str, Any]:
         os.kill(int(show("MainPID")), signal.SIGHUP)
@@ -534,7 +534,7 @@ def begin_step(drop_in: str = "") -> list[dict[str, Any]]:
 def no_rights() -> dict[str, Any]:
     """Without its one capability the agent works, but no limit moves, which it says."""
     ready = begin_step("CapabilityBoundingSet=\nAmbientCapabilities=\n")
-    cursor, answer = journal_cursor(), systemctl("start", UNIT)
+    cursor, answer = journal_cursor(UNIT), systemctl("start", UNIT)
     said_s = wait(lambda: "limit_write_failed" in journal_after(cursor, UNIT))
     return {
         "ready": ready,
@@ -553,7 +553,7 @@ def busy_port() -> dict[str, Any]:
     """An error that stays: another program has the port. What is shortened is only the wait between two starts."""
     ready = begin_step("RestartSec=100ms\n")
     write_file(DROP_IN, f'[metrics]\nlisten = "127.0.0.1:{BUSY_PORT}"\n')
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
     with socket.create_server(("127.0.0.1", BUSY_PORT)):
         answer = systemctl("start", UNIT)
         off_s = wait(lambda: show("ActiveState") == "failed", 120.0)
@@ -567,7 +567,7 @@ def late_address() -> dict[str, Any]:
     """The address of the metrics comes when the agent runs already; nobody restarts it."""
     ready = begin_step()
     write_file(DROP_IN, f'[metrics]\nlisten = "{LATE_ADDRESS}:9756"\n')
-    cursor, answer = journal_cursor(), systemctl("start", UNIT)
+    cursor, answer = journal_cursor(UNIT), systemctl("start", UNIT)
     pid, doctor = show("MainPID"), ask_doctor("metrics")
     add_address(LATE_ADDRESS)
 
@@ -698,7 +698,7 @@ def state_of_another_boot() -> dict[str, Any]:
     shutil.rmtree("/run/cpumond")
     (CPU / "cpu.cfs_burst_us").write_text("0")
     (CPU / "cpu.cfs_quota_us").write_text(str(OTHER_QUOTA_US))
-    cursor = journal_cursor()
+    cursor = journal_cursor(UNIT)
     result["again"] = systemctl("start", UNIT)
     most_us = [quota_us()]
 

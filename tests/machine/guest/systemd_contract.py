@@ -22,9 +22,11 @@ import pytest
 from executor_contract import HOG, ExecutorContract, Rig
 from waiting import wait_until
 
+from cpumond.cgroup.jobs import JobCgroupTree
 from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.executor import Ended, Launch
-from cpumond.executor.systemd import SLICE_CGROUP, UNIT_PREFIX, SystemdExecutor, unit_name
+from cpumond.executor.model import Ended, Launch
+from cpumond.executor.systemd.executor import SystemdExecutor
+from cpumond.executor.systemd.unit import SLICE_CGROUP, UNIT_PREFIX, unit_name
 
 IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
 ROOT = Path("/sys/fs/cgroup", "" if IS_V2 else "unified", SLICE_CGROUP)
@@ -72,7 +74,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     if hierarchies.cpuacct_root != hierarchies.cpu_root:
         # Where cpu and cpuacct are mounted apart, systemd uses the first only.
         hierarchies = msgspec.structs.replace(hierarchies, cpuacct_root=hierarchies.unified_root)
-    opened = UnitRig(lambda: SystemdExecutor(cgroups), cgroups, hierarchies, tmp_path / "jobs")
+    opened = UnitRig(lambda: SystemdExecutor(JobCgroupTree(hierarchies, "")), cgroups, hierarchies, tmp_path / "jobs")
     yield opened
     for job_id in cgroups.list_job_ids():
         opened.executor.kill(job_id)

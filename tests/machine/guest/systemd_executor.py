@@ -18,43 +18,38 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, "/in/site")
 
 import msgspec
+from guest_tools import (
+    DEADLINE_S,
+    install_files,
+    live_through,
+    read_rights,
+    run,
+    systemctl,
+    wait,
+    write_file,
+)
 
-from cpumond.executor import Ended, Event, Launch, NotStarted, Started
-from cpumond.executor.systemd import SystemdExecutor
+from cpumond.cgroup.jobs import JobCgroupTree
+from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.executor.model import Ended, Event, Launch, NotStarted, Started
+from cpumond.executor.systemd.executor import SystemdExecutor
 
-DEADLINE_S = 20.0
 FOR_ROOT = "/root/only/for-root"
 MiB = 1 << 20
 IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
-
-facts: dict[str, Any] = {}
-
-
-def run(*command: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """The command's exit code and output."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, check=False)
-    return {"code": done.returncode, "output": done.stdout + done.stderr}
-
-
-def systemctl(*arguments: str) -> dict[str, Any]:
-    return run("systemctl", *arguments)
-
-
-def wait(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float | None:
-    """Seconds until the condition held, asked every 10 ms; None when it did not in time."""
-    begin_s = time.monotonic()
-    while not condition():
-        if time.monotonic() - begin_s > deadline_s:
-            return None
-        time.sleep(0.01)
-    return time.monotonic() - begin_s
+SERVICE_FILES = {
+    "systemd/cpumond.service": "/usr/lib/systemd/system/cpumond.service",
+    "systemd/executor.conf": "/etc/systemd/system/cpumond.service.d/executor.conf",
+    "systemd/cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
+    "systemd/cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
+}
 
 
 def left_over() -> dict[str, Any]:
@@ -75,12 +70,6 @@ def read_quota(cgroup: str) -> dict[str, str]:
     return {name: Path("/sys/fs/cgroup/cpu", cgroup, name).read_text() for name in names}
 
 
-def write_program(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    Path(path).write_text(text)
-    os.chmod(path, 0o755)  # noqa: S103 - every user may run it
-
-
 def is_alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
@@ -99,7 +88,7 @@ class Driver:
     """An executor and what it told so far."""
 
     def __init__(self) -> None:
-        self.executor = SystemdExecutor(None)  # type: ignore[arg-type]
+        self.executor = SystemdExecutor(JobCgroupTree(open_hierarchies(), ""))
         self.events: list[Event] = []
 
     def recover(self, *job_ids: str) -> dict[str, Any]:
@@ -171,7 +160,7 @@ def sh(script: str, *arguments: str) -> list[str]:
 
 def install() -> dict[str, Any]:
     """The slice as a package would install it; the memory controller becomes systemd's, as on a real host."""
-    shutil.copyfile("/in/systemd/cpumond-jobs.slice", "/usr/lib/systemd/system/cpumond-jobs.slice")
+    install_files({"systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})
     Path("/var/lib/cpumond-jobs").mkdir(mode=0o711)
     closed = () if IS_V2 else ("memory", "pids")
     answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in closed]
@@ -199,8 +188,8 @@ def refusals() -> dict[str, Any]:
     """What cannot be started, and why."""
     os.makedirs("/root/only", mode=0o700, exist_ok=True)
     os.chmod("/root", 0o700)
-    write_program(FOR_ROOT, "#!/bin/sh\n")
-    write_program("/usr/local/bin/bad-interpreter", "#!/no/such/interpreter\n")
+    write_file(FOR_ROOT, "#!/bin/sh\n", 0o755)
+    write_file("/usr/local/bin/bad-interpreter", "#!/no/such/interpreter\n", 0o755)
     with driver() as d:
         result = {
             "program": d.run("no-program", "no-such-program"),
@@ -225,7 +214,7 @@ def setting() -> dict[str, Any]:
     """Environment, arguments, user, directory."""
     script = 'printf "%s\\n" "$@"; echo "A=$A B=$B"; id -un; pwd; grep SigIgn /proc/self/status'
     environment = {"PATH": "/opt/mine:/usr/bin:/bin", "A": "x y $HOME %n", "B": 'quo"te\\'}
-    write_program("/opt/mine/my-program", "#!/bin/sh\necho mine\n")
+    write_file("/opt/mine/my-program", "#!/bin/sh\necho mine\n", 0o755)
     with driver() as d:
         arguments = ["$HOME", "${A}", "%n", "a b", "", '"', "'", "\\", ";", "line\nfeed"]
         result = d.run(
@@ -538,7 +527,7 @@ def problems() -> dict[str, Any]:
     result = {"rights": run(sys.executable, __file__, "no_rights")}
     no_bus = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/run/no-such-socket"}
     result["bus"] = run(sys.executable, __file__, "say_problem", env=no_bus)
-    hidden = "import sys; sys.modules['dbus_fast'] = None; sys.path.insert(0, '/in/site'); "
+    hidden = "import sys; sys.modules['dbus_fast'] = None; sys.path[:0] = ['/in', '/in/site']; "
     hidden += "import importlib.util as u; s = u.spec_from_file_location('guest', sys.argv[1]); "
     hidden += "m = u.module_from_spec(s); s.loader.exec_module(m); m.say_problem()"
     return {**result, "library": run(sys.executable, "-c", hidden, __file__)}
@@ -578,9 +567,7 @@ def in_service() -> None:
         result["made"] = os.listdir(f"{folder}/work")
         shutil.rmtree(folder)
         result["removed"] = not os.path.exists(folder)
-        lines = Path("/proc/self/status").read_text().splitlines()
-        status = {name: words for name, _, words in (line.partition(":\t") for line in lines)}
-        result["status"] = {name: status[name].split() for name in ("Uid", "Gid", "CapEff", "CapBnd", "NoNewPrivs")}
+        result["status"] = read_rights("self")
         result["run"] = sorted(os.listdir("/run"))
         for path in ("/etc/made", "/usr/made", "/var/made", "/var/lib/cpumond-jobs/made", "/var/lib/cpumond/made"):
             try:
@@ -600,17 +587,10 @@ def in_service() -> None:
 
 def service() -> dict[str, Any]:
     """The shipped service with the drop-in, and the executor in it."""
-    for source, target in {
-        "cpumond.service": "/usr/lib/systemd/system/cpumond.service",
-        "executor.conf": "/etc/systemd/system/cpumond.service.d/executor.conf",
-        "cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
-        "cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
-    }.items():
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copyfile(f"/in/systemd/{source}", target)
-    Path("/etc/systemd/system/cpumond.service.d/test.conf").write_text(SERVICE_TEST_CONF)
+    install_files(SERVICE_FILES)
+    write_file("/etc/systemd/system/cpumond.service.d/test.conf", SERVICE_TEST_CONF)
     # What ProtectHome= hides from the agent, its jobs can run all the same.
-    write_program("/home/somebody/program", "#!/bin/sh\nexit 21\n")
+    write_file("/home/somebody/program", "#!/bin/sh\nexit 21\n", 0o755)
     answers = [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf"), systemctl("daemon-reload")]
     Path("/usr/bin/cpumond").symlink_to("/bin/true")
     verify = run("systemd-analyze", "verify", "--man=no", "cpumond.service")
@@ -644,20 +624,8 @@ STEPS = (
 )  # fmt: skip
 
 
-def main() -> None:
-    for step in STEPS:
-        begin_s = time.monotonic()
-        try:
-            fact = step()
-        except Exception:
-            fact = {"error": traceback.format_exc()}
-        facts[step.__name__] = {**fact, "took_step_s": time.monotonic() - begin_s}
-        Path("/out/facts.json").write_text(json.dumps(facts, indent=1))
-    Path("/out/journal.txt").write_text(run("journalctl", "--no-pager", "-o", "short-precise")["output"])
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         globals()[sys.argv[1]]()
     else:
-        main()
+        live_through(STEPS)

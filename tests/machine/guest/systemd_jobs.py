@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from systemd_executor import is_alive, left_over, run, sh, systemctl, wait, write_program
+from guest_tools import (
+    WRAPPER,
+    install_files,
+    live_through,
+    read_journal,
+    read_rights,
+    run,
+    systemctl,
+    wait,
+    write_file,
+)
+from systemd_executor import SERVICE_FILES, is_alive, left_over, sh
 
 UNIT = "cpumond"
 SCHEDULER = "http://127.0.0.1:9757"
@@ -28,7 +37,6 @@ JOBS_DIR = Path("/var/lib/cpumond-jobs")
 QUOTA_US = 100_000
 """Of a job that ordered one core."""
 
-WRAPPER = '#!/bin/sh\nPYTHONPATH=/in/site exec python3 -m cpumond "$@"\n'
 MOUNTINFO = Path("/etc/cpumond/mountinfo")
 NODE_CONFIG = f"""
 node_id = "{NODE}"
@@ -54,7 +62,6 @@ MONITOR = {
     "decrease_coefficient": 0.5,
 }
 
-facts: dict[str, Any] = {}
 sleeper: dict[str, Any] = {}
 """The job that lives from step to step: its operation, id, unit, cgroup and process."""
 
@@ -111,9 +118,8 @@ def agent_pid() -> str:
 
 
 def agent_log(*options: str) -> str:
-    """What the agent has said; journald may be behind, so it catches up first."""
-    run("journalctl", "--sync")
-    return str(run("journalctl", "-u", UNIT, "-o", "cat", *options)["output"])
+    """What the agent has said."""
+    return read_journal("-u", UNIT, "-o", "cat", *options)
 
 
 def processes(cgroup: str) -> list[int]:
@@ -122,14 +128,6 @@ def processes(cgroup: str) -> list[int]:
         return [int(pid) for pid in Path("/sys/fs/cgroup/unified", cgroup, "cgroup.procs").read_text().split()]
     except OSError:
         return []
-
-
-def read_status(pid: int | str) -> dict[str, list[str]]:
-    """User and rights of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    status = {name: words.split() for name, _, words in (line.partition(":\t") for line in lines)}
-    names = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
-    return {name: status[name] for name in names}
 
 
 def quota_us() -> int:
@@ -180,16 +178,8 @@ def wait_node(jobs: int) -> float | None:
 
 def install() -> dict[str, Any]:
     """As a package would do it; the memory controller becomes systemd's, as on a real host."""
-    for source, target in {
-        "cpumond.service": "/usr/lib/systemd/system/cpumond.service",
-        "cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice",
-        "executor.conf": "/etc/systemd/system/cpumond.service.d/executor.conf",
-        "cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
-        "cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
-    }.items():
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copyfile(f"/in/systemd/{source}", target)
-    write_program("/usr/bin/cpumond", WRAPPER)
+    install_files({**SERVICE_FILES, "systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})
+    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
     answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in ("memory", "pids")]
     answers += [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf")]
     answers += [systemctl("daemon-reexec"), systemctl("daemon-reload")]
@@ -258,7 +248,7 @@ def shrinks() -> dict[str, Any]:
         "known_s": known_s,
         "agreed_s": agreed_s,
         "unit_name": unit,
-        "status": read_status(pid),
+        "status": read_rights(str(pid)),
         **look(),
     }
 
@@ -270,7 +260,7 @@ def sandbox() -> dict[str, Any]:
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     lines = run("systemd-analyze", "security", "--no-pager", UNIT)["output"].strip().splitlines()
     return {
-        "status": read_status(pid),
+        "status": read_rights(pid),
         "run": sorted(os.listdir(root / "run")),
         "shadow": (root / "etc/shadow").read_text(),
         "writable": sorted({m[4] for m in mounts if "rw" in m[5].split(",")}),
@@ -405,18 +395,4 @@ STEPS: tuple[Callable[[], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def main() -> None:
-    for step in STEPS:
-        begin_s = time.monotonic()
-        try:
-            fact = step()
-        except Exception:
-            fact = {"error": traceback.format_exc()}
-        facts[step.__name__] = {**fact, "took_step_s": time.monotonic() - begin_s}
-        Path("/out/facts.json").write_text(json.dumps(facts, indent=1))
-        if step is start and show(UNIT, "ActiveState")["ActiveState"] != "active":
-            break  # nothing further can happen; the journal says why
-    Path("/out/journal.txt").write_text(run("journalctl", "--no-pager", "-o", "short-precise")["output"])
-
-
-main()
+live_through(STEPS, stop_after=lambda step: step is start and show(UNIT, "ActiveState")["ActiveState"] != "active")

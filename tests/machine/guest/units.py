@@ -327,7 +327,7 @@ def reloads() -> dict[str, Any]:
     """
     for _ in range(RELOAD_ATTEMPTS):
         settle()
-        cursor = journal_cursor()
+        cursor = journal_cursor(AGENT)
         seen = {"before": quota_us()}
         for verb in ("daemon-reload", "daemon-reexec", "daemon-reload"):
             systemctl(verb)
@@ -376,7 +376,7 @@ def orders() -> dict[str, Any]:
     for name, percent in (("up", 150), ("down", 50)):
         settle()
         wanted = percent * 1000
-        cursor = journal_cursor()
+        cursor = journal_cursor(AGENT)
         answer = systemctl("set-property", "--runtime", UNIT, f"CPUQuota={percent}%")
         seen_s = wait(lambda: job().get("override_by"), OVERRIDE_TTL_S)
         held = job()
@@ -533,7 +533,7 @@ def unlimited() -> dict[str, Any]:
 def leaves() -> dict[str, Any]:
     """An orderly stop: files and systemd's beliefs are as they were."""
     settle()
-    cursor = journal_cursor()
+    cursor = journal_cursor(AGENT)
     answer = systemctl("stop", AGENT)
     return {
         "answer": answer,
@@ -575,7 +575,7 @@ def without_polkit() -> dict[str, Any]:
     systemctl("set-property", "--runtime", UNIT, "CPUQuota=200%")
     RULES.unlink()
     systemctl("restart", "polkit.service")
-    cursor = journal_cursor()
+    cursor = journal_cursor(AGENT)
     start = systemctl("start", AGENT)
     set_load(False)
     lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cpumond.agent.jobs import JobView
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
+from cpumond.agent.tracked import JobView
 from cpumond.answers import ReporterStats
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.config import AgentConfig, finish_config, parse_config_text

@@ -281,7 +281,7 @@ def test_a_restore_by_a_look_is_told_as_such(start):
     job = node.agent.table.find("a")
     assert job is not None
     job.state, job.decision = after, decision
-    from cpumond.agent.jobs import record
+    from cpumond.agent.tracked import record
 
     record(job, node.clock.wall_s(), "restore", decision.old_cores, decision.new_cores, 16.0, "applied")
     told = ask(node).decisions[-1]

@@ -33,9 +33,9 @@ from cpumond.agent.exporter import (
     write_pressure,
     write_series,
 )
-from cpumond.agent.jobs import JobView
 from cpumond.agent.snapshot import TickSnapshot, Totals
 from cpumond.agent.state_file import SERVICE_RESULTS
+from cpumond.agent.tracked import JobView
 from cpumond.answers import AssignedView, LinkView, ReporterStats
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.config import Metrics

@@ -12,6 +12,7 @@ import pytest
 from cpumond.agent import first_aid, state_file
 from cpumond.agent.first_aid import raise_quotas
 from cpumond.agent.state_file import Original, Originals, read_boot_id, save
+from cpumond.agent.written import LimitLog
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup, write_mountinfo
 
@@ -154,3 +155,14 @@ def test_it_needs_nothing_but_the_interpreter() -> None:
 
 def test_its_names_are_those_of_the_state_file() -> None:
     assert (first_aid.STATE_FILE, first_aid.BOOT_ID_PATH) == (state_file.STATE_FILE, state_file.BOOT_ID_PATH)
+
+
+def test_less_that_somebody_has_ordered_since_is_left_alone(tmp_path: Path) -> None:
+    host = Host(tmp_path, a="60000 100000", b="50000 100000")
+    host.remember(a=FULL, b=FULL)
+    log = LimitLog(str(tmp_path / first_aid.WRITTEN_FILE))
+    for name in ("a", "b"):
+        log.note(host.inode(name), FULL, CpuSettings(50_000, 100_000))
+    log.close()
+    assert host.help(RUNTIME_DIRECTORY=str(tmp_path)) == 1
+    assert (host.quota("a"), host.quota("b")) == ("60000 100000", "200000 100000")

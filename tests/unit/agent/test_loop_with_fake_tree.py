@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, jobs, writer
-from cpumond.agent.jobs import Tracked
+from cpumond.agent import control, tracked, writer
 from cpumond.agent.loop import choose_stride
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
+from cpumond.agent.tracked import Tracked
 from cpumond.agent.written import WRITTEN_FILE
 from cpumond.answers import AddedJob
 from cpumond.cgroup import Cgroup, open_cgroup
@@ -58,7 +58,7 @@ def test_a_light_job_is_lowered_to_the_floor_and_a_busy_one_keeps_its_limit(make
 
 
 def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
-    monkeypatch.setattr(jobs, "find_vital", lambda: {"jobs/a": "PID 1 runs in it"})
+    monkeypatch.setattr(tracked, "find_vital", lambda: {"jobs/a": "PID 1 runs in it"})
     node = make_node({"a": FOUR, "b": FOUR}).start()
     node.ticks(8)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
@@ -1323,3 +1323,27 @@ def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_pat
     agent.tick(agent.clock.monotonic_s())
     assert len(agent.table) == 1
     agent.close()
+
+
+def test_a_pause_keeps_no_limit_down_in_the_end(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    (node.directory / "run" / "pause").touch()
+    node.tick()
+    assert node.cores("a") == 0.5
+    node.agent.close()
+    assert node.read("a") == "400000 100000"
+
+
+def test_under_a_covered_mount_limits_go_up_and_not_down(make_node, monkeypatch):
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
+    node.ticks(8)
+    monkeypatch.setattr("cpumond.cgroup.mounts.Hierarchies.list_covered", lambda _: ["/sys/fs/cgroup/cpu"])
+    node.ticks(2)
+    node.tick({"a": 0.5}, {"a": 1.0})
+    assert (node.cores("a"), node.job("a").result) == (4.0, "applied")
+    node.ticks(8)
+    assert (node.cores("a"), node.job("a").result) == (4.0, "paused")
+    monkeypatch.undo()
+    node.ticks(8)
+    assert node.cores("a") == 0.5

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_executor import ME, PlayedExecutor
 from fake_node import QUICK, FakeNode, source
-from test_assigned import ME, PlayedExecutor
 
-from cpumond.agent.assigned import AssignedJobs
+from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.answers import ReporterStats
-from cpumond.executor import Ended, Started
+from cpumond.executor.model import Ended, Started
 from cpumond.testing import FakeClock, v2_cgroup
 from cpumond.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 

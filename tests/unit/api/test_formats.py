@@ -39,6 +39,8 @@ from cpumond.api.values import (
     ParseError,
     Uint,
     YtError,
+    error_of,
+    error_value,
     strip_attributes,
 )
 from cpumond.api.yson import read_yson, write_yson
@@ -323,8 +325,8 @@ def test_a_broken_format_is_refused_with_its_place():
 
 def test_an_error_survives_being_a_value():
     error = YtError("outer", 500, {"path": "//a"}, [YtError("inner", 501)])
-    again = YtError.from_value(error.to_value())
-    assert again.to_value() == error.to_value()
+    again = error_of(error_value(error))
+    assert error_value(again) == error_value(error)
     assert str(again) == "outer"
 
 

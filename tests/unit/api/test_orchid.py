@@ -9,7 +9,7 @@ from cpumond.api.formats import write_json
 from cpumond.api.lazy import Lazy, materialise
 from cpumond.api.orchid import job_info, operation_info, scheduler_orchid
 from cpumond.api.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
-from cpumond.api.tree_view import TreeView, look_once
+from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.config_commands import ChangePool, ChangeTree, Edit
@@ -745,7 +745,7 @@ def test_what_is_not_there_is_explained(busy):
 
 def test_what_operations_have_in_common_is_made_once_in_a_request(busy, monkeypatch):
     made = []
-    monkeypatch.setattr(TreeView, "_service_key", lambda *_: made.append(1) or ())
+    monkeypatch.setattr(UpdatedTree, "_service_key", lambda *_: made.append(1) or ())
     operations = busy.orchid["operations"]
     shown = [materialise(operations[name])["progress"]["scheduling_info_per_pool_tree"] for name in operations]
     assert len(shown) > 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from test_views import NOW, TREE, Living, plain
 
-from cpumond.api import overview, tables, views
+from cpumond.api import overview, pool_views, tables, views
 from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError
 
@@ -34,7 +34,7 @@ def test_a_row_says_the_same_as_the_pool_itself(living):
     living.tell()
     living.update()
     rows = rows_of(living)
-    for pool in views.show_pools(living.tree(), NOW).pools:
+    for pool in pool_views.show_pools(living.tree(), NOW).pools:
         row = rows.pop(pool.name)
         for name in ("parent", "is_ephemeral", "mode", "weight", "operation_count", "max_operation_count",
                      "running_operation_count", "max_running_operation_count"):  # fmt: skip

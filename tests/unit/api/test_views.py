@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api import node_views, orchid_attributes, overview, views
-from cpumond.api.tree_view import TreeView
+from cpumond.api import node_views, orchid_attributes, overview, pool_views, views
+from cpumond.api.updated_tree import UpdatedTree
 from cpumond.scheduler import config_commands as commands
 from cpumond.scheduler import operations
 from cpumond.scheduler.attributes import Edit
@@ -66,7 +66,7 @@ def test_a_tree_shows_totals_and_counts(living):
         living.begin("a")
     living.update()
     living.tell()
-    shown = plain(views.show_trees(living.state))
+    shown = plain(pool_views.show_trees(living.state))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
     assert tree["total_resources"]["cpu"] == 4.0
@@ -82,7 +82,7 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
     living.update()
     living.tell()
     living.update()
-    shown = plain(views.show_pool(views.find_pool(living.tree(), "a"), NOW))
+    shown = plain(pool_views.show_pool(pool_views.find_pool(living.tree(), "a"), NOW))
     assert shown["attributes"] == {
         "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
     }  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
 
 def test_the_root_and_ephemeral_pools_are_pools_too(living):
     living.begin("mine", user="somebody")
-    root, mine = plain(views.show_pools(living.tree(), NOW))["pools"]
+    root, mine = plain(pool_views.show_pools(living.tree(), NOW))["pools"]
     assert (root["name"], root["parent"], root["children"], root["limits"]) == ("<Root>", None, ["mine"], {})
     assert (mine["is_ephemeral"], mine["id"], mine["owner"]) == (True, "", "somebody")
 
@@ -104,7 +104,7 @@ def test_the_root_and_ephemeral_pools_are_pools_too(living):
 def test_pools_stand_before_their_sub_pools_and_siblings_are_sorted(living):
     for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
         living.create_pool(name, parent)
-    assert [pool.name for pool in views.walk_pools(living.tree().root)] == ["<Root>", "a", "b", "c", "z"]
+    assert [pool.name for pool in pool_views.walk_pools(living.tree().root)] == ["<Root>", "a", "b", "c", "z"]
 
 
 def test_a_pool_that_starves_says_when(living):
@@ -113,14 +113,14 @@ def test_a_pool_that_starves_says_when(living):
     living.begin("a", 9)
     living.update()
     living.update()
-    shown = views.show_pool(views.find_pool(living.tree(), "a"), NOW + 10.0)
+    shown = pool_views.show_pool(pool_views.find_pool(living.tree(), "a"), NOW + 10.0)
     assert shown.scheduling_status == "below_fair_share"
     assert shown.starves_in_s == pytest.approx(20.0)
 
 
 def test_a_missing_pool_is_named(living):
     with pytest.raises(CommandError, match='Pool "x" does not exist in tree "default"') as caught:
-        views.find_pool(living.tree(), "x")
+        pool_views.find_pool(living.tree(), "x")
     assert caught.value.code == RESOLVE
 
 
@@ -216,7 +216,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
     for element in elements:
         shown = views.show_jobs(living.state, element.operation.record, limit=100).jobs
         found = Counter(job.preemptibility for job in shown)
-        attributes = orchid_attributes.operation_attributes(TreeView(living.tree(), None), element)
+        attributes = orchid_attributes.operation_attributes(UpdatedTree(living.tree(), None), element)
         assert found["preemptible"] == attributes["preemptible_job_count"]
         assert found["aggressively_preemptible"] == attributes["aggressively_preemptible_job_count"]
         # Half of the fair share of 4 cores is protected, the other half against all but aggressive starvation.
@@ -239,9 +239,9 @@ def test_5_2_views_say_what_the_orchid_says(living):
     living.tell()
     living.update()
     living.tell()  # limits of jobs are lowered
-    view = TreeView(living.tree(), None)
-    for pool in views.walk_pools(living.tree().root):
-        shown, attributes = views.show_pool(pool, NOW), orchid_attributes.pool_attributes(view, pool)
+    view = UpdatedTree(living.tree(), None)
+    for pool in pool_views.walk_pools(living.tree().root):
+        shown, attributes = pool_views.show_pool(pool, NOW), orchid_attributes.pool_attributes(view, pool)
         for name in ("fair_share_ratio", "usage_ratio", "starvation_status", "scheduling_status", "operation_count"):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
         assert shown.demand == {**shown.demand, **attributes["resource_demand"]}

@@ -217,3 +217,25 @@ def test_others_in_the_root_are_no_jobs(tree):
     procs = tree.create("b.c", 1.0, 0)
     (Path(procs[0]).parent.parent / "cpumond-keeper").mkdir()
     assert tree.list_job_ids() == ["a", "b.c"]
+
+
+def test_an_empty_one_of_an_earlier_life_is_made_anew(tree):
+    place = Path(tree.create("a", 1.0, 0)[-1]).parent
+    assert tree.remove("a")
+    place.mkdir()
+    tree.create("a", 1.0, 0)
+    assert tree.list_job_ids() == ["a"]
+
+
+def test_memory_and_swap_are_limited_where_the_kernel_makes_their_files(tmp_path, monkeypatch):
+    tree, mkdir = open_v2(tmp_path), os.mkdir
+
+    def make(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        for name in ("memory.max", "memory.swap.max"):
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", make)
+    tree.create("a", 1.0, 1 << 20)
+    told = {"cpu.max": "100000 100000", "memory.max": "1048576", "memory.swap.max": "0"}
+    assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == told

@@ -6,7 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from cpumond.executor.keeper import LOCK_NAME, SOCKET_NAME, Keeper, take_place
+from cpumond.executor.keeper import LOCK_NAME, SOCKET_NAME
+from cpumond.executor.keeper.parent import Keeper, take_place
 
 
 def test_a_place_where_nobody_can_listen_leaves_the_keeper_as_it_is(tmp_path: Path) -> None:

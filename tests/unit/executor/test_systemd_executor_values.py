@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpumond.executor import ExecutorError, Launch, NotStarted
-from cpumond.executor.systemd import (
-    SystemdExecutor,
+from cpumond.executor.model import ExecutorError, Launch, NotStarted
+from cpumond.executor.systemd.executor import SystemdExecutor
+from cpumond.executor.systemd.journal import read_export
+from cpumond.executor.systemd.unit import (
     check_launch,
     explain_start_failure,
     find_program,
     make_ended,
-    read_export,
-    read_memory_files,
     read_state,
     unit_name,
     unit_path,
@@ -245,22 +243,6 @@ def test_the_journals_export_format():
     assert list(read_export(io.BytesIO(b""))) == []
 
 
-def test_memory_of_both_kinds_of_cgroups(tmp_path: Path):
-    v1 = tmp_path / "v1"
-    (v1 / "memory/a/b").mkdir(parents=True)
-    (v1 / "memory/a/b/memory.max_usage_in_bytes").write_text("4096\n")
-    (v1 / "memory/a/b/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert read_memory_files("a/b", str(v1)) == (4096, 2)
-    v2 = tmp_path / "v2"
-    (v2 / "a/b").mkdir(parents=True)
-    (v2 / "cgroup.controllers").write_text("memory\n")
-    (v2 / "a/b/memory.peak").write_text("8192\n")
-    (v2 / "a/b/memory.events").write_text("low 0\noom 1\noom_kill 1\noom_group_kill 1\n")
-    assert read_memory_files("a/b", str(v2)) == (8192, 1)
-    assert read_memory_files("a/gone", str(v2)) == (None, 0)
-    assert read_memory_files("", str(v2)) == (None, 0)
-
-
 @pytest.fixture
 def executor():
     made = SystemdExecutor(None)  # type: ignore[arg-type]
@@ -288,7 +270,6 @@ def test_without_a_connection_nothing_starts_and_nothing_raises(executor):
 
 
 def test_no_bus_is_said_with_advice(executor, monkeypatch, tmp_path):
-    pytest.importorskip("dbus_fast", reason="dbus-fast is missing; pip install dbus-fast")
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-such-socket")
     with pytest.raises(ExecutorError, match=r"system bus cannot be reached: No such file.*executor\.kind"):
         executor.recover(["one"])

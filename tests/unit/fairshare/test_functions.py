@@ -15,18 +15,14 @@ import pytest
 
 from cpumond.fairshare.functions import (
     NOTHING,
-    Path,
     ShareFunction,
     between,
-    fifo_path,
     gang_function,
     operation_function,
-    pool_function,
     rising_parts,
-    settle,
-    stop_within,
-    weighted_path,
 )
+from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
+from cpumond.fairshare.pool_functions import pool_function, stop_within
 from cpumond.fairshare.resources import ONE, ZERO, Vector, add, dominates, least, scale, subtract, sum_vectors
 
 CLOSE = 1e-12
@@ -735,6 +731,24 @@ def test_a_steep_operation_beyond_the_reach_of_a_path():
 
 
 # ---- prefixes
+
+
+def test_a_rise_shorter_than_rounding_counts_as_a_jump():
+    """Scaled by weight, both ends of a steep segment fall on one fit factor: its height is not lost (9.2)."""
+    start = 0.3
+    end = math.nextafter(start, 1.0)
+    factor = next(f for f in (1.0 + n / 7.0 for n in range(1, 1000)) if start / f == end / f)
+    flat, top = vec(cpu=start), vec(cpu=end, memory=0.5)
+    slopes = [vec(cpu=1.0), vec(cpu=1.0, memory=0.5 / (end - start)), vec()]
+    steep = ShareFunction([0.0, start, end], [vec(), flat, top], slopes, vec())
+    cut = ShareFunction([0.0, start], [vec(), flat], slopes[:2], vec(), horizon=end)
+    other = operation_function(vec(), vec(cpu=0.1), ONE)
+    path = weighted_path([steep, other], [factor, 1.0], 1.0, improved=False)
+    assert None in path.slopes
+    assert path.values[-1] == pytest.approx(vec(cpu=0.4, memory=0.5))
+    unfinished = weighted_path([cut, other], [factor, 1.0], start / factor, improved=False)
+    assert None not in unfinished.slopes
+    assert unfinished.values[-1] == path.values[: len(unfinished.values)][-1]
 
 
 @pytest.mark.parametrize("improved", [False, True])

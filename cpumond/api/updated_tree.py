@@ -24,16 +24,16 @@ from cpumond.scheduler.snapshot import (
 
 Results = Mapping[str, UpdateResult | None]
 """Tree -> result of its last update."""
-View = Callable[[Tree], "TreeView"]
+LookAt = Callable[[Tree], "UpdatedTree"]
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _once(compute: Callable[[TreeView, K], V]) -> Callable[[TreeView, K], V]:
+def _once(compute: Callable[[UpdatedTree, K], V]) -> Callable[[UpdatedTree, K], V]:
     """A method whose value for an element is computed once."""
 
     @wraps(compute)
-    def find(view: TreeView, element: K) -> V:
+    def find(view: UpdatedTree, element: K) -> V:
         known = view.known.setdefault(compute.__name__, {})
         if element not in known:
             known[element] = compute(view, element)
@@ -43,7 +43,7 @@ def _once(compute: Callable[[TreeView, K], V]) -> Callable[[TreeView, K], V]:
     return find
 
 
-class TreeView:
+class UpdatedTree:
     """A tree and its last update, with what several attributes need; for one request."""
 
     def __init__(self, tree: Tree, result: UpdateResult | None) -> None:
@@ -211,13 +211,13 @@ def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
     return element.settings if isinstance(element, PoolElement) else element.options
 
 
-def look_once(results: Results) -> View:
+def look_once(results: Results) -> LookAt:
     """Trees with their last updates, each looked at once in a request: what operations have in common is made once."""
-    views: dict[str, TreeView] = {}
+    known: dict[str, UpdatedTree] = {}
 
-    def view(tree: Tree) -> TreeView:
-        if tree.name not in views:
-            views[tree.name] = TreeView(tree, results.get(tree.name))
-        return views[tree.name]
+    def look_at(tree: Tree) -> UpdatedTree:
+        if tree.name not in known:
+            known[tree.name] = UpdatedTree(tree, results.get(tree.name))
+        return known[tree.name]
 
-    return view
+    return look_at

@@ -13,10 +13,10 @@ import pytest
 from test_scheduler_node import PATH, Node, make_order
 
 from cpumond.agent import control
-from cpumond.agent import requests as module
-from cpumond.agent.requests import JobRequests
+from cpumond.agent.jobs import requests as module
+from cpumond.agent.jobs.requests import JobRequests
 from cpumond.errors import CreateError
-from cpumond.executor import Ended, Started
+from cpumond.executor.model import Ended, Started
 from cpumond.testing import v2_cgroup
 from cpumond.wire import JobReply, JobRequest, RequestKind
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.agent.overdraft import Share, Timer, find_victims
+from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 
 
 def test_an_overdraft_counts_only_when_it_lasts_longer_than_the_timeout() -> None:
     timer = Timer(10.0)
-    assert [timer.look(now, 3.0, 2.0) for now in (0.0, 5.0, 10.0, 10.5)] == [False, False, False, True]
+    assert [timer.note(now, 3.0, 2.0) for now in (0.0, 5.0, 10.0, 10.5)] == [False, False, False, True]
 
 
 def test_a_moment_within_the_capacity_resets_the_timer() -> None:
     timer = Timer(10.0)
     looks = [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)]
-    assert [timer.look(now, used, 2.0) for now, used in looks] == [False] * 5 + [True]
+    assert [timer.note(now, used, 2.0) for now, used in looks] == [False] * 5 + [True]
 
 
 def test_the_timer_starts_anew_after_it_has_struck() -> None:
     timer = Timer(10.0)
-    assert [timer.look(now, 3.0, 2.0) for now in (0.0, 11.0, 20.0, 21.5)] == [False, True, False, True]
+    assert [timer.note(now, 3.0, 2.0) for now in (0.0, 11.0, 20.0, 21.5)] == [False, True, False, True]
 
 
 def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
     timer = Timer(0.0)
-    assert not timer.look(0.0, 0.1 + 0.2, 0.3)
+    assert not timer.note(0.0, 0.1 + 0.2, 0.3)
     assert timer.since_s is None
 
 

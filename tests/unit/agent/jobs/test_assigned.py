@@ -17,64 +17,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_executor import ME, PlayedExecutor
 
-from cpumond.agent import assigned as module
-from cpumond.agent import job_files, launch
-from cpumond.agent.assigned import SUMS, AssignedJobs, Usage
-from cpumond.agent.launch import find_account, make_environment
+from cpumond.agent.jobs import assigned as module
+from cpumond.agent.jobs import files, launch
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.files import JobsDir
+from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
+from cpumond.agent.jobs.launch import find_account, make_environment
 from cpumond.config import AgentConfig, finish_config, parse_config_text
 from cpumond.errors import ConfigError, UnavailableError
-from cpumond.executor import Ended, Event, ExecutorError, Launch, NotStarted, Started
+from cpumond.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
 from cpumond.testing import FakeClock
 from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 
 DAMAGED = [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b'{"\xff": {}}', b"[" * 5000, b"\0" * 100]
 """What a disk may make of a file."""
-
-ME = pwd.getpwuid(os.geteuid()).pw_name
-
-
-class PlayedExecutor:
-    """Starts nothing: it notes what it is told, and says what the test puts into ``events``."""
-
-    def __init__(self) -> None:
-        self.launches: dict[str, Launch] = {}
-        self.calls: list[tuple[str, str]] = []
-        self.events: list[Event] = []
-        self.living: dict[str, Started] = {}
-        self.broken = ""
-        self.closed = False
-        self.log = (b"", 0)
-
-    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        if self.broken:
-            raise ExecutorError(self.broken)
-        return {job_id: self.living[job_id] for job_id in job_ids if job_id in self.living}
-
-    def start(self, launch: Launch) -> None:
-        self.launches[launch.job_id] = launch
-        self.calls.append(("start", launch.job_id))
-
-    def interrupt(self, job_id: str) -> None:
-        self.calls.append(("interrupt", job_id))
-
-    def kill(self, job_id: str) -> None:
-        self.calls.append(("kill", job_id))
-
-    def poll(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-    def fileno(self) -> int:
-        return 0
-
-    def read_log(self, job_id: str, directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int]:
-        if not self.log[1]:
-            raise UnavailableError(f"job {job_id} has no log")
-        return self.log[0][-tail_bytes:], self.log[1]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class World:
@@ -107,13 +65,20 @@ class World:
     def config(self) -> AgentConfig:
         return finish_config(parse_config_text(self.text, "test.toml"), "test.toml")
 
+    def restart(self, *living: str) -> None:
+        """The agent ends, and another one finds these jobs."""
+        self.jobs.close()
+        self.begin()
+        self.executor.living = {job_id: Started(job_id, f"cpumond-jobs/{job_id}", 150.0) for job_id in living}
+        self.load()
+
     def load(self) -> None:
         self.jobs.load(self.clock.monotonic_s())
 
     def obey(self, *start: JobOrder, stop: Iterable[StopOrder] = (), acknowledged: Iterable[str] = ()) -> bool:
         answer = HeartbeatAnswer(True, start=list(start), stop=list(stop), acknowledged=list(acknowledged))
         now_s = self.clock.monotonic_s()
-        self.jobs.obey(answer, now_s - 0.2, now_s)
+        self.jobs.apply_answer(answer, now_s - 0.2, now_s)
         return self.advance()
 
     def advance(self, seconds: float = 0.0) -> bool:
@@ -134,8 +99,8 @@ class World:
 
     def wait_for_workers(self) -> None:
         """Until what is done in other threads is done."""
-        self.jobs._workers.shutdown(wait=True)
-        self.jobs._workers = ThreadPoolExecutor(2)
+        self.jobs._jobs_dir.workers.shutdown(wait=True)
+        self.jobs._jobs_dir.workers = ThreadPoolExecutor(2)
 
     def finished(self, job_id: str) -> dict[str, Any]:
         found = [job for job in self.jobs.finished_jobs() if job.job_id == job_id]
@@ -486,10 +451,6 @@ def test_the_environment_of_a_job() -> None:
     assert environment["HOME"] == pwd.getpwnam(ME).pw_dir
 
 
-def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
-
-
 TOKEN = '\n[scheduler]\nurl = "http://h"\ntoken = "t"\n'  # noqa: S105 - a configuration
 
 
@@ -498,44 +459,42 @@ def config_of(tmp_path: Path, executor: str) -> AgentConfig:
     return finish_config(parse_config_text(text, "t"), "t")
 
 
-def test_root_runs_jobs_as_the_operations_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    name, account = find_account(config_of(tmp_path, TOKEN), "nobody")
-    assert (name, account.pw_name) == ("nobody", "nobody")
+@pytest.mark.parametrize(
+    ("executor", "user", "runs_as"),
+    [
+        (TOKEN, "nobody", "nobody"),
+        ("allow_root = true", "root", "root"),
+        ("allow_root = true", "nobody", "nobody"),
+        (f"min_uid = 1{TOKEN}", "daemon", "daemon"),
+        (f'user = "daemon"{TOKEN}', "nobody", "daemon"),
+        ('user = "nobody"', "root", "nobody"),
+    ],
+)
+def test_root_runs_jobs_as_the_nodes_user_or_the_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, user: str, runs_as: str
+) -> None:
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+    name, account = find_account(config_of(tmp_path, executor), user)
+    assert (name, account.pw_name) == (runs_as, runs_as)
 
 
-def test_nobody_runs_as_root_unless_the_node_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="allow_root = true"):
-        find_account(config_of(tmp_path, ""), "root")
-    assert find_account(config_of(tmp_path, "allow_root = true"), "root")[0] == "root"
-
-
-def test_names_of_a_scheduler_without_tokens_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="asks for no tokens"):
-        find_account(config_of(tmp_path, ""), "nobody")
-    assert find_account(config_of(tmp_path, "allow_root = true"), "nobody")[0] == "nobody"
-
-
-def test_accounts_of_the_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="an account of the system"):
-        find_account(config_of(tmp_path, TOKEN), "daemon")
-    assert find_account(config_of(tmp_path, f"min_uid = 1{TOKEN}"), "daemon")[0] == "daemon"
-    assert find_account(config_of(tmp_path, f'user = "daemon"{TOKEN}'), "nobody")[0] == "daemon"
-
-
-def test_the_nodes_user_comes_before_the_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_root(monkeypatch)
-    assert find_account(config_of(tmp_path, 'user = "nobody"'), "root")[0] == "nobody"
-
-
-@pytest.mark.parametrize("user", ["no-such-user-here", "", "a\0b"])
-def test_an_unknown_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
-    as_root(monkeypatch)
-    with pytest.raises(ConfigError, match="is not known on node n"):
-        find_account(config_of(tmp_path, ""), user)
+@pytest.mark.parametrize(
+    ("executor", "user", "words"),
+    [
+        ("", "root", "allow_root = true"),
+        ("", "nobody", "asks for no tokens"),
+        (TOKEN, "daemon", "an account of the system"),
+        ("", "no-such-user-here", "is not known on node n"),
+        ("", "", "is not known on node n"),
+        ("", "a\0b", "is not known on node n"),
+    ],
+)
+def test_an_account_that_a_job_may_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, user: str, words: str
+) -> None:
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match=words):
+        find_account(config_of(tmp_path, executor), user)
 
 
 @pytest.mark.parametrize("user", ["", "root", "daemon"])
@@ -557,12 +516,8 @@ def test_the_next_agent_finds_running_ended_and_lost_jobs(world: World) -> None:
     for job_id in ("runs", "ended", "gone"):
         world.run(job_id)
     world.happen(Ended("ended", 200.0, exit_code=0))
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"runs": Started("runs", "cpumond-jobs/runs", 150.0)}
-    world.executor.events = [Ended("gone", 300.0, exit_code=4)]
-    world.load()
-    world.advance()
+    world.restart("runs")
+    world.happen(Ended("gone", 300.0, exit_code=4))
     [report] = world.jobs.reports()
     assert (report.job_id, report.start_time) == ("runs", 100.0)
     assert world.finished("ended")["state"] == "completed"
@@ -587,10 +542,7 @@ def test_after_a_boot_of_the_host_running_jobs_are_lost(world: World, monkeypatc
 def test_a_stop_survives_the_agent(world: World) -> None:
     world.run("j1")
     world.obey(stop=[stop("j1", 10.0, "make room")])
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     world.advance(10.1)
     assert world.executor.calls == [("kill", "j1")]
     world.happen(Ended("j1", 300.0, signal=9))
@@ -600,10 +552,7 @@ def test_a_stop_survives_the_agent(world: World) -> None:
 def test_an_order_that_was_not_begun_is_forgotten(world: World) -> None:
     world.run("j1", cpu_limit=4.0)
     world.obey(make_order("waits"))
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert set(world.jobs.jobs) == {"j1"}
 
 
@@ -613,9 +562,7 @@ def test_what_this_node_has_not_made_is_left_alone(world: World) -> None:
     (jobs_dir / "half").mkdir()
     (jobs_dir / "half" / "job.json").write_text("{")
     (jobs_dir / "file").write_text("x")
-    world.jobs.close()
-    world.begin()
-    world.load()
+    world.restart()
     world.wait_for_workers()
     assert sorted(os.listdir(jobs_dir)) == [".lock", "file", "half", "home"]
     assert world.jobs.finished_jobs() == []
@@ -635,10 +582,7 @@ def test_a_node_that_was_renamed_goes_on_with_its_jobs(world: World) -> None:
 def test_what_was_summed_up_before_a_restart_is_not_forgotten(name: str, world: World) -> None:
     world.run("j1")
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 7.0})})
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert getattr(world.jobs.reports()[0], name) == 7.0
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **{name: 2.0})})
     world.happen(Ended("j1", 300.0, exit_code=0))
@@ -656,12 +600,8 @@ def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -
 
 def kill_agent(world: World, *job_ids: str) -> None:
     """The agent ends without a word, and another one finds the jobs."""
-    old = world.jobs
-    old._note = lambda *_, **__: None  # type: ignore[method-assign]
-    old.close()
-    world.begin()
-    world.executor.living = {job_id: Started(job_id, f"cpumond-jobs/{job_id}", 150.0) for job_id in job_ids}
-    world.load()
+    world.jobs._note = lambda *_, **__: None  # type: ignore[method-assign]
+    world.restart(*job_ids)
 
 
 def told_sums(world: World) -> dict[str, float]:
@@ -683,9 +623,9 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
         world.wait_for_workers()
     kill_agent(world, "j1")
     known = told_sums(world)["j1"]
-    assert 99.0 - module.SUMS_PERIOD_S <= known <= 99.0
+    assert 99.0 - files.SUMS_PERIOD_S <= known <= 99.0
     use(world, 5.0)
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     assert told_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
     kill_agent(world, "j1")
@@ -697,13 +637,10 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
 def test_the_newer_of_two_files_counts(world: World) -> None:
     world.run("j1")
     use(world, 3.0)
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     use(world, 4.0)
-    world.jobs.close()
-    world.begin()
-    world.executor.living = {"j1": Started("j1", "cpumond-jobs/j1", 150.0)}
-    world.load()
+    world.restart("j1")
     assert told_sums(world) == {"j1": 4.0}
 
 
@@ -712,7 +649,7 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
     world: World, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.run("j1")
-    Path(world.jobs.config.executor.jobs_dir, job_files.SUMS_FILE).write_bytes(content)
+    Path(world.jobs.config.executor.jobs_dir, files.SUMS_FILE).write_bytes(content)
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 0.0}
     assert "sums_damaged" in capsys.readouterr().out
@@ -729,9 +666,9 @@ def test_a_job_whose_file_is_damaged_is_followed_by_the_one_of_the_step_before(
 ) -> None:
     world.run("j1")
     world.run("j2")
-    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    Path(world.jobs.jobs["j1"].directory, files.JOB_FILE).write_bytes(content)
     world.jobs.close()
-    Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE).write_bytes(content)
+    Path(world.jobs.jobs["j1"].directory, files.JOB_FILE).write_bytes(content)
     capsys.readouterr()
     world.begin()
     world.executor.living = {name: Started(name, f"cpumond-jobs/{name}", 150.0) for name in ("j1", "j2")}
@@ -764,8 +701,8 @@ def test_a_jobs_dir_that_is_removed_is_written_anew(world: World) -> None:
 def test_without_a_sound_file_the_others_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.run("j1")
     world.run("j2")
-    for suffix in ("", job_files.BEFORE):
-        Path(world.jobs.jobs["j1"].directory, job_files.JOB_FILE + suffix).write_bytes(b'{"order": "\xff"}')
+    for suffix in ("", files.BEFORE):
+        Path(world.jobs.jobs["j1"].directory, files.JOB_FILE + suffix).write_bytes(b'{"order": "\xff"}')
     kill_agent(world, "j2")
     world.advance()
     assert capsys.readouterr().out.count("job_file_damaged") == 2
@@ -783,15 +720,16 @@ def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) ->
 def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun = threading.Event(), threading.Semaphore(0)
     writes: list[float] = []
+    write = JobsDir._write_sums
 
-    def hang(jobs_dir: str, sums: dict[str, dict[str, float]]) -> None:
+    def hang(jobs_dir: JobsDir, sums: dict[str, dict[str, float]]) -> None:
         writes.append(sums["j1"]["ordered_cpu_seconds"])
         begun.release()
         assert go_on.wait(30.0)
-        job_files.write_sums(jobs_dir, sums)
+        write(jobs_dir, sums)
 
-    monkeypatch.setattr(module, "write_sums", hang)
     world.run("j1")
+    monkeypatch.setattr(JobsDir, "_write_sums", hang)
     for second in range(100):
         use(world, float(second))
         world.advance(1.0)
@@ -816,14 +754,14 @@ def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
     world.run("j1")
     use(world, 7.0)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_sums", refuse)
+        patched.setattr(files, "_replace", refuse)
         for _ in range(5):
-            world.advance(module.SUMS_PERIOD_S)
+            world.advance(files.SUMS_PERIOD_S)
             world.wait_for_workers()
     said = capsys.readouterr().out
     assert said.count("sums_not_written") == 1
     assert "No space left on device" in said
-    world.advance(module.SUMS_PERIOD_S)
+    world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 7.0}
@@ -849,17 +787,17 @@ def test_a_file_of_an_agent_that_knew_fewer_sums_is_read(world: World) -> None:
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = str(tmp_path)
-    job_files.write_job_file(directory, job_files.JobFile(make_order("j1"), "boot"))
+    files.write_job_file(directory, files.JobFile(make_order("j1"), "boot"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            job_files.write_job_file(directory, job_files.JobFile(make_order("j1", command=["x" * 9000]), "boot"))
+            files.write_job_file(directory, files.JobFile(make_order("j1", command=["x" * 9000]), "boot"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    found = job_files.read_job_file(directory)
+    found = files.read_job_file(directory)
     assert found is not None
     assert found.order.command == ["true"]
 
@@ -867,14 +805,14 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
 def test_an_error_with_one_job_does_not_lose_the_end_of_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run("j1")
     world.run("j2")
-    take = world.jobs._take_end
+    judge = AssignedJob.judge_end
 
-    def stumble(job: Any, event: Ended) -> None:
+    def stumble(job: AssignedJob, event: Ended) -> Any:
         if event.job_id == "j1":
             raise RuntimeError("a mistake")
-        take(job, event)
+        return judge(job, event)
 
-    monkeypatch.setattr(world.jobs, "_take_end", stumble)
+    monkeypatch.setattr(AssignedJob, "judge_end", stumble)
     world.happen(Ended("j1", 200.0, exit_code=0), Ended("j2", 200.0, exit_code=0))
     assert world.finished("j2")["state"] == "completed"
     assert world.finished("j1")["state"] == "lost"
@@ -898,16 +836,18 @@ def test_a_place_for_jobs_that_is_not_there_keeps_nothing_else_from_working(tmp_
 def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        locks = [job_files.open_jobs_dir(str(tmp_path / "new"))]
+        opened = [JobsDir(str(tmp_path / "new"))]
         (tmp_path / "old").mkdir(0o700)
-        locks.append(job_files.open_jobs_dir(str(tmp_path / "old")))
+        opened.append(JobsDir(str(tmp_path / "old")))
+        for each in opened:
+            each.open()
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
     with pytest.raises(UnavailableError, match="used by another agent"):
-        job_files.open_jobs_dir(str(tmp_path / "new"))
-    for lock in locks:
-        os.close(lock)
+        JobsDir(str(tmp_path / "new")).open()
+    for each in opened:
+        each.close()
 
 
 def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) -> None:
@@ -915,16 +855,14 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        job_files.open_jobs_dir(str(shared))
+        JobsDir(str(shared)).open()
 
 
 def test_an_order_whose_directory_was_made_and_no_more_is_begun_anew(world: World) -> None:
     jobs_dir = Path(world.config.executor.jobs_dir)
     (jobs_dir / "j1" / "sandbox").mkdir(parents=True)
-    job_files.write_job_file(str(jobs_dir / "j1"), job_files.JobFile(make_order("j1"), "boot"))
-    world.jobs.close()
-    world.begin()
-    world.load()
+    files.write_job_file(str(jobs_dir / "j1"), files.JobFile(make_order("j1"), "boot"))
+    world.restart()
     world.obey(make_order("j1"))
     assert world.executor.calls == [("start", "j1")]
     world.wait_for_workers()
@@ -943,10 +881,10 @@ def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
         os.close(fd)
         fd = inner
     os.close(fd)
-    job_files.remove_tree(str(top))
+    files.remove_tree(str(top))
     assert not top.exists()
     assert (tmp_path / "kept").exists()
-    job_files.remove_tree(str(top))
+    files.remove_tree(str(top))
 
 
 def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
@@ -964,7 +902,7 @@ def test_a_tree_goes_although_somebody_else_removes_a_part_of_it(
         unlink(name, **more)
 
     monkeypatch.setattr(os, "unlink", be_late)
-    job_files.remove_tree(str(tmp_path / "top"))
+    files.remove_tree(str(tmp_path / "top"))
     assert calls
     assert os.listdir(tmp_path) == []
 
@@ -1092,3 +1030,13 @@ def test_the_view_counts_states(world: World) -> None:
     assert view.states == {"waiting": 0, "starting": 1, "running": 0, "stopping": 1, "ended": 0}
     assert view.counters["started"] == 1
     assert sum(view.start_buckets) == 1
+
+
+def test_room_that_comes_too_late_starts_nothing(world: World) -> None:
+    world.other_cores = 100.0
+    world.obey(make_order("j1", wait_s=30.0))
+    assert not world.advance(29.0)
+    world.other_cores = 0.0
+    assert world.advance(2.0)
+    assert world.finished("j1")["state"] == "aborted"
+    assert "there is now, too late" in world.finished("j1")["reason"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpumond.agent.assigned import Usage
 from cpumond.agent.hold import FREE, UNHELD, Hold, Respected
+from cpumond.agent.jobs.job import Usage
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.answers import DecisionAnswer
 from cpumond.cgroup import Cgroup

@@ -14,54 +14,38 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import math
 import os
 import re
-import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
-from cpumond.agent.job_files import (
+from cpumond.agent.jobs.files import (
     JOB_FILE,
-    LOCK_FILE,
     SANDBOX,
-    SUMS_FILE,
     JobFile,
+    JobsDir,
     list_set_aside,
-    open_jobs_dir,
     read_job_file,
     read_sums,
-    remove_tree,
     set_aside,
     write_job_file,
-    write_sums,
 )
-from cpumond.agent.launch import find_account, make_argv, make_environment
-from cpumond.agent.overdraft import Share, Timer, find_victims
-from cpumond.agent.state_file import identify, make_directory, read_boot_id
+from cpumond.agent.jobs.job import AssignedJob, EndState, Usage
+from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
+from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
+from cpumond.agent.state_file import make_directory, read_boot_id
 from cpumond.answers import AssignedView
-from cpumond.config import AgentConfig, parse_layer
+from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
 from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.executor import Ended, Event, Executor, Launch, NotStarted, Started
-from cpumond.wire import (
-    CPU_COUNTERS,
-    FinishedJob,
-    HeartbeatAnswer,
-    JobFigures,
-    JobLog,
-    JobOrder,
-    JobReport,
-    LogRequest,
-    StopOrder,
-    list_figures,
-)
+from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
+from cpumond.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -72,69 +56,18 @@ OVERDRAFT_KILL_S = 10.0
 """From the interruption to the kill of a job that is aborted by this node itself."""
 REPEAT_KILL_S = 1.0
 RECOVERY_S = 12.0
-SUMS_PERIOD_S = 10.0
-"""An agent that is killed loses so much of its jobs' sums."""
 LOG_READ_S = 3.0
 """A log that takes longer to read must not hold up the heartbeats."""
 BROKEN_STARTS = 3
 """So many starts in a row that failed through this node's fault, and it offers no slots for a while."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
-MAX_REASON = 1000
-MAX_STDERR_LINE = 300
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class Usage(JobFigures, frozen=True):
-    """What the monitor knows of a job's cgroup, and its cores in force and smoothed."""
-
-    current_cores: float
-    smoothed_cores: float | None = None
-    mode: str = ""
-
-
-SUMS = CPU_COUNTERS[1:]
-"""Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
-
-
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 """Gives the monitor's view of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
-
-
-class AssignedJob:
-    """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
-
-    __slots__ = ("directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
-
-    def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
-        self.file = file
-        self.directory = directory
-        self.received_at_s = received_at_s
-        self.sent_at_s = sent_at_s
-        self.kill_at_s = math.inf
-        self.found: FoundJob | None = None
-        self.usage: Usage | None = None
-        self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
-        """``SUMS`` of earlier runs of the agent."""
-
-    @property
-    def order(self) -> JobOrder:
-        return self.file.order
-
-    @property
-    def takes_room(self) -> bool:
-        """Whether it is being started or runs."""
-        return self.file.state in ("starting", "running")
-
-    def sums(self) -> dict[str, float]:
-        """``SUMS`` since its start, in core-seconds, those of earlier runs of the agent included."""
-        return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
-
-    @property
-    def current_cores(self) -> float:
-        """What it may use now."""
-        return self.order.cpu_limit if self.usage is None else self.usage.current_cores
 
 
 class AssignedJobs:
@@ -163,25 +96,19 @@ class AssignedJobs:
         self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
         self.start_seconds = 0.0
         self._boot_id = read_boot_id()
-        self._kept: dict[str, tuple[float, str]] = {}
-        """Acknowledged jobs whose logs are kept: finish time (since 1970) and directory, oldest first."""
+        self._jobs_dir = JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
         """For readers in other threads; replaced entries only."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
-        self._lock: int | None = None
-        self._ready = False
+        self.is_ready = False
+        """Whether the executor works; before that its descriptor means nothing."""
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
-        self._sums_at_s = -math.inf
-        self._sums_writing: Future[None] | None = None
-        self._sums_refused = False
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
-        self._workers = ThreadPoolExecutor(2, "jobs")
-        """For what takes long: directories that are removed, an executor that is tried again."""
         self._readers = ThreadPoolExecutor(2, "logs")
         self._recovery: Future[dict[str, Started]] | None = None
 
@@ -197,44 +124,37 @@ class AssignedJobs:
 
         A disk that is not there must not keep the agent from giving CPU back: it goes on without jobs.
         """
-        lock = None
         try:
-            lock = open_jobs_dir(self.config.executor.jobs_dir)
+            self._jobs_dir.open()
             self._read_files(now_s)
         except (CpumondError, OSError) as error:
-            if lock is not None:
-                os.close(lock)
+            self._jobs_dir.close()
             self.jobs.clear()
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"no job can be run: {error}")
             return False
-        self._lock = lock
         return True
 
     @property
     def knows_jobs(self) -> bool:
         """Whether it is known which jobs this node has. Before that no heartbeat may tell the scheduler of none."""
-        return self._lock is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the executor works; before that its descriptor means nothing."""
-        return self._ready
+        return self._jobs_dir.is_open
 
     def _read_files(self, now_s: float) -> None:
-        sums = read_sums(self.config.executor.jobs_dir)
-        for name in sorted(os.listdir(self.config.executor.jobs_dir)):
-            directory = os.path.join(self.config.executor.jobs_dir, name)
+        jobs_dir, kept = self._jobs_dir.path, {}
+        sums = read_sums(jobs_dir)
+        for name in sorted(os.listdir(jobs_dir)):
+            directory = os.path.join(jobs_dir, name)
             file = read_job_file(directory)
             if file is None or file.order.job_id != name:
                 continue  # not a job's: nothing is removed here that no agent has made
             if file.state == "waiting" and file.finished is None:
-                self._remove(set_aside(directory))  # never begun: the order may come again
+                self._jobs_dir.remove(set_aside(directory))  # never begun: the order may come again
                 continue
             self._see(name, directory)
             if file.acknowledged:
                 assert file.finished is not None
-                self._kept[name] = (file.finished.finish_time or 0.0, directory)
+                kept[name] = (file.finished.finish_time or 0.0, directory)
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
             for each, noted in sums.get(name, {}).items():
@@ -245,30 +165,24 @@ class AssignedJobs:
             elif file.finished is None and file.stop is not None:
                 job.kill_at_s = now_s + file.stop.timeout_s
             if job.file.finished is not None:
-                self._remove(os.path.join(directory, SANDBOX))
-        self._kept = dict(sorted(self._kept.items(), key=lambda item: item[1][0]))
-        for directory in list_set_aside(self.config.executor.jobs_dir):
-            self._remove(directory)
+                self._jobs_dir.remove(os.path.join(directory, SANDBOX))
+        self._jobs_dir.kept = dict(sorted(kept.items(), key=lambda item: item[1][0]))
+        for directory in list_set_aside(jobs_dir):
+            self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
-        """Write ``jobs_dir`` anew where somebody removed it: the next agent finds the jobs by it. Its path then.
+        """Write ``jobs_dir`` anew where it was removed: the next agent finds the jobs by it. Its path then.
 
-        What jobs had written there is lost. Raises what ``open_jobs_dir`` does.
+        What jobs had written there is lost. Raises what ``JobsDir.open`` does.
         """
-        jobs_dir = self.config.executor.jobs_dir
-        if self._lock is None:
+        if not self._jobs_dir.is_removed():
             return []
-        held = os.fstat(self._lock)
-        if identify(os.path.join(jobs_dir, LOCK_FILE)) == (held.st_dev, held.st_ino):
-            return []
-        lock = open_jobs_dir(jobs_dir)
-        os.close(self._lock)
-        self._lock = lock
+        self._jobs_dir.open()
         for job in self.jobs.values():
             if job.file.state != "waiting" and not os.path.isdir(job.directory):
                 make_directory(job.directory, 0o711, "executor.jobs_dir")
                 self._note(job)
-        return [jobs_dir]
+        return [self._jobs_dir.path]
 
     def _list_mine(self) -> list[str]:
         return [job.order.job_id for job in self.jobs.values() if job.takes_room]
@@ -276,8 +190,8 @@ class AssignedJobs:
     def _try_again(self, now_s: float) -> None:
         """While the executor cannot work here, it is tried again, in another thread: that may take seconds."""
         if self._recovery is None and now_s >= self._retry_at_s:
-            if self._lock is not None or self._open(now_s):
-                self._recovery = self._workers.submit(self.executor.recover, self._list_mine())
+            if self.knows_jobs or self._open(now_s):
+                self._recovery = self._jobs_dir.workers.submit(self.executor.recover, self._list_mine())
         elif self._recovery is not None and self._recovery.done():
             recovery, self._recovery = self._recovery, None
             self._take_recovered(recovery.result, now_s)
@@ -294,7 +208,7 @@ class AssignedJobs:
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"no job can be run: {error}")
             return
-        self._ready = True
+        self.is_ready = True
         self._say("")
         for started in found.values():
             job = self.jobs[started.job_id]
@@ -303,7 +217,7 @@ class AssignedJobs:
             self._note(
                 job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
             )
-            job.found = self._describe(job)
+            job.mark_running()
         if mine:
             log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
 
@@ -334,16 +248,14 @@ class AssignedJobs:
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
         # Removals go on until they are done, the process waits for them at its very end.
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._jobs_dir.close()
 
     # ---- what the scheduler says
 
-    def obey(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
+    def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
         for job_id in answer.acknowledged:
             self._acknowledge(job_id)
@@ -361,7 +273,7 @@ class AssignedJobs:
             return
         del self.jobs[job_id]
         self._note(job, acknowledged=True)
-        self._kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
+        self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
 
     def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
@@ -375,46 +287,46 @@ class AssignedJobs:
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
-        if first and stop.timeout_s > 0 and self._ready:
+        if first and stop.timeout_s > 0 and self.is_ready:
             self.executor.interrupt(job.order.job_id)
 
     def _take(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
         if not JOB_ID.fullmatch(order.job_id):
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
-        directory = os.path.join(self.config.executor.jobs_dir, order.job_id)
+        directory = os.path.join(self._jobs_dir.path, order.job_id)
         self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
         self._see(order.job_id, directory)
 
     def _see(self, job_id: str, directory: str) -> None:
         self._seen[job_id] = None
         self._directories[job_id] = directory
-        while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._kept):
+        while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._jobs_dir.kept):
             self._seen.popitem(last=False)
 
     # ---- what has happened since
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
         """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
-        if not self._ready:
+        if not self.is_ready:
             self._try_again(now_s)
-            if not self._ready:
+            if not self.is_ready:
                 self._give_up_late_ones(now_s)
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         if any(isinstance(event, Ended) for event in self._events):
-            # The sums of a short job are told once, at its end: what the last check has seen belongs to them.
+            # The sums of a short job are reported once, at its end, with what the last check has seen.
             self.note_usage(count_cores()[0])
         while self._events:
-            # What goes wrong with one job must not lose the end of another: the executor tells it once.
+            # What goes wrong with one job must not lose the end of another: the executor reports each once.
             event = self._events.popleft()
             try:
                 self._take_event(event, now_s)
             except Exception:
                 log.exception("job_event_failed", job_id=event.job_id)
-                stumbled = self.jobs.get(event.job_id)
-                if stumbled is not None and not isinstance(event, Started) and stumbled.file.finished is None:
-                    self._finish(stumbled, "lost", "the agent could not take in how it ended; see its log")
+                failed = self.jobs.get(event.job_id)
+                if failed is not None and not isinstance(event, Started) and failed.file.finished is None:
+                    self._finish(failed, "lost", "the agent could not take in how it ended; see its log")
         if self.problem:
             self._give_up_late_ones(now_s)
         elif self._list_waiting():
@@ -425,7 +337,7 @@ class AssignedJobs:
             if now_s >= job.kill_at_s and job.takes_room:
                 job.kill_at_s = now_s + REPEAT_KILL_S
                 self.executor.kill(job.order.job_id)
-        self._note_sums(now_s)
+        self._jobs_dir.note_sums(now_s, self._list_sums)
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
             # One more bad start is enough to be broken again.
             self._broken_starts = BROKEN_STARTS - 1
@@ -438,7 +350,7 @@ class AssignedJobs:
 
     def next_deadline_s(self) -> float:
         """When the next job must be killed; infinity when none, or nothing can be killed now."""
-        if not self._ready:
+        if not self.is_ready:
             return math.inf
         return min((job.kill_at_s for job in self.jobs.values() if job.takes_room), default=math.inf)
 
@@ -449,12 +361,11 @@ class AssignedJobs:
         if isinstance(event, Started):
             self._take_start(job, event)
         elif isinstance(event, NotStarted):
-            state: Literal["aborted", "failed"] = "aborted" if event.node_fault or job.file.stop else "failed"
-            self._finish(job, state, event.problem)
+            self._finish(job, "aborted" if event.node_fault or job.file.stop else "failed", event.problem)
             if event.node_fault:
                 self._count_bad_start(event.problem, now_s)
         else:
-            self._take_end(job, event)
+            self._finish(job, *job.judge_end(event), event)
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
         self._broken_starts = 0
@@ -463,64 +374,23 @@ class AssignedJobs:
         self.start_seconds += took_s
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
         self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
-        job.found = self._describe(job)
+        job.mark_running()
         if job.file.stop is not None:
-            # It was told to stop before it had a process that could hear it.
+            # The stop order came before it had a process to be interrupted.
             self.executor.interrupt(event.job_id)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
                  cgroup=event.cgroup, cpu_limit_cores=order.cpu_limit, since_heartbeat_s=round(took_s, 4))  # fmt: skip
 
-    def _take_end(self, job: AssignedJob, event: Ended) -> None:
-        """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
-        stop, order = job.file.stop, job.order
-        state: Literal["completed", "failed", "aborted", "lost"]
-        was_over = job.file.stopped_at is not None and event.finish_time < job.file.stopped_at
-        if event.exit_code == 0 and (stop is None or order.interruptible or was_over):
-            state, reason = "completed", ""
-        elif stop is not None:
-            state, reason = "aborted", stop.why
-        elif event.problem:
-            state, reason = "lost", event.problem
-        elif event.oom_killed and not order.memory_limit:
-            state, reason = "aborted", "the node ran out of memory"
-        elif event.oom_killed:
-            state, reason = "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
-        else:
-            state, reason = "failed", _describe_exit(event)
-        self._finish(job, state, reason, event)
-
-    def _finish(
-        self,
-        job: AssignedJob,
-        state: Literal["completed", "failed", "aborted", "lost"],
-        reason: str,
-        ended: Ended | None = None,
-    ) -> None:
+    def _finish(self, job: AssignedJob, state: EndState, reason: str, ended: Ended | None = None) -> None:
         order = job.order
-        code = None if ended is None else ended.exit_code
-        if ended is not None and ended.signal is not None:
-            code = 128 + ended.signal  # as shells have it
-        finished = FinishedJob(
-            job_id=order.job_id,
-            operation_id=order.operation_id,
-            state=state,
-            task=order.task,
-            exit_code=code,
-            reason=reason[:MAX_REASON],
-            start_time=job.file.start_time,
-            finish_time=self.clock.wall_s() if ended is None else ended.finish_time,
-            cpu_seconds=None if ended is None else ended.cpu_seconds,
-            max_memory=None if ended is None else ended.max_memory,
-            cgroup=job.file.cgroup,
-            **job.sums(),
-        )
+        finished = job.describe_end(state, reason, ended or Ended(order.job_id, self.clock.wall_s()))
         self._note(job, state="ended", finished=finished)
         job.kill_at_s = math.inf
         self.counters[state] += 1
-        log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state, exit_code=code,
-                 reason=reason or None, cpu_seconds=finished.cpu_seconds)  # fmt: skip
-        self._remove(os.path.join(job.directory, SANDBOX))
+        log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
+                 exit_code=finished.exit_code, reason=reason or None, cpu_seconds=finished.cpu_seconds)  # fmt: skip
+        self._jobs_dir.remove(os.path.join(job.directory, SANDBOX))
 
     def _count_bad_start(self, problem: str, now_s: float) -> None:
         self._broken_starts += 1
@@ -601,17 +471,7 @@ class AssignedJobs:
             max_tasks=self.config.executor.max_tasks,
         )
 
-    def _describe(self, job: AssignedJob) -> FoundJob:
-        """The job as the monitor sees it. Options that cannot be understood are left out, and said."""
-        order = job.order
-        try:
-            layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
-        except ConfigError as error:
-            log.warning("job_cpu_monitor_refused", job_id=order.job_id, error=str(error))
-            layer = {}
-        return FoundJob(order.job_id, order.operation_id, job.file.cgroup, order.cpu_limit, None, layer)
-
-    # ---- what others are told
+    # ---- for the monitor, heartbeats and metrics
 
     def found_jobs(self) -> list[FoundJob]:
         """The running ones, for the monitor."""
@@ -622,11 +482,11 @@ class AssignedJobs:
         for job in self.jobs.values():
             known = usage.get(job.file.cgroup) if job.file.state == "running" else None
             if known is not None:
-                job.usage = known if job.usage is None else _keep_growing(job.usage, known)
+                job.note_usage(known)
 
     def reports(self) -> list[JobReport]:
         """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
-        return [_report(job) for job in self.jobs.values() if job.takes_room]
+        return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
         """Ends that the scheduler has not acknowledged."""
@@ -641,7 +501,7 @@ class AssignedJobs:
         """For metrics and status."""
         states = dict.fromkeys(("waiting", "starting", "running", "stopping", "ended"), 0)
         for job in self.jobs.values():
-            states["stopping" if job.takes_room and job.file.stop is not None else job.file.state] += 1
+            states["stopping" if job.is_stopping else job.file.state] += 1
         kind = self.config.executor.kind
         return AssignedView(
             kind, states, dict(self.counters), tuple(self.start_buckets), self.start_seconds, self.problem
@@ -680,19 +540,21 @@ class AssignedJobs:
         self._adjust_at_s = now_s + resources.resource_adjustment_period_s
         usage, other_cores = count_cores()
         self.note_usage(usage)
-        jobs = [job for job in self.jobs.values() if job.takes_room and job.file.stop is None]
-        cpu = [_share(job, job.current_cores) for job in jobs]
-        self._mind_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
-        memory = [_share(job, float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
-        self._mind_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
-        self._forget_logs()
+        jobs = [job for job in self.jobs.values() if job.takes_room and not job.is_stopping]
+        cpu = [job.share(job.current_cores) for job in jobs]
+        self._abort_on_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
+        memory = [job.share(float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
+        self._abort_on_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
+        options = self.config.executor
+        for job_id in self._jobs_dir.drop_logs(self.clock.wall_s() - options.log_retention_s, options.max_kept_logs):
+            self._directories.pop(job_id, None)
         return self._take_changed()
 
-    def _mind_overdraft(
+    def _abort_on_overdraft(
         self, timer: Timer, resource: str, shares: list[Share], others: float, capacity: float, now_s: float
     ) -> None:
         used = others + sum(share.amount for share in shares)
-        if not timer.look(now_s, used, capacity):
+        if not timer.note(now_s, used, capacity):
             return
         why = (
             f"resource_overdraft: Resource usage overdraft adjustment: the node's jobs take {used:g} of {capacity:g} "
@@ -701,19 +563,6 @@ class AssignedJobs:
         for job_id in find_victims(shares, others, capacity):
             self.counters["overdraft"] += 1
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
-
-    def _forget_logs(self) -> None:
-        options = self.config.executor
-        oldest = self.clock.wall_s() - options.log_retention_s
-        gone: list[str] = []
-        for job_id, (finish_time, directory) in self._kept.items():
-            if finish_time > oldest and len(self._kept) - len(gone) <= options.max_kept_logs:
-                break
-            gone.append(job_id)
-            self._remove(directory)
-        for job_id in gone:
-            del self._kept[job_id]
-            self._directories.pop(job_id, None)
 
     # ---- disk
 
@@ -732,78 +581,5 @@ class AssignedJobs:
                 raise problem from error
             log.error("job_file_not_written", job_id=job.order.job_id, error=str(problem))
 
-    def _note_sums(self, now_s: float) -> None:
-        """Write the sums of all jobs: what an agent that is killed cannot write at its end.
-
-        In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
-        """
-        if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
-            return
-        self._sums_at_s = now_s + SUMS_PERIOD_S
-        sums = {job_id: job.sums() for job_id, job in self.jobs.items() if job.takes_room and job.usage is not None}
-        if sums:
-            self._sums_writing = self._workers.submit(self._write_sums, sums)
-
-    def _write_sums(self, sums: dict[str, dict[str, float]]) -> None:
-        try:
-            write_sums(self.config.executor.jobs_dir, sums)
-        except OSError as error:
-            problem = from_os_error(error, f"write {SUMS_FILE} in {self.config.executor.jobs_dir}", "free space there")
-            if not self._sums_refused:
-                log.error("sums_not_written", error=str(problem), retry_s=SUMS_PERIOD_S)
-            self._sums_refused = True
-        else:
-            self._sums_refused = False
-
-    def _remove(self, directory: str) -> None:
-        """Delete a directory and all in it, in another thread: a job may have left a million files."""
-        if os.path.lexists(directory):
-            self._workers.submit(remove_tree, directory)
-
-
-def _report(job: AssignedJob) -> JobReport:
-    order, usage = job.order, job.usage or Usage(job.current_cores)
-    return JobReport(
-        job_id=order.job_id,
-        operation_id=order.operation_id,
-        cpu_limit=order.cpu_limit,
-        current_cpu_limit=usage.current_cores,
-        smoothed_cpu_usage=usage.smoothed_cores,
-        mode=usage.mode,
-        from_scheduler=True,
-        stopping=job.file.stop is not None,
-        task=order.task,
-        start_time=job.file.start_time,
-        memory=order.memory_limit,
-        cgroup=job.file.cgroup,
-        **{**list_figures(usage), **job.sums()},
-    )
-
-
-def _keep_growing(before: Usage, now: Usage) -> Usage:
-    """Sums do not fall: not when the monitor ceases to move the limit, nor when it begins anew with the cgroup."""
-    fallen = {
-        name: getattr(before, name) for name in SUMS if (getattr(now, name) or 0.0) < (getattr(before, name) or 0.0)
-    }
-    return msgspec.structs.replace(now, **fallen) if fallen else now
-
-
-def _describe_exit(event: Ended) -> str:
-    """How it ended, with the last line of its stderr."""
-    if event.signal is not None:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(event.signal).name}"
-        return f"killed by signal {event.signal}"
-    lines = [line for line in event.last_words.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = f"; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else ""
-    return f"exit code {event.exit_code}{last}"
-
-
-def _share(job: AssignedJob, amount: float) -> Share:
-    start_time = job.file.start_time
-    # One that is still being started is the last of all.
-    return Share(job.order.job_id, math.inf if start_time is None else start_time, amount)
-
-
-def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    def _list_sums(self) -> dict[str, dict[str, float]]:
+        return {job_id: job.sums() for job_id, job in self.jobs.items() if job.takes_room and job.usage is not None}

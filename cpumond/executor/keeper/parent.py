@@ -1,18 +1,4 @@
-"""The keeper: the parent of the jobs of kind "cgroup"; a small process that outlives the agent.
-
-It starts jobs, moves what they write from FIFOs into log files, waits for them, kills what a job leaves behind, and
-keeps exit codes. It runs as a program of its own, with nothing but the standard library: ``keeper.py RUNTIME_DIR``.
-
-Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
-an object with one key. The keeper's first line is ``hello``: version and all jobs it has; then a ``job`` line for each
-change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``kill`` its main process,
-``forget`` one that is over. A job line has ``id``, ``directory``, ``state`` (starting, running, ended, failed),
-``pid``, ``start_time``, ``finish_time``, ``exit_code``, ``signal``, ``problem``, ``node_fault``; when a job is over the
-same is in its directory's ``result.json``, before it is told.
-
-In the directory of a job are, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the part
-before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
-"""
+"""The parent of all jobs: starts them, waits for them, sees to their logs and their ends, and tells agents."""
 
 from __future__ import annotations
 
@@ -21,133 +7,33 @@ import fcntl
 import functools
 import json
 import os
-import pwd
 import resource
 import select
 import signal
 import socket
 import struct
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from typing import Any, Final
 
-VERSION: Final = 2
-SOCKET_NAME: Final = "keeper.sock"
-LOCK_NAME: Final = "keeper.lock"
-RESULT_NAME: Final = "result.json"
-STREAMS: Final = ("stdout", "stderr")
-LOST: Final = "its exit code was lost: the process that waited for it was killed"
+from cpumond.cgroup_processes import kill_processes, list_processes
+from cpumond.executor.keeper import IDLE_S, JOB_FIELDS, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, VERSION
+from cpumond.executor.keeper.child import run_child
+from cpumond.executor.keeper.lines import Connection
+from cpumond.executor.keeper.logs import CHUNK_BYTES, Log
 
-IDLE_S: Final = 3.0
 _RETRY_S: Final = 0.01
 _WATCH_S: Final = 0.5
-_CHUNK_BYTES: Final = 65_536
-_DRAIN_CHUNKS: Final = 32
 _DRAIN_READS: Final = 1000
-_MAX_WAITING_BYTES: Final = 1 << 26
-_PIDFDS_AT_ONCE: Final = 200
-_SOFT_DESCRIPTORS: Final = 1024
-_MAX_DESCRIPTORS: Final = 1 << 22
+_MAX_UNSENT_BYTES: Final = 1 << 26
 _MAX_FAILURES: Final = 1000
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
-_MAX_PROBLEM: Final = 500
-"""Characters; as JSON less than a page, which a pipe takes as a whole."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
-
-
-class Log:
-    """One stream of one job: moves bytes from its FIFO to its file, never more than ``max_bytes`` on disk."""
-
-    def __init__(self, directory: str, name: str, max_bytes: int) -> None:
-        self.path = os.path.join(directory, name)
-        self.fifo_path = f"{self.path}.fifo"
-        self.fifo = -1
-        self._half_bytes = max(max_bytes // 2, 1)
-        self._file = self._total = -1
-        self._size = self._before = 0
-
-    def open(self) -> None:
-        """Make the FIFO and the files, or take up those that are there. Raises OSError."""
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(self.fifo_path, 0o600)
-        # For reading and writing: neither end ever sees the other one leave.
-        self.fifo = os.open(self.fifo_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._total = os.open(f"{self.path}.total", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        text = os.read(self._total, 64).strip()
-        if text.isdigit():
-            self._before = int(text)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                self._before = os.stat(f"{self.path}.1").st_size
-        self._write_total()
-        self._open_file()
-
-    def _open_file(self) -> None:
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._file).st_size
-
-    def _write_total(self) -> None:
-        with contextlib.suppress(OSError):
-            os.pwrite(self._total, b"%020d\n" % self._before, 0)
-
-    def pump(self) -> bool:
-        """Move one chunk; False when there was none. A full disk costs the data, not the job."""
-        try:
-            data = memoryview(os.read(self.fifo, _CHUNK_BYTES))
-        except OSError:
-            return False
-        while data:
-            try:
-                written = self._write(data)
-            except OSError:
-                self._before += len(data)
-                self._write_total()
-                break
-            data = data[written:]
-        return True
-
-    def _write(self, data: memoryview) -> int:
-        if self._file < 0:
-            self._open_file()
-        if self._size >= self._half_bytes:
-            self._rotate()
-        written = os.write(self._file, data[: self._half_bytes - self._size])
-        self._size += written
-        return written
-
-    def _rotate(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.path, f"{self.path}.1")
-        self._before += self._size
-        self._write_total()
-        os.close(self._file)
-        self._file = -1
-        self._open_file()
-
-    def close(self, drain: bool = True) -> None:
-        """Take what is still in the FIFO and remove it."""
-        if self.fifo >= 0:
-            for _ in range(_DRAIN_CHUNKS if drain else 0):
-                if not self.pump():
-                    break
-        for fd in (self.fifo, self._file, self._total):
-            if fd >= 0:
-                os.close(fd)
-        self.fifo = self._file = self._total = -1
-        with contextlib.suppress(OSError):
-            os.unlink(self.fifo_path)
-
-    def remove(self) -> None:
-        """Remove the files too."""
-        for suffix in ("", ".1", ".total"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.path + suffix)
 
 
 class Job:
@@ -174,198 +60,19 @@ class Job:
         self.node_fault = False
 
     def describe(self) -> Fields:
-        """The job as agents are told."""
-        return {
-            "id": self.id,
-            "directory": self.directory,
-            "state": self.state,
-            "pid": self.pid,
-            "start_time": self.start_time,
-            "finish_time": self.finish_time,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "problem": self.problem,
-            "node_fault": self.node_fault,
-        }
+        """The job as in a line to the agents."""
+        return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
         """What it came to, where it outlives this process."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
-        # Without a place on disk the result is told all the same, as long as this process lives.
+        # Without room on disk agents still get the result, as long as this process lives.
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
                 file.write(json.dumps({**self.describe(), "state": state}).encode())
             os.rename(f"{path}.new", path)
-
-
-# ---- cgroups, as little as it takes: the agent that knows them may be dead
-
-
-def list_processes(cgroups: list[str]) -> set[int]:
-    """The living processes of some cgroups and of those below them."""
-    found: set[int] = set()
-    for cgroup in cgroups:
-        for place, _, _ in os.walk(cgroup):
-            try:
-                with open(os.path.join(place, "cgroup.procs"), "rb") as file:
-                    found.update(int(word) for word in file.read().split())
-            except (OSError, ValueError):
-                # Gone, or threaded: then its processes are those of the domain above it.
-                continue
-    return {pid for pid in found if pid > 0 and _is_alive(pid)}
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _is_member(pid: int, cgroups: list[str]) -> bool:
-    """Whether a process says itself that it is in one of some cgroups, which may be under another mount now."""
-    try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
-    except OSError:
-        return False
-    return any(os.fsencode(os.path.basename(cgroup)) in names for cgroup in cgroups)
-
-
-def kill_processes(cgroups: list[str]) -> bool:
-    """SIGKILL to everything in some cgroups; whether nothing was there any more."""
-    found = list_processes(cgroups)
-    if not found:
-        return True
-    for cgroup in cgroups:
-        with contextlib.suppress(OSError):
-            fd = os.open(os.path.join(cgroup, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, b"1")
-            finally:
-                os.close(fd)
-    waiting = sorted(found)
-    while waiting:
-        held = {}
-        for pid in waiting[:_PIDFDS_AT_ONCE]:
-            with contextlib.suppress(OSError):
-                held[pid] = os.pidfd_open(pid)
-        # A second look with the descriptors in hand: an id that was given away meanwhile is not there any more.
-        there = list_processes(cgroups)
-        for pid, pidfd in held.items():
-            if pid in there:
-                with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
-        del waiting[:_PIDFDS_AT_ONCE]
-    return False
-
-
-# ---- the child, between fork and exec
-
-
-class StepError(Exception):
-    """A step that failed: a sentence, and whether the node is to blame."""
-
-    def __init__(self, problem: str, node_fault: bool) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.node_fault = node_fault
-
-
-@contextlib.contextmanager
-def step(what: str, node_fault: bool = False) -> Iterator[None]:
-    """Say ``what`` could not be done. Raises StepError."""
-    try:
-        yield
-    except OSError as error:
-        raise StepError(f"cannot {what}: {os.strerror(error.errno or 0)}", node_fault) from error
-    except (ValueError, TypeError, OverflowError) as error:
-        raise StepError(f"cannot {what}: {error}", node_fault) from error
-
-
-def run_child(order: Fields, status: int, hard_descriptors: int) -> NoReturn:
-    """Become the job, or tell why not through ``status``."""
-    try:
-        # Those of all the other jobs, before the first file is opened: together they may be more than a job may have.
-        os.closerange(3, status)
-        os.closerange(status + 1, min(hard_descriptors, _MAX_DESCRIPTORS))
-        become_job(order, hard_descriptors)
-    except StepError as error:
-        report: Fields = {"problem": error.problem, "node_fault": error.node_fault}
-    except BaseException as error:
-        report = {"problem": f"cannot start: {error!r}", "node_fault": True}
-    report["problem"] = report["problem"][:_MAX_PROBLEM]
-    with contextlib.suppress(OSError):
-        os.write(status, json.dumps(report).encode())
-    os._exit(127)
-
-
-def become_job(order: Fields, hard_descriptors: int) -> NoReturn:
-    """All that lies between the fork and the job's program. Raises StepError."""
-    with step("prepare the process", node_fault=True):
-        os.setsid()
-        os.umask(0o022)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"0")
-    user = order["user"]
-    account = None
-    if user:
-        try:
-            account = pwd.getpwnam(user)
-        except (KeyError, ValueError):
-            raise StepError(f"there is no user {user!r} on this host", node_fault=False) from None
-        if account.pw_uid == os.geteuid():
-            account = None
-    with step("open its output", node_fault=True):
-        os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-        for number, name in enumerate(STREAMS, 1):
-            fifo = os.open(os.path.join(order["directory"], f"{name}.fifo"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if account is not None and os.geteuid() == 0:
-                os.fchown(fifo, account.pw_uid, account.pw_gid)
-            os.dup2(fifo, number)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    pid = str(os.getpid()).encode()
-    # As late as the rights allow, and the one with the quota last: the way here is not the job's to pay for.
-    for path in reversed(order["procs"]):
-        with step(f"enter the cgroup of {path}", node_fault=True):
-            # Made where it is missing: in a tree of plain files; the kernel's refuses that.
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.write(fd, pid)
-            os.close(fd)
-    if account is not None:
-        with step(f"become the user {user!r}"):
-            os.initgroups(account.pw_name, account.pw_gid)
-            os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
-            os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
-    with step(f"change to the directory {order['working_directory']!r}"):
-        os.chdir(order["working_directory"])
-    with step("set its limits", node_fault=True):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard_descriptors), hard_descriptors))
-    argv = order["argv"]
-    with step(f"run {argv[0]!r}"):
-        os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - what the job orders, as its user
-
-
-# ---- the parent
-
-
-class Client:
-    """One connected agent."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.received = b""
-        self.waiting = b""
 
 
 class Keeper:
@@ -382,7 +89,7 @@ class Keeper:
         self._living: set[str] = set()
         self._due: dict[str, Job] = {}
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, Connection] = {}
         self._failures = 0
         self._watch(self._listener.fileno(), self._accept)
 
@@ -401,12 +108,12 @@ class Keeper:
             for fd, _ in self._epoll.poll(self._timeout_s()):
                 handler = self._handlers.get(fd)
                 if handler is not None:
-                    self._guard(handler)
+                    self._run_guarded(handler)
             now_s = time.monotonic()
             for job in list(self._due.values()):
                 if now_s >= job.look_at_s:
                     job.look_at_s = now_s + _WATCH_S  # unless it says otherwise
-                    self._guard(functools.partial(self._advance, job, now_s))
+                    self._run_guarded(functools.partial(self._advance, job, now_s))
             if self._clients or self._living:
                 idle_since_s = None
             elif idle_since_s is None:
@@ -414,7 +121,7 @@ class Keeper:
             elif now_s - idle_since_s >= IDLE_S:
                 return
 
-    def _guard(self, work: Callable[[], object]) -> None:
+    def _run_guarded(self, work: Callable[[], object]) -> None:
         """What goes wrong with one job must not end the parent of all; the traceback is in the keeper's log."""
         try:
             work()
@@ -441,62 +148,41 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # What an agent that ended has ordered comes first: the next one must hear of all of it.
+        # What an agent that ended has ordered comes first: the list for the next one must have all of it.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
                     break
-        client = Client(sock)
+        client = Connection(sock, self._epoll)
         self._clients[sock.fileno()] = client
         self._watch(sock.fileno(), lambda: self._serve(client))
         self._send(client, {"hello": {"version": VERSION, "jobs": [job.describe() for job in self._jobs.values()]}})
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: Connection) -> None:
         fd = client.sock.fileno()
         if self._clients.pop(fd, None) is not None:
             self._unwatch(fd)
             client.sock.close()
 
-    def _send(self, client: Client, message: Fields) -> None:
-        client.waiting += json.dumps(message).encode() + b"\n"
-        self._flush(client)
-
-    def _flush(self, client: Client) -> None:
-        fd = client.sock.fileno()
-        if fd not in self._clients:
-            return
-        try:
-            while client.waiting:
-                client.waiting = client.waiting[client.sock.send(client.waiting) :]
-        except BlockingIOError:
-            pass
-        except OSError:
+    def _send(self, client: Connection, message: Fields) -> None:
+        if not client.send(message) or len(client.unsent) > _MAX_UNSENT_BYTES:
             self._drop(client)
-            return
-        if len(client.waiting) > _MAX_WAITING_BYTES:
-            self._drop(client)
-            return
-        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if client.waiting else 0))
 
-    def _serve(self, client: Client) -> bool:
+    def _serve(self, client: Connection) -> bool:
         """Read once; whether there was something."""
-        self._flush(client)
         if client.sock.fileno() < 0:
             return False
         try:
-            data = client.sock.recv(_CHUNK_BYTES * 4)
+            lines = client.receive() if client.flush() else None
         except BlockingIOError:
             return False
-        except OSError:
-            data = b""
-        if not data:
+        if lines is None:
             self._drop(client)
             return False
-        *lines, client.received = (client.received + data).split(b"\n")
         try:
             for line in lines:
                 for verb, body in json.loads(line).items():
-                    self._obey(verb, body)
+                    self._carry_out(verb, body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Not a language that is spoken here; jobs have nothing to do with it.
             self._drop(client)
@@ -514,13 +200,13 @@ class Keeper:
         except OSError:
             os.close(directory)
             os.close(lock)
-            return  # rather the place that nobody finds than none
+            return  # a socket without a path is better than none
         self._unwatch(self._listener.fileno())
         self._listener.close()
         self.directory, self._listener = directory, listener
         self._watch(self._listener.fileno(), self._accept)
 
-    def _obey(self, verb: str, body: Any) -> None:
+    def _carry_out(self, verb: str, body: Any) -> None:
         if verb == "listen":
             self._listen_anew()
             return
@@ -543,7 +229,7 @@ class Keeper:
         elif verb == "forget" and found.state in ("ended", "failed"):
             del self._jobs[found.id]
 
-    def _tell(self, job: Job) -> None:
+    def _report(self, job: Job) -> None:
         for client in list(self._clients.values()):
             self._send(client, {"job": job.describe()})
 
@@ -608,7 +294,7 @@ class Keeper:
             self._watch(job.pidfd, lambda: self._look_at_adopted(job))
         elif not job.over:
             self._due[job.id] = job
-        self._tell(job)
+        self._report(job)
 
     def _look_at_adopted(self, job: Job) -> None:
         """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
@@ -622,7 +308,7 @@ class Keeper:
         if job.status < 0:
             return
         try:
-            data = os.read(job.status, _CHUNK_BYTES)
+            data = os.read(job.status, CHUNK_BYTES)
         except OSError:
             return
         self._unwatch(job.status)
@@ -636,7 +322,7 @@ class Keeper:
                 job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
         else:
             job.state = "running"
-            self._tell(job)
+            self._report(job)
 
     def _reap(self, job: Job) -> None:
         assert job.pid is not None
@@ -686,7 +372,17 @@ class Keeper:
                 log.remove()
         if failed:
             job.write_result()
-        self._tell(job)
+        self._report(job)
+
+
+def _is_member(pid: int, cgroups: list[str]) -> bool:
+    """Whether a process says itself that it is in one of some cgroups, which may be under another mount now."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
+    except OSError:
+        return False
+    return any(os.fsencode(os.path.basename(cgroup)) in names for cgroup in cgroups)
 
 
 def take_place(runtime_dir: str) -> tuple[int, int]:
@@ -741,7 +437,7 @@ def main(runtime_dir: str) -> int:
 
     The first process ends at once; the keeper is its child.
     """
-    # Away from the agent: into a session of its own, and a child of init's, which nobody must wait for.
+    # Away from the agent: into a session of its own, and a child of init's, which reaps it.
     with contextlib.suppress(OSError):
         os.setsid()
     if os.fork():
@@ -771,7 +467,3 @@ def main(runtime_dir: str) -> int:
     with contextlib.suppress(OSError):
         os.unlink(SOCKET_NAME, dir_fd=keeper.directory)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -15,9 +15,9 @@ SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
     """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
 
-    Only root can be somebody else: the jobs of another agent run as its own account, where ``executor.user`` names it.
+    Only root can take another account: the jobs of any other agent run as its own, where ``executor.user`` names it.
     Raises ConfigError for unknown users, and for accounts that a job may not have: root and those of the system, and
-    any at all that a scheduler without tokens names, since that believes everybody; ``allow_root`` takes all of it.
+    any at all that a scheduler without tokens names, since it does not check who asks; ``allow_root`` takes all.
     """
     if os.geteuid() != 0:
         check_own_account(config)
@@ -52,7 +52,7 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
 
 
 def check_own_account(config: AgentConfig) -> None:
-    """An agent that is not root runs jobs only as itself, and only when it is told so. Raises ConfigError."""
+    """An agent that is not root runs jobs only as itself, where the configuration says so. Raises ConfigError."""
     own = _own_account().pw_name
     if os.geteuid() != 0 and config.executor.user != own:
         wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"

@@ -1,4 +1,4 @@
-"""When the jobs of a node may use more than it has for too long: who has to go; pure (semantics.md 1.9 point 1)."""
+"""Which jobs are aborted when all together may use too much for too long; pure (semantics.md 1.9 point 1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Timer:
         self.timeout_s = timeout_s
         self.since_s: float | None = None
 
-    def look(self, now_s: float, used: float, capacity: float) -> bool:
+    def note(self, now_s: float, used: float, capacity: float) -> bool:
         """Take in the use of this moment; True when it has been above the capacity for longer than the time-out.
 
         Then the timer starts anew. A moment within the capacity resets it.

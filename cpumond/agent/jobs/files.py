@@ -1,0 +1,246 @@
+"""The directories of the scheduler's jobs: what is kept of each, and how it is removed.
+
+``jobs_dir/JOB/job.json`` is replaced before each step it tells of, the one before is kept; beside it lie the executor's
+logs and the job's own working directory. Nothing here is synced to disk: it must outlive the agent, not the machine,
+after whose crash the jobs are lost anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.state_file import identify, make_directory
+from cpumond.decode import ContentError, decode_json
+from cpumond.errors import ConfigError, UnavailableError, from_os_error
+from cpumond.wire import FinishedJob, JobOrder, StopOrder
+
+log = structlog.get_logger("cpumond.agent")
+
+JOB_FILE = "job.json"
+BEFORE = ".before"
+"""Beside it: what it was a step ago, for the day when it cannot be read."""
+SANDBOX = "sandbox"
+LOCK_FILE = ".lock"
+SUMS_FILE = ".sums"
+"""No job has a name that begins with a dot."""
+SUMS_PERIOD_S = 10.0
+"""An agent that is killed loses so much of its jobs' sums."""
+ASIDE = ".gone-"
+MAX_ERROR = 1000
+
+State = Literal["waiting", "starting", "running", "ended"]
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """Content of ``job.json``.
+
+    ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970. The sums of core-seconds
+    are as in ``JobReport``, of when it was written: at each step and at the agent's end; SUMS_FILE may have newer ones.
+    """
+
+    order: JobOrder
+    boot_id: str
+    state: State = "waiting"
+    start_time: float | None = None
+    cgroup: str = ""
+    stop: StopOrder | None = None
+    finished: FinishedJob | None = None
+    acknowledged: bool = False
+    stopped_at: float | None = None
+    """When the first stop order came, seconds since 1970."""
+    reclaimed_cpu_seconds: float = 0.0
+    ordered_cpu_seconds: float = 0.0
+    throttled_cpu_seconds: float = 0.0
+    late_cpu_seconds: float = 0.0
+
+
+class JobsDir:
+    """``executor.jobs_dir``: held by a lock. What takes long there is done by threads, so that no tick waits for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.workers = ThreadPoolExecutor(2, "jobs")
+        self.kept: dict[str, tuple[float, str]] = {}
+        """Jobs that are acknowledged and whose logs are kept: finish time (since 1970) and directory, oldest first."""
+        self._lock: int | None = None
+        self._sums_at_s = -math.inf
+        self._sums_writing: Future[None] | None = None
+        self._sums_refused = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this agent has taken it over."""
+        return self._lock is not None
+
+    def open(self) -> None:
+        """Take it over, also where it was made anew meanwhile: only the agent may write it.
+
+        The users of jobs pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
+        another agent uses it.
+        """
+        path = self.path
+        make_directory(path, 0o711, "executor.jobs_dir")
+        found = os.stat(path)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ConfigError(
+                f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
+                "there; give a directory of the agent's own with mode 0711"
+            )
+        try:
+            os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
+        except OSError as error:
+            raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
+        try:
+            lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise from_os_error(error, f"make {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise UnavailableError(
+                f"executor.jobs_dir: {path} is used by another agent; give each agent a directory of its own"
+            ) from None
+        self.close()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Leave it to another agent."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def is_removed(self) -> bool:
+        """Whether it was removed, or another one put in its place, while it is open."""
+        if self._lock is None:
+            return False
+        held = os.fstat(self._lock)
+        return identify(os.path.join(self.path, LOCK_FILE)) != (held.st_dev, held.st_ino)
+
+    def remove(self, directory: str) -> None:
+        """Delete a directory and all in it, in another thread: a job may have left a million files."""
+        if os.path.lexists(directory):
+            self.workers.submit(remove_tree, directory)
+
+    def drop_logs(self, oldest: float, most: int) -> list[str]:
+        """Remove what ended before ``oldest``, and the oldest of more than ``most``; the jobs whose logs those were."""
+        gone: list[str] = []
+        for job_id, (finish_time, directory) in self.kept.items():
+            if finish_time > oldest and len(self.kept) - len(gone) <= most:
+                break
+            gone.append(job_id)
+            self.remove(directory)
+        for job_id in gone:
+            del self.kept[job_id]
+        return gone
+
+    def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
+        """Write the sums of all jobs now and then: what an agent that is killed cannot write at its end.
+
+        In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
+        """
+        if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
+            return
+        self._sums_at_s = now_s + SUMS_PERIOD_S
+        if content := sums():
+            self._sums_writing = self.workers.submit(self._write_sums, content)
+
+    def _write_sums(self, sums: dict[str, dict[str, float]]) -> None:
+        try:
+            _replace(os.path.join(self.path, SUMS_FILE), msgspec.json.encode(sums))
+        except OSError as error:
+            problem = from_os_error(error, f"write {SUMS_FILE} in {self.path}", "free space there")
+            if not self._sums_refused:
+                log.error("sums_not_written", error=str(problem), retry_s=SUMS_PERIOD_S)
+            self._sums_refused = True
+        else:
+            self._sums_refused = False
+
+
+def read_job_file(directory: str) -> JobFile | None:
+    """The newest file in a job's directory that is intact; None where there is none. Damaged ones are said."""
+    path = os.path.join(directory, JOB_FILE)
+    damaged = False
+    for name in (path, path + BEFORE):
+        try:
+            with open(name, "rb") as file:
+                return decode_json(file.read(), JobFile)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ContentError) as error:
+            log.error("job_file_damaged", path=name, error=str(error))
+            damaged = True
+    if damaged:
+        log.error("job_not_followed", directory=directory, advice="end it if it runs, and remove the directory")
+    return None
+
+
+def write_job_file(directory: str, content: JobFile) -> None:
+    """Replace the file as a whole, and keep the one before. Raises OSError; then the old one is still there."""
+    path = os.path.join(directory, JOB_FILE)
+    _replace(path, msgspec.json.encode(content), path + BEFORE)
+
+
+def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
+    """Job -> name of a sum -> core-seconds, as last written; empty where nothing that can be understood is there."""
+    path = os.path.join(jobs_dir, SUMS_FILE)
+    try:
+        with open(path, "rb") as file:
+            return decode_json(file.read(), dict[str, dict[str, float]])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ContentError) as error:
+        log.error("sums_damaged", path=path, error=str(error), advice="nothing to do: it is written anew")
+        return {}
+
+
+def _replace(path: str, content: bytes, before: str = "") -> None:
+    """Replace a file as a whole, keep the old one as ``before``. Raises OSError; then the old one is still there."""
+    with open(f"{path}.new", "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
+        file.write(content)
+    if before:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, before)
+    os.rename(f"{path}.new", path)
+
+
+def set_aside(directory: str) -> str:
+    """Give a directory that is to be removed another name, so that its own is free at once; the new one."""
+    parent, name = os.path.split(directory)
+    aside = os.path.join(parent, f"{ASIDE}{name}")
+    try:
+        os.rename(directory, aside)
+    except OSError:
+        return directory  # one of that name is there already: removed where it is
+    return aside
+
+
+def list_set_aside(jobs_dir: str) -> list[str]:
+    """Directories that were set aside and not removed."""
+    return [os.path.join(jobs_dir, name) for name in os.listdir(jobs_dir) if name.startswith(ASIDE)]
+
+
+def remove_tree(directory: str) -> None:
+    """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
+    try:
+        shutil.rmtree(directory)
+    except Exception:
+        if not os.path.lexists(directory):
+            return
+        # Nested by thousands, made unreadable by the job, or another thread removes a part of it: tools that need no
+        # stack, as the owner of it all, and go on with the rest.
+        for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if os.path.lexists(directory):
+            log.error("directory_not_removed", directory=directory, error=done.stderr.strip()[:MAX_ERROR])

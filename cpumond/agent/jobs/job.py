@@ -1,0 +1,168 @@
+"""One job of the scheduler: its order, what the monitor knows of it, and what its end means."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+from typing import Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.jobs.files import JobFile
+from cpumond.agent.jobs.overdraft import Share
+from cpumond.config import parse_layer
+from cpumond.discovery import FoundJob
+from cpumond.errors import ConfigError
+from cpumond.executor.model import Ended
+from cpumond.wire import CPU_COUNTERS, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
+
+log = structlog.get_logger("cpumond.agent")
+
+MAX_REASON = 1000
+MAX_STDERR_LINE = 300
+
+EndState = Literal["completed", "failed", "aborted", "lost"]
+
+
+class Usage(JobFigures, frozen=True):
+    """What the monitor knows of a job's cgroup, and its cores in force and smoothed."""
+
+    current_cores: float
+    smoothed_cores: float | None = None
+    mode: str = ""
+
+
+SUMS = CPU_COUNTERS[1:]
+"""Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
+
+
+class AssignedJob:
+    """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
+
+    __slots__ = ("directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
+
+    def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
+        self.file = file
+        self.directory = directory
+        self.received_at_s = received_at_s
+        self.sent_at_s = sent_at_s
+        self.kill_at_s = math.inf
+        self.found: FoundJob | None = None
+        self.usage: Usage | None = None
+        self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
+        """``SUMS`` of earlier runs of the agent."""
+
+    @property
+    def order(self) -> JobOrder:
+        return self.file.order
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it is being started or runs."""
+        return self.file.state in ("starting", "running")
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop order came and it has not ended."""
+        return self.takes_room and self.file.stop is not None
+
+    @property
+    def current_cores(self) -> float:
+        """What it may use now."""
+        return self.order.cpu_limit if self.usage is None else self.usage.current_cores
+
+    def sums(self) -> dict[str, float]:
+        """``SUMS`` since its start, in core-seconds, those of earlier runs of the agent included."""
+        return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
+
+    def note_usage(self, now: Usage) -> None:
+        """Sums do not fall: not when the monitor ceases to move the limit, nor when it begins anew with the cgroup."""
+        if self.usage is not None:
+            sums = {name: (getattr(self.usage, name) or 0.0, getattr(now, name) or 0.0) for name in SUMS}
+            if fallen := {name: before for name, (before, after) in sums.items() if after < before}:
+                now = msgspec.structs.replace(now, **fallen)
+        self.usage = now
+
+    def share(self, amount: float) -> Share:
+        """``amount`` of a resource as its share; while it is still being started, it is the last of all."""
+        start_time = self.file.start_time
+        return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
+
+    def mark_running(self) -> None:
+        """From now on the monitor sees it. Options that cannot be understood are left out, and logged."""
+        order = self.order
+        try:
+            layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
+        except ConfigError as error:
+            log.warning("job_cpu_monitor_refused", job_id=order.job_id, error=str(error))
+            layer = {}
+        self.found = FoundJob(order.job_id, order.operation_id, self.file.cgroup, order.cpu_limit, None, layer)
+
+    def report(self) -> JobReport:
+        """Its part of a heartbeat."""
+        order, usage = self.order, self.usage or Usage(self.current_cores)
+        return JobReport(
+            job_id=order.job_id,
+            operation_id=order.operation_id,
+            cpu_limit=order.cpu_limit,
+            current_cpu_limit=usage.current_cores,
+            smoothed_cpu_usage=usage.smoothed_cores,
+            mode=usage.mode,
+            from_scheduler=True,
+            stopping=self.file.stop is not None,
+            task=order.task,
+            start_time=self.file.start_time,
+            memory=order.memory_limit,
+            cgroup=self.file.cgroup,
+            **{**list_figures(usage), **self.sums()},
+        )
+
+    def describe_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
+        """Its end as the scheduler gets it; a signal is an exit code above 128, as in shells."""
+        return FinishedJob(
+            job_id=self.order.job_id,
+            operation_id=self.order.operation_id,
+            state=state,
+            task=self.order.task,
+            exit_code=ended.exit_code if ended.signal is None else 128 + ended.signal,
+            reason=reason[:MAX_REASON],
+            start_time=self.file.start_time,
+            finish_time=ended.finish_time,
+            cpu_seconds=ended.cpu_seconds,
+            max_memory=ended.max_memory,
+            cgroup=self.file.cgroup,
+            **self.sums(),
+        )
+
+    def judge_end(self, ended: Ended) -> tuple[EndState, str]:
+        """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
+        stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
+        was_over = stopped_at is not None and ended.finish_time < stopped_at
+        if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
+            return "completed", ""
+        if stop is not None:
+            return "aborted", stop.why
+        if ended.problem:
+            return "lost", ended.problem
+        if ended.oom_killed and not order.memory_limit:
+            return "aborted", "the node ran out of memory"
+        if ended.oom_killed:
+            return "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
+        return "failed", _describe_exit(ended)
+
+
+def _describe_exit(ended: Ended) -> str:
+    """How it ended, with the last line of its stderr."""
+    if ended.signal is not None:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(ended.signal).name}"
+        return f"killed by signal {ended.signal}"
+    lines = [line for line in ended.last_words.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = f"; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else ""
+    return f"exit code {ended.exit_code}{last}"
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -1,0 +1,168 @@
+"""What the JSON API shows of trees and pools: values that msgspec writes, made of living elements. Pure.
+
+As in ``views``; when a pool starves follows semantics.md 6.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cpumond.api.figures import Amounts, View, absolute, show_shares
+from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
+from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
+from cpumond.scheduler.state import State
+
+
+class TreeView(View, frozen=True):
+    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around."""
+
+    name: str
+    id: str
+    is_default: bool
+    attributes: dict[str, Any]
+    total_resources: Amounts
+    resource_usage: Amounts
+    resource_demand: Amounts
+    pool_count: int
+    operation_count: int
+    running_operation_count: int
+    max_operation_count: int
+    max_running_operation_count: int
+    pending_operation_count: int
+    node_count: int
+    online_node_count: int
+    update_count: int
+    errors: list[str]
+
+
+class TreeList(View, frozen=True):
+    """All trees by name; ``default_tree`` "" when there is none."""
+
+    default_tree: str
+    trees: list[TreeView]
+
+
+class PoolView(View, frozen=True):
+    """A pool, ephemeral ones and the root included, as of the last fair-share update.
+
+    ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
+    dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
+    integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
+    ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
+    ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
+    (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
+    part of it while an agent held the limit below the order.
+    """
+
+    name: str
+    tree: str
+    parent: str | None
+    id: str
+    is_ephemeral: bool
+    mode: Mode
+    weight: float | None
+    attributes: dict[str, Any]
+    children: list[str]
+    operation_count: int
+    max_operation_count: int
+    running_operation_count: int
+    max_running_operation_count: int
+    fair_share: Amounts
+    fair_share_ratio: float
+    usage: Amounts
+    usage_ratio: float
+    demand: Amounts
+    limits: Amounts
+    strong_guarantee: Amounts
+    volume: Amounts
+    scheduling_status: SchedulingStatus
+    starvation_status: StarvationStatus
+    starves_in_s: float | None
+    owner: str
+    cpu_seconds: float
+    reclaimed_cpu_seconds: float
+    ordered_cpu_seconds: float
+    throttled_cpu_seconds: float
+    late_cpu_seconds: float
+
+
+class PoolList(View, frozen=True):
+    """The root, then the pools of a tree, each before its sub-pools."""
+
+    tree: str
+    pools: list[PoolView]
+
+
+def show_tree(state: State, tree: Tree) -> TreeView:
+    """A tree with its totals and counts."""
+    root = tree.root
+    return TreeView(
+        name=tree.name,
+        id=tree.config.id,
+        is_default=tree.name == state.config.default_tree,
+        attributes=dict(tree.config.attributes),
+        total_resources=to_amounts(tree.total),
+        resource_usage=to_amounts(root.usage),
+        resource_demand=to_amounts(root.demand),
+        pool_count=len(tree.pools),
+        operation_count=root.operation_count,
+        running_operation_count=root.running_operation_count,
+        max_operation_count=root.max_operation_count,
+        max_running_operation_count=root.max_running_operation_count,
+        pending_operation_count=len(tree.queue),
+        node_count=len(tree.nodes),
+        online_node_count=sum(node.is_online for node in tree.nodes.values()),
+        update_count=tree.update_count,
+        errors=list(tree.errors),
+    )
+
+
+def show_trees(state: State) -> TreeList:
+    return TreeList(state.config.default_tree, [show_tree(state, tree) for tree in state.trees.values()])
+
+
+def find_pool(tree: Tree, name: str) -> PoolElement:
+    """The pool of that name, ephemeral ones and ``<Root>`` included. Raises CommandError with code RESOLVE."""
+    if name == ROOT_POOL:
+        return tree.root
+    pool = tree.pools.get(name)
+    if pool is None:
+        raise CommandError(f'Pool "{name}" does not exist in tree "{tree.name}"', RESOLVE)
+    return pool
+
+
+def show_pool(pool: PoolElement, now: float) -> PoolView:
+    return PoolView(
+        name=pool.name,
+        tree=pool.tree.name,
+        parent=None if pool.parent is None else pool.parent.name,
+        id="" if pool.config is None else pool.config.id,
+        is_ephemeral=pool.is_ephemeral,
+        mode=pool.settings.mode,
+        weight=pool.settings.weight,
+        attributes={} if pool.config is None else dict(pool.config.attributes),
+        children=sorted(pool.children),
+        operation_count=pool.operation_count,
+        max_operation_count=pool.max_operation_count,
+        running_operation_count=pool.running_operation_count,
+        max_running_operation_count=pool.max_running_operation_count,
+        strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
+        volume=to_amounts(pool.volume),
+        owner=pool.owner,
+        **show_shares(pool, now),
+    )
+
+
+def show_pools(tree: Tree, now: float) -> PoolList:
+    """The root and all pools of a tree, depth first, siblings by name."""
+    return PoolList(tree.name, [show_pool(pool, now) for pool in walk_pools(tree.root)])
+
+
+def walk_pools(top: PoolElement) -> Iterator[PoolElement]:
+    """``top`` and the pools below it, depth first, siblings by name."""
+    stack = [top]
+    while stack:
+        pool = stack.pop()
+        yield pool
+        stack += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)

@@ -1,0 +1,77 @@
+"""The processes of cgroups: who lives there, and signals that never hit another process of the same number.
+
+Needs the standard library only: the keeper of jobs runs with nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Collection, Iterable
+from typing import Final
+
+_KILL_ROUNDS: Final = 20
+_PIDFDS_AT_ONCE: Final = 200
+
+
+def read_processes(directory: str) -> set[int]:
+    """The processes of one cgroup, without those below it; empty where that cannot be read."""
+    # A threaded cgroup refuses it; its processes are those of the domain above it.
+    with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.procs"), "rb") as file:
+        # 0 is a process that this pid namespace does not see.
+        return {int(word) for word in file.read().split() if word.isdigit()} - {0}
+    return set()
+
+
+def list_processes(directories: Iterable[str]) -> set[int]:
+    """The living processes of some cgroups and of those below them; empty when they are gone."""
+    found = {pid for directory in directories for place, _, _ in os.walk(directory) for pid in read_processes(place)}
+    return set(filter(_is_alive, found))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
+
+
+def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) -> None:
+    """A signal to ``pids``, as far as they are in the cgroups. Those that this process may not signal are left out."""
+    waiting = sorted(pids)
+    while waiting:
+        held: dict[int, int] = {}
+        try:
+            for pid in waiting[:_PIDFDS_AT_ONCE]:
+                with contextlib.suppress(OSError):
+                    held[pid] = os.pidfd_open(pid)
+            # Read with the descriptors in hand: an id that was given to another process is not there any more.
+            for pid in held.keys() & list_processes(directories):
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(held[pid], number)
+        finally:
+            for pidfd in held.values():
+                os.close(pidfd)
+        del waiting[:_PIDFDS_AT_ONCE]
+
+
+def kill_processes(directories: Collection[str]) -> bool:
+    """SIGKILL to everything in some cgroups and below; True where there is nothing. Does not wait for the end."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            fd = os.open(os.path.join(directory, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"1")
+            finally:
+                os.close(fd)
+    done: set[int] = set()
+    for _ in range(_KILL_ROUNDS):
+        # A process that forks meanwhile has its child in the next round.
+        found = list_processes(directories) - done
+        if not found:
+            break
+        send_signal(directories, signal.SIGKILL, found)
+        done |= found
+    return not done

@@ -1,0 +1,35 @@
+"""The keeper: the parent of the jobs of kind "cgroup"; a small process that outlives the agent.
+
+It starts jobs, moves what they write from FIFOs into log files, waits for them, kills what a job leaves behind, and
+keeps exit codes. ``PROGRAM RUNTIME_DIR`` runs without site: of this package and of what it imports nothing may need
+more than the standard library.
+
+Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
+an object with one key. The keeper's first line is ``hello``: version and all jobs it has; then a ``job`` line for each
+change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``kill`` its main process,
+``forget`` one that is over, ``listen`` anew where the socket was removed. A job line has ``JOB_FIELDS``; when a job is
+over the same is in its directory's ``result.json``, before that line is sent. States: starting, running, ended, failed.
+
+In the directory of a job are, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the part
+before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+PROGRAM: Final = os.path.join(os.path.dirname(__file__), "__main__.py")
+VERSION: Final = 2
+SOCKET_NAME: Final = "keeper.sock"
+LOCK_NAME: Final = "keeper.lock"
+RESULT_NAME: Final = "result.json"
+STREAMS: Final = ("stdout", "stderr")
+LOST: Final = "its exit code was lost: the process that waited for it was killed"
+IDLE_S: Final = 3.0
+"""So long a keeper stays with neither agents nor jobs."""
+
+JOB_FIELDS: Final = (
+    "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",
+)  # fmt: skip
+"""Of a job line."""

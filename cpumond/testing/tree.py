@@ -1,0 +1,312 @@
+"""Cgroup trees to test with: made of plain files, and real ones with real load; and a clock that is told to move."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cgroupspy.nodes import Node
+
+from cpumond.cgroup.mounts import Hierarchies
+
+Tree = Mapping[str, Any]
+
+
+def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
+    """Directories and files as a literal: a mapping is a directory, a text a file's content; the root's path."""
+    path = os.fspath(root)
+    os.makedirs(path, exist_ok=True)
+    for name, content in tree.items():
+        place = os.path.join(path, name)
+        if isinstance(content, Mapping):
+            make_tree(place, content)
+        else:
+            with open(place, "w", encoding="ascii") as file:
+                file.write(str(content))
+    return path
+
+
+def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -> dict[str, object]:
+    """The files of one v2 cgroup for ``make_tree``; further files by keyword, dots written as underscores."""
+    stat = f"usage_usec {usage_usec}\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
+    return {
+        "cpu.stat": stat,
+        "cpu.max": f"{quota}\n",
+        "cpu.max.burst": "0\n",
+        "cpu.weight": "100\n",
+        **{name.replace("_", "."): content for name, content in files.items()},
+    }
+
+
+def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> str:
+    """A mountinfo text: mount point -> "cgroup2", or the comma-separated v1 controllers; the file's path."""
+    lines = []
+    for number, (point, kind) in enumerate(mounts.items(), 30):
+        fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
+        # 0:0 is the device of no file system: the kernel would show another one at these places.
+        lines.append(f"{number} 1 0:0 / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
+    with open(path, "w", encoding="ascii") as file:
+        file.write("".join(lines))
+    return os.fspath(path)
+
+
+def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
+    """A fake unified hierarchy under ``root``/cgroup with ``tree`` in it; the path of its mountinfo."""
+    place = os.path.join(os.fspath(root), "cgroup")
+    make_tree(place, {"cgroup.controllers": "cpuset cpu io memory\n", **tree})
+    return write_mountinfo(os.path.join(os.fspath(root), "mountinfo"), {place: "cgroup2"})
+
+
+class FakeClock:
+    """A clock that moves when told to: ``advance`` all, ``suspend`` only boot time and wall time."""
+
+    def __init__(self, start_s: float = 1000.0) -> None:
+        self._monotonic_s = start_s
+        self._asleep_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_s
+
+    def boottime_s(self) -> float:
+        return self._monotonic_s + self._asleep_s
+
+    def wall_s(self) -> float:
+        return 1.7e9 + self.boottime_s()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._monotonic_s += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep."""
+        self._asleep_s += seconds
+
+
+V1_FILES = {
+    "quota_us": "cpu.cfs_quota_us",
+    "period_us": "cpu.cfs_period_us",
+    "burst_us": "cpu.cfs_burst_us",
+    "shares": "cpu.shares",
+}
+V2_FILES = {"quota_us": "cpu.max", "period_us": "cpu.max", "burst_us": "cpu.max.burst", "shares": "cpu.weight"}
+
+
+class CgroupTree:
+    """Real cgroups below one top cgroup of our own, in every hierarchy the agent reads; ``close`` removes them all.
+
+    Files are named as the kernel names them, or, in every layout, by what they set: ``quota_us`` (-1 for none),
+    ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the
+    nearest ``cpu.weight``, and read back from it.
+    """
+
+    def __init__(self, hierarchies: Hierarchies, top: str) -> None:
+        self.hierarchies = hierarchies
+        self.top = top
+        self.roots = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
+        self._processes: list[LoadProcess] = []
+        for root in self.roots:
+            place = Node(root)
+            for part in top.split("/"):
+                place = place.create_cgroup(part)
+        self._enable(self.path(""))
+
+    def _enable(self, directory: str) -> None:
+        """On v2 a cgroup has the files of a controller only where the one above it says so."""
+        if self.hierarchies.cpu_version == 2:
+            with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
+                file.write("+cpu")
+
+    def make(self, name: str) -> str:
+        """Make the cgroup ``top``/``name``; its path relative to the hierarchy."""
+        for root in self.roots:
+            place = os.path.join(root, self.top)
+            for part in name.split("/"):
+                if root == self.hierarchies.cpu_root:
+                    self._enable(place)
+                place = os.path.join(place, part)
+                os.makedirs(place, exist_ok=True)
+        return f"{self.top}/{name}"
+
+    def remove(self, name: str) -> None:
+        """Remove an empty cgroup ``top``/``name``."""
+        for root in self.roots:
+            os.rmdir(os.path.join(root, self.top, name))
+
+    def path(self, name: str, file: str = "") -> str:
+        """Absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
+        return os.path.join(self.hierarchies.cpu_root, self.top, name, file)
+
+    def write(self, name: str, file: str, value: object) -> None:
+        """Write a file of a cgroup, as a program other than the agent would."""
+        if self.hierarchies.cpu_version == 2:
+            if file == "quota_us":
+                value = "max" if str(value) == "-1" else value
+            elif file == "period_us":
+                value = f"{self.read(name, 'cpu.max').split()[0]} {value}"
+            elif file == "shares":
+                value = min(max(round(int(str(value)) * 100 / 1024), 1), 10_000)
+        with open(self.path(name, self.file(file)), "w", encoding="ascii") as target:
+            target.write(str(value))
+
+    def read(self, name: str, file: str) -> str:
+        """The text of a file of a cgroup."""
+        with open(self.path(name, self.file(file)), encoding="ascii") as source:
+            text = source.read().strip()
+        if self.hierarchies.cpu_version == 2:
+            if file == "quota_us":
+                return "-1" if text.startswith("max") else text.split()[0]
+            if file == "period_us":
+                return text.split()[1]
+            if file == "shares":
+                return str(round(int(text) * 1024 / 100))
+        return text
+
+    def file(self, setting: str) -> str:
+        """The kernel's name of the file that has this setting here; of any other name, that name."""
+        return (V2_FILES if self.hierarchies.cpu_version == 2 else V1_FILES).get(setting, setting)
+
+    def read_all(self, name: str) -> dict[str, str]:
+        """All CPU settings of a cgroup, file -> text, for a comparison byte for byte."""
+        settings = {}
+        for file in sorted(os.listdir(self.path(name))):
+            if file.startswith("cpu.") and not file.startswith(("cpu.stat", "cpu.pressure")):
+                with contextlib.suppress(OSError), open(self.path(name, file), encoding="ascii") as source:
+                    settings[file] = source.read()
+        return settings
+
+    def quota_cores(self, name: str) -> float:
+        """The quota of a cgroup in cores; infinity when there is none."""
+        quota_us, period_us = int(self.read(name, "quota_us")), int(self.read(name, "period_us"))
+        return float("inf") if quota_us < 0 else quota_us / period_us
+
+    def throttled_s(self, name: str) -> float:
+        """For how long the quota of a cgroup has kept its threads waiting."""
+        stat = dict(line.split() for line in self.read(name, "cpu.stat").splitlines())
+        return int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat["throttled_time"]) / 1e9
+
+    def start_load(self, name: str, threads: int = 1) -> LoadProcess:
+        """A process in the cgroup ``top``/``name`` that burns what it is told to."""
+        load = LoadProcess([os.path.join(root, self.top, name, "cgroup.procs") for root in self.roots], threads)
+        self._processes.append(load)
+        return load
+
+    def close(self) -> None:
+        """End the load and remove every cgroup below the top, and the top."""
+        for process in self._processes:
+            process.stop()
+        for root in self.roots:
+            for directory, _, _ in os.walk(os.path.join(root, self.top), topdown=False):
+                _remove_when_empty(directory)
+
+    def __enter__(self) -> CgroupTree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _remove_when_empty(directory: str) -> None:
+    """rmdir, again while the kernel is still taking the last process out."""
+    for _ in range(200):
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return
+        except OSError:
+            threading.Event().wait(0.01)
+        else:
+            return
+
+
+LOAD_PROGRAM = """
+import sys, threading, time
+paths, threads = sys.argv[2:], int(sys.argv[1])
+for path in paths:
+    with open(path, "w") as file:
+        file.write("0")
+import multiprocessing, os, select
+children = []
+for _ in range(threads - 1):
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(w)
+        source = r
+        children = []
+        break
+    os.close(r)
+    children.append(w)
+else:
+    source = 0
+    print("ready", flush=True)
+duty, pending = 0.0, b""
+while True:
+    wait = 0.0 if duty >= 1.0 else (None if duty <= 0.0 else 0.05 * (1.0 - duty))
+    if select.select([source], [], [], wait)[0]:
+        data = os.read(source, 4096)
+        if not data:
+            break
+        for child in children:
+            os.write(child, data)
+        duty = float(data.split()[-1])
+    end = time.monotonic() + 0.05 * duty
+    while duty > 0.0 and time.monotonic() < end:
+        sum(range(2000))
+"""
+
+
+class LoadProcess:
+    """A real process (with ``threads`` - 1 children) in a cgroup that burns a share of a CPU each."""
+
+    def __init__(self, procs_files: list[str], threads: int = 1) -> None:
+        self.threads = threads
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", LOAD_PROGRAM, str(threads), *procs_files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        ready = select.poll()  # select() knows no descriptors from 1024 on
+        ready.register(self._process.stdout, select.POLLIN)
+        if not ready.poll(30_000) or not self._process.stdout.readline():
+            self.stop()
+            raise RuntimeError("the load process did not start")
+
+    def burn(self, cores: float) -> None:
+        """Use ``cores`` in all from now on (0 = sleep)."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{cores / self.threads}\n".encode())
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it and its children."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+@contextlib.contextmanager
+def real_cgroups(hierarchies: Hierarchies, top: str) -> Iterator[CgroupTree]:
+    """A ``CgroupTree`` that is gone afterwards."""
+    tree = CgroupTree(hierarchies, top)
+    try:
+        yield tree
+    finally:
+        tree.close()

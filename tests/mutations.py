@@ -1,0 +1,191 @@
+"""Mistakes made on purpose, each of which the unit tests that it names must notice.
+
+``python tests/mutations.py [WORD...]`` makes them one at a time in a copy of the package, or those whose texts hold a
+word, and prints how each came out; the exit code is 1 where one survives or cannot be made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+UNIT = ROOT / "tests" / "unit"
+WORKERS = os.cpu_count() or 1
+FAILED = 1
+"""pytest's exit code where tests ran and some failed; others say that nothing was tried."""
+
+MUTATIONS: dict[str, list[tuple[str, str]]] = {
+    # --- limits and jobs of a node
+    "test_hold.py": [
+        ("max(CALM_S, 4 * backoff_s", "max(CALM_S, 2 * backoff_s"),
+        ("return lost if losses < most else", "return lost if losses <= most else"),
+        ("is_for_a_time = ttl_s > 0 and not self.is_contested", "is_for_a_time = ttl_s > 0"),
+    ],
+    "test_loop_with_fake_tree.py": [
+        (" and job.writes and job.hold.is_free:", " and job.writes:"),
+        (
+            "if found != before:\n                job.original = found",
+            "if False:\n                job.original = found",
+        ),
+        ("if job.touched and not (shrinks and job.found.path in self.writer.unsaved):", "if job.touched:"),
+        ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
+        ("(paused or (covered and shrinks),", "(paused or covered,"),
+        ("if pin is None and pinned_cores is not None:", "if False:"),
+        ("if used < budget / 3 else stride", "if used < budget else stride"),
+        (" or suspended_s > self.period_s", ""),
+    ],
+    "test_judge.py": [
+        ("if is_as_found and is_told and seen.is_reloaded:", "if is_as_found and is_told:"),
+        ("(seen.is_inherited or not is_known) and not is_raised(seen):", "not is_known:"),
+    ],
+    "test_unit_limits.py": [
+        (" and verdict is not Verdict.STORED", ""),
+    ],
+    "test_unit_troubles.py": [
+        ("or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)", "or True)"),
+    ],
+    "test_looks.py": [
+        ("watched[each.turn % stride :: stride]", "watched[::stride]"),
+        ("checked_s = now_s - each.period_s / 4", "checked_s = now_s - each.period_s"),
+    ],
+    "test_first_aid.py": [
+        ("if now_us not in [each[0] for each in ours] or", "if False and"),
+    ],
+    "test_overdraft.py": [
+        ("elif now_s - self.since_s > self.timeout_s:", "elif now_s - self.since_s >= self.timeout_s:"),
+        ("(job.start_time, job.job_id), reverse=True)", "(job.start_time, job.job_id))"),
+    ],
+    "test_assigned.py": [
+        ("order.interruptible or was_over):", "order.interruptible):"),
+        ("if kill_at_s < job.kill_at_s:", "if first:"),
+        ("if now_s - job.received_at_s > order.wait_s:", "if missing and now_s - job.received_at_s > order.wait_s:"),
+        ("(resources.cpu or 0.0) - other_cores - sum(", "(resources.cpu or 0.0) - sum("),
+    ],
+    # --- cgroups, systemd, how jobs run
+    "test_settings.py": [
+        ("if cores > ancestor.cores:", "if False:"),
+        ("        quota_us -= 1\n", "        pass\n"),
+        ("burst_us = min(burst_us, restored.quota_us)", "pass"),
+        ("if current.cores in [each.cores for each in ours]:", "if False:"),
+        ("after.quota_us / before.period_us <= before", "after.quota_us / before.period_us > before"),
+    ],
+    "test_cgroup_jobs.py": [
+        ("os.rmdir(directory)  # an empty one of an earlier life", "pass  # an empty one"),
+        ('            _write(directory, "memory.swap.max", "0\\n", optional=True)\n', ""),
+    ],
+    "test_unit_properties.py": [
+        ("math.ceil(round(cores / STEP_CORES, 6))", "math.ceil(cores / STEP_CORES)"),
+    ],
+    "test_parse.py": [
+        ("int(last or first) - int(first) + 1", "int(last or first) - int(first)"),
+    ],
+    "test_systemd_executor_values.py": [
+        ('word.replace("$", "$$") for word', "word for word"),
+        ("max(1, round(launch.cpu_limit * 1e6))", "round(launch.cpu_limit * 1e6)"),
+        (', ("MemorySwapMax", "t", 0)]', "]"),
+        ('if any("\\0" in word for word in words):', "if False:"),
+    ],
+    "test_keeper_logs.py": [
+        ("if self._size >= self._half_bytes:", "if self._size > 2 * self._half_bytes:"),
+    ],
+    # --- the scheduler
+    "test_admission.py": [
+        ("if len(made) >= limit:", "if len(made) > limit:"),
+        ("added[pool] = added.get(pool, 0) + 1", "added[pool] = 0"),
+        ("        if pool in old:\n            continue\n", ""),
+    ],
+    "test_placement.py": [
+        ("if own > 1.0 + SHARE_EPS else least, own)", "if False else least, own)"),
+        ("        free = subtract(free, task.resources)\n", ""),
+    ],
+    "test_starvation.py": [
+        ("if since < now - _timeout_s(element):", "if since <= now - _timeout_s(element):"),
+        ("parent.aggressive_starvation or bool(", "bool("),
+        ("min(1.0, element.operation.needed_job_count / coefficient)", "1.0"),
+    ],
+    "test_preemption.py": [
+        ('is_new = job.state == "starting" and job.ordered_at >= now', "is_new = False"),
+        ("settings.preemption_check_starvation and element", "element"),
+    ],
+    "test_state_nodes.py": [
+        ("if heartbeat.sequence <= node.sequence:", "if heartbeat.sequence < node.sequence:"),
+        ("(live.is_active or live.is_failing)", "live.is_active"),
+    ],
+    "test_cpu_time.py": [
+        ("value and value > most]", "value and value > 1e300]"),
+    ],
+    "test_reconnection.py": [
+        ('state == "completed" and counted.state in GIVEN_UP', 'state == "completed"'),
+    ],
+    "test_tokens.py": [
+        ("                found = user\n", "                return user\n"),
+    ],
+}
+"""Name of a test file below tests/unit -> the mistakes that it notices: a text that stands once in the package, and
+what it becomes."""
+
+
+def find_file(old: str) -> Path:
+    """The file of the package that holds the text. Raises ValueError where it stands nowhere or more than once."""
+    counts = {path: path.read_text().count(old) for path in (ROOT / "cpumond").rglob("*.py")}
+    found = [path for path, count in counts.items() if count]
+    if sum(counts.values()) != 1:
+        raise ValueError(f"stands {sum(counts.values())} times in the package, not once")
+    return found[0]
+
+
+def run_tests(copy: str, names: Collection[str]) -> int:
+    """pytest's exit code for these files over the package in ``copy``."""
+    files = [str(path) for name in names for path in UNIT.rglob(name)]
+    assert len(files) == len(names), f"not one file each: {names}"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    # Nothing is imported from the present directory, which has the package too.
+    environment = {**os.environ, "PYTHONPATH": copy, "PYTHONSAFEPATH": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
+
+
+def copy_package(place: str) -> str:
+    """The package without any mistake, in a directory of its own."""
+    shutil.copytree(ROOT / "cpumond", Path(place, "cpumond"))
+    return place
+
+
+def try_mistake(mistake: tuple[str, str, str]) -> str:
+    """What became of one (test file, text, other text), in a word or a sentence."""
+    tests, old, new = mistake
+    with tempfile.TemporaryDirectory(prefix="cpumond-mutation-") as place:
+        try:
+            file = Path(copy_package(place), find_file(old).relative_to(ROOT))
+        except ValueError as error:
+            return str(error)
+        file.write_text(file.read_text().replace(old, new))
+        code = run_tests(place, [tests])
+    return "noticed" if code == FAILED else "SURVIVES" if code == 0 else f"pytest ended with {code}"
+
+
+def main(words: list[str]) -> int:
+    known = [(tests, old, new) for tests, mistakes in MUTATIONS.items() for old, new in mistakes]
+    wanted = [each for each in known if not words or any(word in " ".join(each) for word in words)]
+    with tempfile.TemporaryDirectory(prefix="cpumond-mutation-") as place:
+        code = run_tests(copy_package(place), {tests for tests, _, _ in wanted})
+    if code:
+        print(f"the tests fail without a mistake, too: pytest ended with {code}")
+        return 1
+    missed = 0
+    with ThreadPoolExecutor(WORKERS) as workers:
+        for (tests, old, new), outcome in zip(wanted, workers.map(try_mistake, wanted), strict=True):
+            missed += outcome != "noticed"
+            print(f"{outcome}: {old.strip()!r} -> {new.strip()!r} by {tests}", flush=True)
+    print(f"{len(wanted)} mistakes, {len(wanted) - missed} noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

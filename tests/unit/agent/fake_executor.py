@@ -1,0 +1,55 @@
+"""An executor that does what the test says."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+
+from cpumond.errors import UnavailableError
+from cpumond.executor.model import Event, ExecutorError, Launch, Started
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class PlayedExecutor:
+    """Starts nothing: it notes what it is told, and says what the test puts into ``events``."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.events: list[Event] = []
+        self.living: dict[str, Started] = {}
+        self.broken = ""
+        self.closed = False
+        self.log = (b"", 0)
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        if self.broken:
+            raise ExecutorError(self.broken)
+        return {job_id: self.living[job_id] for job_id in job_ids if job_id in self.living}
+
+    def start(self, launch: Launch) -> None:
+        self.launches[launch.job_id] = launch
+        self.calls.append(("start", launch.job_id))
+
+    def interrupt(self, job_id: str) -> None:
+        self.calls.append(("interrupt", job_id))
+
+    def kill(self, job_id: str) -> None:
+        self.calls.append(("kill", job_id))
+
+    def poll(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def fileno(self) -> int:
+        return 0
+
+    def read_log(self, job_id: str, directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int]:
+        if not self.log[1]:
+            raise UnavailableError(f"job {job_id} has no log")
+        return self.log[0][-tail_bytes:], self.log[1]
+
+    def close(self) -> None:
+        self.closed = True
