@@ -7,7 +7,6 @@ All else was written to the file alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,7 +38,8 @@ class UnitTarget:
 
     def has(self, name: str, value: int) -> bool:
         """Whether a property's ``value`` is one that systemd may apply for the agent."""
-        return is_among(name, value, (self.target, *self.older, self.applied))
+        known = (each for told in (self.target, *self.older, self.applied) for each in told if each[0] == name)
+        return any(is_same_value(name, other, value) for _, other in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,13 @@ def judge(record: UnitTarget, seen: Observation) -> Verdict:
     is_known = seen.told is not None
     is_told = is_known and record.acknowledged
     is_systemds = seen.told is None or is_same_value(seen.name, seen.told, seen.found)
-    is_as_found = is_systemds and is_same_value(seen.name, seen.original, seen.found)
+    is_same = is_same_value(seen.name, seen.original, seen.found)
+    is_as_found = is_systemds and is_same
     if is_as_found and is_told and seen.is_reloaded:
         return Verdict.OUTRANKED
     if is_as_found and not is_told:
         return Verdict.STORED
-    if not is_told and (seen.is_inherited or not is_known) and not is_raised(seen):
+    if not is_told and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
         # It may be a limit of the agent's that systemd was told by the run before: no reason to change the original.
         return Verdict.FILE
     return Verdict.OPERATOR if is_systemds else Verdict.FILE
@@ -97,13 +98,3 @@ def judge(record: UnitTarget, seen: Observation) -> Verdict:
 def merge(before: UnitProperties, newer: UnitProperties) -> UnitProperties:
     """The properties of both, those of ``newer`` where they are in both."""
     return tuple({**dict(before), **dict(newer)}.items())
-
-
-def is_raised(seen: Observation) -> bool:
-    """Whether more was written than there was before the agent's first change."""
-    return seen.found > seen.original and not is_same_value(seen.name, seen.found, seen.original)
-
-
-def is_among(name: str, value: int, told: Iterable[UnitProperties]) -> bool:
-    """Whether any of ``told`` gives the property this value."""
-    return any(each == name and is_same_value(name, other, value) for properties in told for each, other in properties)
