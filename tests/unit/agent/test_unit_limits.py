@@ -387,6 +387,21 @@ def test_a_pin_of_a_unit_that_got_its_limit_unseen_is_written(tmp_path: Path) ->
     assert node.originals().cgroups[PATH].settings.cores == 1.5
 
 
+def test_what_the_run_before_told_systemd_is_no_order_where_this_one_told_it_nothing_yet(node: UnitNode) -> None:
+    node.lower()
+    (node.directory / "run" / "pause").touch()
+    (node.directory / "state" / "originals.state").write_bytes(b"damaged")
+    node.kill_and_restart()
+    node.bus.believed[UNIT] = ((QUOTA, 750_000),)
+    node.systemd_writes()
+    for _ in range(2):
+        node.tick()
+        node.bus.answer()
+    assert node.limit() == 0.75
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
+
+
 def test_a_restart_while_systemd_believes_an_older_order_keeps_the_original(node: UnitNode) -> None:
     node.ticks(2)
     node.bus.obey()
