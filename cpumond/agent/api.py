@@ -242,7 +242,7 @@ def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[
         except TimeoutError:
             return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
         except asyncio.CancelledError:
-            # The server ends without waiting for answers; the tick carries out no more requests.
+            # The server ends and waits for no answer; the tick carries out no more requests.
             return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -255,21 +255,17 @@ def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[
 
 
 def _private_routes(agent: Agent) -> list[Route]:
-    def action(work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-        return _act(agent, work)
+    def route(path: str, work: Callable[[str, dict[str, Any]], Any], method: str = "GET") -> Route:
+        return Route(path, _act(agent, work), methods=[method])
 
     return [
         Route("/v1/status", _read_status(agent)),
-        Route("/v1/registered", action(lambda _, __: control.list_registered(agent))),
-        Route("/v1/registered", action(lambda _, body: control.add_job(agent, body)), methods=["POST"]),
-        Route(
-            "/v1/registered/{name:path}", action(lambda name, _: control.remove_job(agent, name)), methods=["DELETE"]
-        ),
-        Route("/v1/jobs/{name:path}/explain", action(lambda name, _: control.explain_job(agent, name))),
-        Route(
-            "/v1/jobs/{name:path}/pin", action(lambda name, body: control.pin_job(agent, name, body)), methods=["PUT"]
-        ),
-        Route("/v1/jobs/{name:path}/pin", action(lambda name, _: control.unpin_job(agent, name)), methods=["DELETE"]),
+        route("/v1/registered", lambda _, __: control.list_registered(agent)),
+        route("/v1/registered", lambda _, body: control.add_job(agent, body), "POST"),
+        route("/v1/registered/{name:path}", lambda name, _: control.remove_job(agent, name), "DELETE"),
+        route("/v1/jobs/{name:path}/explain", lambda name, _: control.explain_job(agent, name)),
+        route("/v1/jobs/{name:path}/pin", lambda name, body: control.pin_job(agent, name, body), "PUT"),
+        route("/v1/jobs/{name:path}/pin", lambda name, _: control.unpin_job(agent, name), "DELETE"),
     ]
 
 
@@ -356,7 +352,7 @@ class ApiServer:
                     tasks.create_task(_Server(app, stopping).serve(own))
 
     def replace_control(self, control: socket.socket) -> None:
-        """Answer on another control socket from now on: the path to the one before is gone."""
+        """Answer on another control socket from now on: the file of the one before is gone."""
         sockets = self._served[0][1]
         before, sockets[:] = list(sockets), [control]
         self._end_loop()

@@ -9,12 +9,11 @@ import structlog
 
 from cpumond.agent.context import AgentContext
 from cpumond.agent.external import ExternalWrites
-from cpumond.agent.hold import FREE, Pinned, Respected
+from cpumond.agent.hold import UNHELD, Pinned, Respected
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
 from cpumond.agent.tracked import Tracked, record
 from cpumond.agent.writer import read_limit_cores, read_settings_or_none
-from cpumond.cgroup.settings import classify_change
 from cpumond.errors import CpumondError, RefusedError
 from cpumond.monitor.model import Decision
 from cpumond.monitor.peak import put_off_cut
@@ -52,7 +51,8 @@ class Applier:
 
     def apply(self, decided: list[Decided], now_s: float) -> None:
         """Write what may be written of the decisions, and what is due to be written again."""
-        self._end_overrides(now_s)
+        held = [job for job in self.table if job.hold is not UNHELD]
+        self._end_overrides(held, now_s)
         self.apply_pins(now_s)
         paused = self.context.is_paused()
         allowed: list[tuple[Tracked, str, Decision]] = []
@@ -68,7 +68,7 @@ class Applier:
             else:
                 allowed.append((job, decision.kind, decision))
         if not paused:
-            allowed += self._find_reapplies(now_s)
+            allowed += self._find_reapplies(held, now_s)
         self._write_limits(allowed, now_s)
         self._plan_looks(now_s)
 
@@ -97,15 +97,14 @@ class Applier:
             if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
                 ready.append(item)
             else:
-                job.state, job.result = reject(job.state, decision), "failed"
-                job.hold = job.hold.write(-math.inf) if kind == "reapply" else job.hold
+                _put_off(job, kind, decision, "failed", -math.inf)
         return ready
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
-        found = None if job.unit else read_settings_or_none(job)
-        if found is not None and classify_change(job.in_force, found, job.settings.actuator, exact=True) != "same":
+        found = read_settings_or_none(job)
+        if found is not None and self.external.is_foreign(job, found, now_s):
             # Another program has set it since the last look: that must not be written over.
-            job.state, job.result = reject(job.state, decision), "overridden"
+            _put_off(job, kind, decision, "overridden", now_s)
             self.external.handle_write(job, found, now_s)
             self.external.store_originals()
             return
@@ -117,10 +116,8 @@ class Applier:
             job.write_errors += 1
             again_s = now_s + self.context.config.writes.drift_backoff_s
             job.hold = job.hold.fail(again_s)
-            if kind == "reapply":
-                job.hold = job.hold.write(again_s)
+            _put_off(job, kind, decision, "failed", again_s)
             said, job.last_error = job.last_error, str(error)
-            job.state, job.result = reject(job.state, decision), "failed"
             record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
             if job.last_error != said or not isinstance(error, RefusedError):
                 log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
@@ -163,21 +160,19 @@ class Applier:
             pressure_ratio=decision.pressure_ratio,
         )
 
-    def _end_overrides(self, now_s: float) -> None:
-        for job in self.table:
+    def _end_overrides(self, held: list[Tracked], now_s: float) -> None:
+        for job in held:
             before = job.hold
-            if before.decider is FREE:
-                continue
             job.hold = before.expire(now_s)
             if job.hold is not before:
                 self.context.rescan_due |= before.pinned_cores is not None
                 job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
-    def _find_reapplies(self, now_s: float) -> list[tuple[Tracked, str, Decision]]:
+    def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
         """Limits that another program lowered, or that may be higher now, due to be written again."""
         due = []
-        for job in self.table:
+        for job in held:
             at_s = job.hold.write_at_s
             if at_s is not None and now_s >= at_s:
                 job.hold = job.hold.write(None)
@@ -245,8 +240,8 @@ class Applier:
             self.context.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
-        """The restore of a job that a limit of ours holds back; None where it does not, or may not be written now: then
-        the next check accounts for it."""
+        """The restore of a job that the agent's limit holds back; None where it does not, or may not be written now:
+        then the next check accounts for it."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
@@ -268,8 +263,8 @@ class Applier:
         found = read_settings_or_none(job)
         if found is None:
             return None
-        if classify_change(job.in_force, found, job.settings.actuator, exact=not job.unit) != "same":
-            # It is not our limit that holds it back; the tick takes theirs over.
+        if self.external.is_foreign(job, found, now_s):
+            # It is not the agent's limit that holds it back; the tick takes over what was written.
             self.external.changed.add(job.found.path)
             return None
         job.state, job.decision = after, decision
@@ -287,6 +282,16 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
     job, _, decision = item
     raises, depth = decision.new_cores > decision.old_cores, job.found.path.count("/")
     return raises, depth if raises else -depth
+
+
+def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
+    """A decision is not written now. The monitor makes another one at the next check; a pin, and what was lost, is
+    written as of ``again_s``."""
+    job.result = result
+    if kind in ("pin", "reapply"):
+        job.hold = job.hold.write(again_s)
+    else:
+        job.state = reject(job.state, decision)
 
 
 def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:

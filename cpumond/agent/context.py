@@ -56,7 +56,7 @@ class AgentContext:
         self.assigned = assigned
         self.clock = clock
         self.watcher = Watcher()
-        self.units = units or UnitLimits(hierarchies.cpu_version, clock.monotonic_s)
+        self.units = units or UnitLimits(hierarchies.cpu_version)
         self.writer = LimitWriter(config, self.units)
         self.peaks = PeakFile(config.state_dir, hierarchies.cpu_root, hierarchies.read_root_id(), clock)
         self.table = JobTable(config, hierarchies, self.writer, self.watcher, self.peaks)

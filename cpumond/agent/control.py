@@ -105,7 +105,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 
 
 def _show_clock(at: float, wall_s: float) -> str:
-    """Local time with its zone, for whoever reads it elsewhere; with the date where that is another one."""
+    """Local time with its zone, since it is read elsewhere, too; with the date where that is another one."""
     is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
     return show_time(at, "%H:%M:%S %Z" if is_today else ZONED)
 

@@ -102,7 +102,7 @@ def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _tell_reason(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Why the newest change was made, for somebody who does not know about votes."""
+    """Why the newest change was made, for a reader who does not know about votes."""
     votes = f"(votes {show_votes(step.votes_sum)}, more than {e.window.threshold} are needed)"
     if step.kind == "shrink":
         return f"use stayed below {s.relative_lower_bound:g} of the limit {votes}"

@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import psutil
 from prometheus_client import CollectorRegistry
@@ -229,35 +229,40 @@ def _own_cost(process: psutil.Process) -> Iterator[Metric]:
     yield GaugeMetricFamily("cpumond_process_open_fds", "Descriptors of the agent.", process.num_fds())
 
 
+def _label_all(
+    family: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    """One metric with a value for each value of ``label``."""
+    made = family(name, text, labels=[label])
+    for named, value in values.items():
+        made.add_metric([named], value)
+    return made
+
+
+def _make_histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], seconds: float) -> Metric:
+    sums = list(itertools.accumulate(counts))
+    buckets = [(f"{bound:g}", float(count)) for bound, count in zip(bounds, sums, strict=False)]
+    made = HistogramMetricFamily(name, text)
+    made.add_metric([], [*buckets, ("+Inf", float(sums[-1]))], seconds)
+    return made
+
+
 def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("cpumond_ticks", "Check periods done.", value=snapshot.tick)
     yield GaugeMetricFamily("cpumond_last_tick_timestamp_seconds", "When the last tick ended.", snapshot.at)
-    duration = HistogramMetricFamily("cpumond_tick_duration_seconds", "Time a tick took.")
-    sums = list(itertools.accumulate(snapshot.tick_buckets))
-    buckets = [(f"{bound:g}", float(count)) for bound, count in zip(TICK_BUCKETS_S, sums, strict=False)]
-    duration.add_metric([], [*buckets, ("+Inf", float(sums[-1]))], snapshot.tick_seconds)
-    yield duration
+    yield _make_histogram(
+        "cpumond_tick_duration_seconds", "Time a tick took.",
+        TICK_BUCKETS_S, snapshot.tick_buckets, snapshot.tick_seconds,
+    )  # fmt: skip
     for key, (name, text) in TICK_COUNTERS.items():
         yield CounterMetricFamily(name, text, value=snapshot.counters[key])
-    decisions = CounterMetricFamily("cpumond_decisions", "Results of checks.", labels=["kind"])
-    for kind, count in snapshot.decisions.items():
-        decisions.add_metric([kind], count)
-    yield decisions
-    foreign = CounterMetricFamily("cpumond_foreign_writes", "Limits changed by somebody else.", labels=["kind"])
-    for kind, count in snapshot.foreign_writes.items():
-        foreign.add_metric([kind], count)
-    yield foreign
-    ends = CounterMetricFamily(
-        "cpumond_service_ends", "Ends of the agent's service as systemd called them.", labels=["result"]
-    )
-    for result, count in snapshot.service_ends.items():
-        ends.add_metric([result], count)
-    yield ends
-    states = GaugeMetricFamily("cpumond_jobs_by_status", "Jobs in each mode or state.", labels=["status"])
     counts = collections.Counter(job.status for job in snapshot.jobs)
-    for state in MODES_AND_STATES:
-        states.add_metric([state], counts[state])
-    yield states
+    states = {state: counts[state] for state in MODES_AND_STATES}
+    foreign, ends = "Limits changed by somebody else.", "Ends of the agent's service as systemd called them."
+    yield _label_all(CounterMetricFamily, "cpumond_decisions", "Results of checks.", "kind", snapshot.decisions)
+    yield _label_all(CounterMetricFamily, "cpumond_foreign_writes", foreign, "kind", snapshot.foreign_writes)
+    yield _label_all(CounterMetricFamily, "cpumond_service_ends", ends, "result", snapshot.service_ends)
+    yield _label_all(GaugeMetricFamily, "cpumond_jobs_by_status", "Jobs in each mode or state.", "status", states)
     yield GaugeMetricFamily(
         "cpumond_problems", "Sentences of `cpumond status` for an operator.", len(snapshot.problems)
     )
@@ -281,38 +286,27 @@ def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
         )
     if assigned is None:
         return
-    states = GaugeMetricFamily("cpumond_assigned_jobs", "Jobs of the scheduler on this node.", labels=["state"])
-    for state, count in assigned.states.items():
-        states.add_metric([state], count)
-    yield states
-    ended = CounterMetricFamily("cpumond_assigned_jobs_ended", "Jobs that ended, by how.", labels=["state"])
-    for state in ("completed", "failed", "aborted", "lost"):
-        ended.add_metric([state], assigned.counters[state])
-    yield ended
+    ended = {state: assigned.counters[state] for state in ("completed", "failed", "aborted", "lost")}
+    running = "Jobs of the scheduler on this node."
+    yield _label_all(GaugeMetricFamily, "cpumond_assigned_jobs", running, "state", assigned.states)
+    yield _label_all(CounterMetricFamily, "cpumond_assigned_jobs_ended", "Jobs that ended, by how.", "state", ended)
     yield CounterMetricFamily(
         "cpumond_overdraft_aborts", "Jobs aborted because the node was overdrawn.", value=assigned.counters["overdraft"]
     )
-    started = HistogramMetricFamily(
-        "cpumond_job_start_seconds", "From the heartbeat whose answer ordered a job to its process."
-    )
-    sums = list(itertools.accumulate(assigned.start_buckets))
-    buckets = [(f"{bound:g}", float(count)) for bound, count in zip(START_BUCKETS_S, sums, strict=False)]
-    started.add_metric([], [*buckets, ("+Inf", float(sums[-1]))], assigned.start_seconds)
-    yield started
+    yield _make_histogram(
+        "cpumond_job_start_seconds", "From the heartbeat whose answer ordered a job to its process.",
+        START_BUCKETS_S, assigned.start_buckets, assigned.start_seconds,
+    )  # fmt: skip
     yield GaugeMetricFamily("cpumond_executor_broken", "1 while no job can be started.", float(bool(assigned.problem)))
 
 
 def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
-    for name, text, value in (
-        ("cpumond_reports_sent", "Heartbeats accepted by the receiver.", stats.sent_total),
-        ("cpumond_reports_failed", "Attempts to send a heartbeat that failed.", stats.failed_total),
-        (
-            "cpumond_reports_superseded",
-            "Heartbeats replaced by a newer one before they were sent.",
-            stats.dropped_total,
-        ),
-    ):
-        yield CounterMetricFamily(name, text, value=value)
+    replaced = "Heartbeats replaced by a newer one before they were sent."
+    yield CounterMetricFamily("cpumond_reports_sent", "Heartbeats accepted by the receiver.", value=stats.sent_total)
+    yield CounterMetricFamily(
+        "cpumond_reports_failed", "Attempts to send a heartbeat that failed.", value=stats.failed_total
+    )
+    yield CounterMetricFamily("cpumond_reports_superseded", replaced, value=stats.dropped_total)
 
 
 def write_series(jobs: Sequence[JobView], settings: Metrics) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from typing import Literal
@@ -17,9 +16,8 @@ from cpumond.agent.restore import open_original, restore_cgroup
 from cpumond.agent.tracked import Tracked, record
 from cpumond.agent.unit_limits import PROPERTIES, read_labels
 from cpumond.agent.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
-from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.find import CgroupFinder
-from cpumond.cgroup.settings import CpuSettings, classify_change, is_raised_above, take_order
+from cpumond.cgroup.settings import CpuSettings, adopt_limit, classify_change, is_raised_above
 from cpumond.cgroup.systemd import QUOTA, UnitEvent
 from cpumond.errors import CpumondError
 
@@ -74,9 +72,10 @@ class ExternalWrites:
         change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
         job.in_force = found
-        if not job.touched:
+        if not job.touched or self._is_still_unset(job):
             if found != before:
                 job.original = found
+                self.writer.keep(job)
                 self.table.update_hard_limit(job, now_s)
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
@@ -85,9 +84,28 @@ class ExternalWrites:
         if change == "same" or job.hold.is_contested:
             return
         if job.unit:
-            self._ask_systemd_whose_write(job, before, now_s)
+            self._judge_unit_write(job, before, None, now_s)
         else:
             self._record_write(job, Verdict.FILE, change, {}, now_s)
+
+    def _is_still_unset(self, job: Tracked) -> bool:
+        """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
+        is no file to watch until then."""
+        is_told = self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path)
+        return bool(job.unit) and not (is_told or job.hold.is_contested)
+
+    def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
+        """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since
+        the last look is taken over."""
+        actuator = job.settings.actuator
+        if classify_change(job.in_force, found, actuator, exact=not job.unit) == "same":
+            if found.burst_us != job.in_force.burst_us:
+                self.writer.follow_burst(job, found)  # no event tells of it
+            return False
+        is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (actuator,))
+        if is_ours:
+            self.handle_write(job, found, now_s)
+        return not is_ours
 
     def _record_write(
         self, job: Tracked, verdict: Verdict, change: Literal["raise", "lower"], values: dict[str, object], now_s: float
@@ -99,24 +117,24 @@ class ExternalWrites:
         written to its file alone does not outlive the next reload.
         """
         found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
-        writes, is_order = self.context.config.writes, verdict is Verdict.OPERATOR
+        writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
         self.totals.foreign_writes[change] += 1
         self.context.report_due = True
-        if is_order:
+        if is_operators:
             self.units.confirm(job.unit, found, actuator, values)
-        if is_order or not job.unit or is_raised_above(found, job.original, actuator):
-            job.original = take_order(job.original, found, actuator)
+        if is_operators or not job.unit or is_raised_above(found, job.original, actuator):
+            job.original = adopt_limit(job.original, found, actuator)
             self.writer.keep(job)
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
         record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
-        event, more = ("unit_ordered", {"unit": job.unit}) if is_order else ("foreign_write", {"kind": change})
+        event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
         log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
         meant = change == "raise" or isinstance(job.hold.decider, Respected)
         meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
-        if is_order or not job.unit or meant:
-            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_order else "")
+        if is_operators or not job.unit or meant:
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_operators else "")
             job.restart(found_cores, now_s)
             return
         job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
@@ -131,7 +149,7 @@ class ExternalWrites:
 
     def take_unit_news(self, now_s: float) -> None:
         """What systemd said since the last tick."""
-        events = self.units.poll() if self.units.has_news() else []
+        events = self.units.poll()
         for event in events:
             job = self.table.by_unit.get(event.unit)
             if event.kind == "reloaded":
@@ -147,7 +165,7 @@ class ExternalWrites:
                 for each in self.table.by_unit.values():
                     if event.kind == "away":
                         self._resolve_unit_write(each, {}, now_s)
-                    self._abandon_limit_without_file(each, event.text, now_s)
+                    self._lower_by_file(each, event.text, now_s)
             elif event.kind == "replaced":
                 self._on_property_conflict(event, now_s)
             elif job is not None:
@@ -160,56 +178,38 @@ class ExternalWrites:
         elif event.kind == "answer":
             job.labels = read_labels(event.values)
         elif event.kind in ("refused", "no-unit"):
-            self._abandon_limit_without_file(job, event.text or "there is no such unit", now_s)
-        elif event.kind == "done" and (job.file_missing or not job.watches):
+            self._lower_by_file(job, event.text or "there is no such unit", now_s)
+        elif event.kind == "done":
+            if job.touched:
+                job.in_force = self.units.read_values(dict(event.properties), job.in_force)
             self.table.watch_again(job)
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """An operator gave a unit another limit just before ours was to be set, which then was not."""
+        """An operator gave a unit another limit just before the agent's was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
-            self.adopt_as_original(event)
+            # Its original was on its way back, or its cgroup is gone.
+            self.writer.accept(event.unit, event.values)
             return
-        actuator, found = job.settings.actuator, read_settings_or_none(job) or job.in_force
-        others = {name: value for name, value in event.values.items() if name != PROPERTIES[actuator]}
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.settings.actuator]}
         if others:
             # Of a setting that is not moved any more, and was to go back together with what is.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
-            self.units.abandon(job.unit, others)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
-        self.handle_write(job, found, now_s)
-        job.hold = job.hold.answered()
+        if len(others) == len(event.values):
+            return
+        before = job.in_force if job.hold.asking is None else job.hold.asking.before
+        found, job.hold = read_settings_or_none(job) or job.in_force, job.hold.answered()
         job.in_force = self.units.read_values(
             event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
         )
-        more = read_limit_cores(job, job.in_force) > job.state.limit_cores
-        self._follow_verdict(job, "raise" if more else "lower", event.values, now_s, is_conflict=True)
-        in_force = None if self.context.is_paused() else self._write_as_told(job.cgroup, event.values)
-        if in_force is None:
-            job.hold = job.hold.disregard(now_s)
-        job.in_force = in_force or found
-
-    def adopt_as_original(self, event: UnitEvent) -> None:
-        """The same of a unit whose original was on its way back, or whose cgroup is gone: theirs is put back."""
-        for path in self.writer.accept(event.unit, event.values):
-            try:
-                cgroup = open_cgroup(self.hierarchies.without_counters(), path)
-            except CpumondError as error:
-                self.context.complain(None, error)
-                continue
-            if cgroup is not None:
-                with contextlib.closing(cgroup):
-                    self._write_as_told(cgroup, event.values)
-
-    def _write_as_told(self, cgroup: Cgroup, values: dict[str, object]) -> CpuSettings | None:
-        """Bring the file to systemd's stored value: it may have been written by us since. None: that failed."""
         try:
-            return self.writer.obey(cgroup, values)
+            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
         except CpumondError as error:
             self.context.complain(None, error)
-            return None
+        self._judge_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
@@ -252,54 +252,47 @@ class ExternalWrites:
                 if cgroup is not None:
                     cgroup.close()
 
-    def _abandon_limit_without_file(self, job: Tracked, why: str, now_s: float) -> None:
-        """A unit without a limit file has no limit of ours when systemd made none; it is tried again in a minute."""
-        paths = job.cgroup.watch_paths(job.settings.actuator)
-        if not job.touched or any(os.path.exists(path) for path in paths):
+    def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
+        """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
+        then; that is tried again in a minute."""
+        if not (job.touched and job.cgroup.is_there()):
             return
-        found = read_settings_or_none(job)
-        if found is not None and found != job.in_force:
+        if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
+            job.hold = job.hold.write(now_s)
+            return
+        record = self.units.read(job.unit)
+        if set(record.target) - set(record.applied):
             self.units.forget(job.unit)
-            job.in_force, job.last_error = found, f"systemd made no limit file for it: {why}"
-            job.restart(read_limit_cores(job, found), now_s)
+            job.last_error = f"systemd made no limit file for it: {why}"
+            job.restart(read_limit_cores(job, job.in_force), now_s)
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.context.report_due = True
-
-    def _ask_systemd_whose_write(self, job: Tracked, before: CpuSettings, now_s: float) -> None:
-        """Take over a write to a unit's limit (``before``: what was in force): systemd came late with a limit of ours,
-        or is asked whether it is its own."""
-        actuator = job.settings.actuator
-        if self.units.judge(job.unit, actuator, job.in_force, job.original) is Verdict.LATE:
-            job.hold = job.hold.write(now_s)
-            self.units.want_again(job.unit)
-            return
-        job.hold = job.hold.ask(before, now_s)
-        if self.units.can_ask:
-            self.units.ask(job.unit)
-        else:
-            self._resolve_unit_write(job, {}, now_s)
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
         """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
         asking, job.hold = job.hold.asking, job.hold.answered()
         if asking is None or job.hold.is_contested:
             return
-        change = classify_change(asking.before, job.in_force, job.settings.actuator)
-        if change != "same":
-            self._follow_verdict(job, change, values, now_s)
+        job.in_force = read_settings_or_none(job) or job.in_force
+        self._judge_unit_write(job, asking.before, values, now_s)
 
-    def _follow_verdict(
+    def _judge_unit_write(
         self,
         job: Tracked,
-        change: Literal["raise", "lower"],
-        values: dict[str, object],
+        before: CpuSettings,
+        values: dict[str, object] | None,
         now_s: float,
         is_conflict: bool = False,
     ) -> None:
-        """Find out who gave a unit the limit in force, and do what follows."""
+        """Find out who gave a unit the limit in force, and do what follows. ``before`` was in force until then;
+        ``values`` as systemd tells them, None where it was not asked yet."""
+        actuator = job.settings.actuator
+        change = classify_change(before, job.in_force, actuator)
+        if change == "same" and not is_conflict:
+            return
         verdict = self.units.judge(
             job.unit,
-            job.settings.actuator,
+            actuator,
             job.in_force,
             job.original,
             values,
@@ -308,9 +301,17 @@ class ExternalWrites:
             is_inherited=self.writer.is_inherited(job.cgroup.path),
         )
         if verdict is Verdict.OWN:
-            self.units.want_again(job.unit)
+            less = read_limit_cores(job, job.in_force) < job.state.limit_cores
+            if less or not self.units.can_lower(job.unit):
+                job.hold = job.hold.write(now_s)
+        elif verdict is Verdict.UNKNOWN:
+            job.hold = job.hold.ask(before, now_s)
+            self.units.hold_back(job.unit)
+            if self.units.can_ask:
+                self.units.ask(job.unit)
+            else:
+                self._resolve_unit_write(job, {}, now_s)
         elif verdict is Verdict.OUTRANKED:
-            job.hold = job.hold.write(now_s)
             self.units.want_again(job.unit, values)
         else:
-            self._record_write(job, verdict, change, values, now_s)
+            self._record_write(job, verdict, "raise" if change == "raise" else "lower", values or {}, now_s)

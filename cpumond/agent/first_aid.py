@@ -153,7 +153,7 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
         if last is not None and not original.get("unit"):
             ours = [*last, (-1 if quota_us is None else quota_us, period_us)]
             if now_us not in [each[0] for each in ours] or now_period_us not in [each[1] for each in ours]:
-                # Somebody else has ordered less since.
+                # Another program has set less since.
                 return False
         if now_us is None or now_period_us != period_us or (quota_us is not None and now_us >= quota_us):
             return False

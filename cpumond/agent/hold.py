@@ -78,7 +78,7 @@ class Hold:
     @property
     def is_own(self) -> bool:
         """Whether the agent's limit, the monitor's or a pin, is to be in force."""
-        return isinstance(self.decider, Free | Pinned) and self.asking is None
+        return isinstance(self.decider, (Free, Pinned)) and self.asking is None
 
     @property
     def pinned_cores(self) -> float | None:
@@ -87,6 +87,11 @@ class Hold:
         if isinstance(decider, Pinned):
             return decider.cores
         return None if isinstance(decider, Free) else decider.pin
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program's limit is to stay."""
+        return isinstance(self.decider, (Respected, Contested))
 
     @property
     def is_contested(self) -> bool:
@@ -100,7 +105,7 @@ class Hold:
     def unpin(self) -> Hold:
         """A pin is over; what overrides it stays."""
         decider = self.decider
-        return replace(self, decider=FREE if isinstance(decider, Free | Pinned) else replace(decider, pin=None))
+        return replace(self, decider=FREE if isinstance(decider, (Free, Pinned)) else replace(decider, pin=None))
 
     def release(self, now_s: float) -> Hold:
         """An operator gives the job back to the monitor, whose limit is written at once after a contest."""
@@ -113,13 +118,6 @@ class Hold:
         is_for_a_time = ttl_s > 0 and not self.is_contested
         decider = Respected(now_s + ttl_s, by, self.pinned_cores) if is_for_a_time else self.decider
         return replace(self, decider=decider, write_at_s=None)
-
-    def disregard(self, now_s: float) -> Hold:
-        """What was to be respected is not in force after all: the own limit is written at once."""
-        decider = self.decider
-        if isinstance(decider, Respected):
-            decider = FREE if decider.pin is None else Pinned(decider.pin)
-        return replace(self, decider=decider, write_at_s=now_s)
 
     def expire(self, now_s: float) -> Hold:
         """The time of what is respected may be over; a pin that it overrode has to be set anew."""

@@ -7,15 +7,11 @@ All else was written to the file alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from cpumond.cgroup.systemd import UnitProperties, is_same_value
 
-LATE_S = 2.0
-"""systemd answers before it writes the cgroup's file; longer than this after its answer it is not our value."""
 RELOAD_S = 10.0
 """So long after systemd has read its units again, what it gives back is a value that it had stored."""
 
@@ -23,33 +19,27 @@ RELOAD_S = 10.0
 @dataclass(slots=True)
 class UnitTarget:
     """What systemd was told of one unit: ``target`` is the newest, ``older`` may still be on their way, ``applied`` is
-    the one that it took last, however long ago."""
+    what it has of each property, however long ago it took that."""
 
     target: UnitProperties = ()
     older: tuple[UnitProperties, ...] = ()
     applied: UnitProperties = ()
-    settled_at_s: float | None = -math.inf
-    """When systemd answered to ``target``; None: not yet."""
+    is_settled: bool = True
+    """systemd has answered to ``target``."""
     acknowledged: bool = False
     """systemd took at least one of them."""
     submitted: bool = False
     """It may have: the bus was not known to be away."""
-    superseded: bool = False
-    """``target`` was not set, since another program was faster."""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether systemd wants what it was last told."""
-        return self.settled_at_s is not None
+    def take(self, properties: UnitProperties | None) -> None:
+        """Note what systemd has taken, None: there is no such unit."""
+        self.acknowledged = properties is not None
+        self.applied = () if properties is None else merge(self.applied, properties)
 
-    def has_late(self, name: str, value: int) -> bool:
-        """Whether a property's ``value`` is one of ours that was followed by another: systemd came late with it."""
-        applied = (self.applied,) if self.applied != self.target else ()
-        return is_among(name, value, (*self.older, *applied))
-
-    def has_any(self, name: str, value: int) -> bool:
-        """Whether it is any of ours that systemd may still apply."""
-        return is_among(name, value, (self.target, *self.older, self.applied))
+    def has(self, name: str, value: int) -> bool:
+        """Whether a property's ``value`` is one that systemd may apply for the agent."""
+        known = (each for told in (self.target, *self.older, self.applied) for each in told if each[0] == name)
+        return any(is_same_value(name, other, value) for _, other in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +48,7 @@ class Observation:
 
     ``found``: in the kernel's file; ``original``: before the agent's first change; ``told``: systemd's own value, None
     where that is unknown; ``is_asked``: it has answered, or cannot be asked. ``is_conflict``: it was looked up right
-    before ours was to be set, which then was not. ``is_reloaded``: it has read its units again within RELOAD_S;
+    before the agent's was to be set, which then was not. ``is_reloaded``: it has read its units again within RELOAD_S;
     ``is_inherited``: a run before this one may have told it a limit.
     """
 
@@ -75,44 +65,36 @@ class Observation:
 class Verdict(Enum):
     """Who wrote it, and so what follows."""
 
-    OWN = "the agent: nothing follows"
-    LATE = "systemd, late with a limit of the agent's that is not the newest: the newest is written again"
+    OWN = "systemd, as the agent told it: where it is less than the newest limit, that is written again"
     UNKNOWN = "systemd has to be asked"
     OUTRANKED = "systemd, from a drop-in that outranks the agent's at each reload: the agent's is set again"
     STORED = "systemd, what it was told before the agent told it anything: drift"
     OPERATOR = "an operator, through systemd: respected, and the new original"
-    FILE = "whoever wrote to the file alone: more is respected, less is drift"
+    FILE = "another program, in the file alone: more is respected, less is drift"
 
 
 def judge(record: UnitTarget, seen: Observation) -> Verdict:
     """Who wrote ``seen.found``, which is not what was in force."""
-    if not seen.is_asked:
-        return Verdict.LATE if record.has_late(seen.name, seen.found) else Verdict.UNKNOWN
-    if seen.is_conflict and (
-        seen.told is None or not record.acknowledged or dict(record.target).get(seen.name) == seen.told
-    ):
+    is_own = (seen.name, seen.found) in record.target if seen.is_conflict else record.has(seen.name, seen.found)
+    if is_own:
         return Verdict.OWN
+    if not seen.is_asked:
+        return Verdict.UNKNOWN
     is_known = seen.told is not None
     is_told = is_known and record.acknowledged
     is_systemds = seen.told is None or is_same_value(seen.name, seen.told, seen.found)
-    is_as_found = is_systemds and is_same_value(seen.name, seen.original, seen.found)
+    is_same = is_same_value(seen.name, seen.original, seen.found)
+    is_as_found = is_systemds and is_same
     if is_as_found and is_told and seen.is_reloaded:
         return Verdict.OUTRANKED
     if is_as_found and not is_told:
         return Verdict.STORED
-    if not is_told and (seen.is_inherited or not is_known) and not is_raised(seen):
-        # It may be a limit of ours that systemd was told by the run before: the original is not changed for that.
+    if not is_told and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
+        # It may be a limit of the agent's that systemd was told by the run before: no reason to change the original.
         return Verdict.FILE
-    if is_systemds and (seen.is_conflict or not is_among(seen.name, seen.found, (record.target,))):
-        return Verdict.OPERATOR
-    return Verdict.FILE
+    return Verdict.OPERATOR if is_systemds else Verdict.FILE
 
 
-def is_raised(seen: Observation) -> bool:
-    """Whether more was written than there was before the agent's first change."""
-    return seen.found > seen.original and not is_same_value(seen.name, seen.found, seen.original)
-
-
-def is_among(name: str, value: int, told: Iterable[UnitProperties]) -> bool:
-    """Whether any of ``told`` gives the property this value."""
-    return any(each == name and is_same_value(name, other, value) for properties in told for each, other in properties)
+def merge(before: UnitProperties, newer: UnitProperties) -> UnitProperties:
+    """The properties of both, those of ``newer`` where they are in both."""
+    return tuple({**dict(before), **dict(newer)}.items())

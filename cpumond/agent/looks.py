@@ -48,7 +48,7 @@ class LookSchedule:
         self._filled_s = -math.inf
 
     def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Look from now on at those of ``jobs`` that a limit of ours can hold back."""
+        """Look from now on at those of ``jobs`` that the agent's limit can hold back."""
         known, rounds = self._rounds, dict[float, LookRound]()
         for job in jobs:
             if not can_be_held_back(job):
@@ -59,7 +59,7 @@ class LookSchedule:
                 due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
-            # Of a weight, which throttles nobody, the use has to be read each time: a line that is never there.
+            # Of a weight, which throttles no job, the use has to be read each time: a line that is never there.
             line = b"\0" if seen is None or job.settings.actuator == "weight" else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
@@ -108,7 +108,7 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 
 
 def can_be_held_back(job: Tracked) -> bool:
-    """Whether the job is one to look at: its limit is below what it ordered, it is the agent's doing, and nobody else
+    """Whether the job is one to look at: its limit is below what it ordered, it is the agent's doing, and the monitor
     decides about it.
 
     How much it used of late does not count: a job far below its limit is just the one whose burst comes unforeseen.

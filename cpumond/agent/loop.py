@@ -71,16 +71,19 @@ class TickLoop(AgentContext):
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
         started_s = self.clock.monotonic_s()
-        self._look_after_places(now_s)
-        self.external.take_unit_news(now_s)
-        self._discover(now_s)  # 1. which jobs are there
-        self.external.expire_gone_units(now_s)
-        self.external.take_changes(now_s)  # 2. what other programs wrote
-        self._serve_scheduler(beat=False)
+        self._look_around(now_s)  # 1. which files, units and jobs are there
+        self._take_over(now_s)  # 2. what other programs wrote, what the scheduler ordered
         decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out
         self.limits.apply(decided, now_s)  # 4. decisions to cgroups
         self.publisher.report(now_s)  # 5. newest state to the scheduler
-        self._export(now_s, started_s)  # 6. this tick is what everybody else reads from now on
+        self._export(now_s, started_s)  # 6. this tick is what all others read from now on
+
+    # ---- 1. look around
+
+    def _look_around(self, now_s: float) -> None:
+        self._look_after_places(now_s)
+        self.external.take_unit_news(now_s)
+        self._discover(now_s)
 
     def _look_after_places(self, now_s: float) -> None:
         """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""
@@ -88,8 +91,6 @@ class TickLoop(AgentContext):
         if self.places.is_ousted and not self.stopping:
             log.error("another_agent", error=self.places.problem, advice="this one puts its limits back and ends")
             self.writer.is_ousted = self.stopping = True
-
-    # ---- 1. discover
 
     def _discover(self, now_s: float) -> None:
         paths, owners, lost = self.watcher.drain()
@@ -143,7 +144,12 @@ class TickLoop(AgentContext):
         relative = os.path.relpath(path, self.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.config.source)
 
-    # ---- the scheduler's jobs
+    # ---- 2. take over
+
+    def _take_over(self, now_s: float) -> None:
+        self.external.expire_gone_units(now_s)
+        self.external.take_changes(now_s)
+        self._serve_scheduler(beat=False)
 
     def _serve_scheduler(self, beat: bool) -> None:
         """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""

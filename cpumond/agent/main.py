@@ -156,7 +156,7 @@ def _serve(agent: Agent, sockets: AgentSockets) -> ApiServer:
 
 
 def _watch_control(config: AgentConfig, server: ApiServer) -> Look:
-    """Makes the control socket anew where its file was removed or replaced: nobody would find it any more."""
+    """Makes the control socket anew where its file was removed or replaced: no client would find it."""
     path = config.control_socket
     bound = identify(path)
 

@@ -19,6 +19,7 @@ import structlog
 from cpumond.agent.clock import Clock
 from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
 from cpumond.agent.tracked import Tracked
+from cpumond.cgroup.mounts import read_identity
 from cpumond.errors import CpumondError
 from cpumond.monitor.model import HeldBack, JobState, MonitorSettings
 from cpumond.monitor.peak import MAX_CAUTION, find_half_life_s
@@ -195,7 +196,7 @@ class PeakFile:
             self._thread.join(LAST_WRITE_S)
 
     def look_after_file(self) -> list[str]:
-        """Have the file written anew at once where somebody removed or replaced it; its path then."""
+        """Have the file written anew at once where it was removed or replaced; its path then."""
         if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
             return []
         self._saved = self._stored = None
@@ -231,7 +232,9 @@ class PeakFile:
     ) -> None:
         """In a thread of its own."""
         try:
-            self._gone = [inode for inode, (path, _) in left.items() if not self._is_there(path, inode)]
+            self._gone = [
+                inode for inode, (path, _) in left.items() if read_identity(os.path.join(self._root, path))[1] != inode
+            ]
             jobs = {path: learned for inode, (path, learned) in left.items() if inode not in self._gone}
             jobs.update({path: learn(inode, state, now_s) for path, inode, state in known})
             stored = hash(tuple(jobs.items()))
@@ -243,7 +246,7 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Else the thread would end in silence, and nobody would know that nothing is stored.
+            # Else the thread would end without a word, and nothing more be stored.
             log.exception("peaks_thread_failed")
             self._say(f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent")
 
@@ -252,12 +255,6 @@ class PeakFile:
         if not self.problem:
             log.error("peaks_not_written", error=problem, retry_s=self.period_s)
         self.problem = problem
-
-    def _is_there(self, path: str, inode: int) -> bool:
-        try:
-            return os.stat(os.path.join(self._root, path)).st_ino == inode
-        except OSError:
-            return False
 
     def _read_clock_offset_s(self) -> float:
         return self._clock.wall_s() - self._clock.monotonic_s()

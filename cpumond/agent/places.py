@@ -1,4 +1,4 @@
-"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when somebody removes them under it."""
+"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when they are removed under it."""
 
 from __future__ import annotations
 

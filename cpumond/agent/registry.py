@@ -66,7 +66,7 @@ class RegisteredJobs:
         self.content = content
 
     def look_after_file(self) -> list[str]:
-        """Write the file anew that somebody removed or replaced; its path then. Raises CreateError or AccessError."""
+        """Write the file anew if it was removed or replaced; its path then. Raises CreateError or AccessError."""
         if self._saved is None or identify(self.path) == self._saved:
             return []
         self._save(self.content)

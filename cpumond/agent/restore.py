@@ -1,4 +1,4 @@
-"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd believes.
+"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd stores.
 
 It must be quick, also on a slow machine: a job may be held down until it is done. So this imports no more than it
 needs, and the library for the bus only when all files are right again.
@@ -33,7 +33,7 @@ from cpumond.agent.state_file import (
 from cpumond.agent.written import WRITTEN_FILE, append_written, read_written
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.find import CgroupFinder
-from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies
+from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
 from cpumond.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
 from cpumond.cgroup.systemd import (
     NO_LIMIT,
@@ -152,8 +152,8 @@ def restore_cgroup(
     """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
 
     Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise;
-    that is another limit of ours, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd writes
-    its units' limits itself, so of those it says nothing.
+    that is another limit of the agent's, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd
+    writes its units' limits itself, so of those it says nothing.
     """
     current = cgroup.read_settings()
     if current is None:
@@ -206,11 +206,6 @@ class RestoreReport(msgspec.Struct):
         self.unseen.update(other.unseen)
 
 
-def make_report() -> RestoreReport:
-    """A report about nothing."""
-    return RestoreReport(restored=[], gone=[], errors=[], settings={}, units={}, renamed={}, unseen={})
-
-
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
     """The cgroup that ``original`` is of, whatever it is called now; None when it is gone. Raises CgroupReadError,
     UnknownLimitsError.
@@ -236,7 +231,7 @@ def restore_all(
 
     ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
     """
-    report, finder, known = make_report(), CgroupFinder(hierarchies, root_id), written or {}
+    report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Those that are where they were first: to look for the others takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
@@ -268,33 +263,29 @@ def restore_all(
 
 def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
     """Those of ``originals`` that are units with another cgroup now: restarted, or new ones of an old name."""
-    anew = {}
-    for path, original in originals.items():
-        with contextlib.suppress(OSError):
-            if original.unit and os.stat(os.path.join(hierarchies.cpu_root, path)).st_ino != original.inode:
-                anew[path] = original
-    return anew
+    return {
+        path: original
+        for path, original in originals.items()
+        if original.unit and read_identity(os.path.join(hierarchies.cpu_root, path))[1] not in (0, original.inode)
+    }
 
 
 def find_strangers(anew: Mapping[str, Original]) -> set[str]:
     """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
 
-    SetUnitProperties leaves a drop-in, by which a restarted unit comes with our limit; a new one of that name has none.
-    Where systemd does not answer nobody is a stranger: rather too much CPU than too little. Takes up to
+    SetUnitProperties leaves a drop-in, by which a restarted unit comes with the agent's limit; a new one of that name
+    has none. Where systemd does not answer there are no strangers: rather too much CPU than too little. Takes up to
     STRANGERS_TIMEOUT_S.
     """
     if not anew or not is_booted():
         return set()
     from cpumond.cgroup.unit_bus import UnitBus  # costs more than all that was done before
 
-    bus = UnitBus(lambda: None)
-    try:
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
         for original in anew.values():
             bus.ask(original.unit, ("DropInPaths",))
         bus.flush(STRANGERS_TIMEOUT_S)
         told = {event.unit: event.values.get("DropInPaths") for event in bus.poll() if event.kind == "answer"}
-    finally:
-        bus.close()
     strangers = set()
     for path, original in anew.items():
         files, ours = told.get(original.unit), {DROP_INS[actuator] for actuator in original.actuators}
@@ -304,7 +295,7 @@ def find_strangers(anew: Mapping[str, Original]) -> set[str]:
 
 
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
-    """Have systemd believe in what is in force again; ``units`` by cgroup path, as are the sentences about failures and
+    """Have systemd store what is in force again; ``units`` by cgroup path, as are the sentences about failures and
     ``restored``, those that are there.
 
     Units that have it already are left alone, so are all where systemd is not PID 1.
@@ -317,8 +308,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"
-    bus = UnitBus(lambda: None)
-    try:
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
         for unit, path in paths.items():
             bus.ask(unit, tuple(name for name, _ in left[path]))
         bus.flush(UNITS_TIMEOUT_S)
@@ -335,8 +325,6 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
                 left.pop(paths.get(event.unit, ""), None)
             elif event.kind in ("denied", "refused", "away"):
                 problem = event.text
-    finally:
-        bus.close()
     return {path: _describe_unit(path, properties, problem) for path, properties in left.items()}
 
 
@@ -443,7 +431,7 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
         content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
-        report = make_report()
+        report = RestoreReport()
         if content is None:
             if _may_have_written(config_path):
                 raise UnknownLimitsError(
@@ -508,7 +496,7 @@ def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreRep
         try:
             hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
         except UnavailableError as error:
-            report = make_report()
+            report = RestoreReport()
             report.unseen = dict.fromkeys(content.cgroups, f"nothing is known of the lowered limits: {error}")
             return report
         anew = find_anew(hierarchies, content.cgroups)

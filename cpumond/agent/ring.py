@@ -146,7 +146,7 @@ class SampleRing:
         try:
             packed = self._sample.pack(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
         except OverflowError:
-            # More cores than a short float can hold: somebody ordered 1e300.
+            # More cores than a short float can hold: a job ordered 1e300.
             packed = self._sample.pack(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
         data, whole = self._data, self.size * self._sample.size
         if len(data) < whole:

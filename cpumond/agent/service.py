@@ -117,7 +117,7 @@ class Agent(TickLoop):
         return [path]
 
     def run(self) -> None:
-        """Tick at a fixed rate until ``stopping``; whoever started it puts the limits back with ``close``."""
+        """Tick at a fixed rate until ``stopping``; its caller puts the limits back with ``close``."""
         next_s = self.clock.monotonic_s() + self.period_s
         while not self.stopping:
             if self.reloading:
@@ -362,7 +362,7 @@ class Agent(TickLoop):
             done = self.units.flush(UNITS_FLUSH_S)
             replaced = [event for event in self.units.poll() if event.kind == "replaced"]
             for event in replaced:
-                self.external.adopt_as_original(event)
+                self.writer.accept(event.unit, event.values)
             self.writer.reap_acknowledged(final=True)
             self.notifier.busy()
             if not left or (not replaced and (done or len(left) == before)):

@@ -277,7 +277,7 @@ def read_node_key(state_dir: str) -> str:
 
 
 def keep_node_key(state_dir: str, key: str) -> list[str]:
-    """Write the key anew where somebody removed it; its path then. Raises CreateError or AccessError."""
+    """Write the key anew where it was removed; its path then. Raises CreateError or AccessError."""
     path = os.path.join(state_dir, KEY_FILE)
     if os.path.lexists(path):
         return []

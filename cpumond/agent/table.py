@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -18,7 +19,7 @@ from cpumond.agent.watch import Watcher
 from cpumond.agent.writer import LimitWriter, read_limit_cores
 from cpumond.cgroup import Cgroup, open_cgroup
 from cpumond.cgroup.files import read_mode_xattr
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, read_identity
 from cpumond.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
 from cpumond.config import AgentConfig
 from cpumond.discovery import FoundJob
@@ -131,11 +132,8 @@ class JobTable:
 
     def _is_same(self, job: Tracked) -> bool:
         """Whether the cgroup at this path is still the one that is held open: that may have been renamed (v1)."""
-        try:
-            return os.stat(os.path.join(self.hierarchies.cpu_root, job.found.path)).st_ino == job.cgroup.inode
-        except OSError:
-            # Gone; if another one is made meanwhile, the next rescan opens it.
-            return False
+        # If it is gone, and another one is made meanwhile, the next rescan opens it.
+        return read_identity(os.path.join(self.hierarchies.cpu_root, job.found.path))[1] == job.cgroup.inode
 
     def _find_room(self) -> float:
         """How many descriptors new jobs may take: without the others no limit could be written, or put back."""
@@ -149,26 +147,23 @@ class JobTable:
             self._half_made[found.path] = self._half_made.get(found.path, 0) + 1
             return False
         self._half_made.pop(found.path, None)
-        watches: list[object] = []
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(cgroup.close)
             settings, mode = resolve_job(self.config, found, cgroup.place, self._settings)
             needed = cgroup.DESCRIPTORS + settings.follows_pressure
             if needed > self._room:
                 raise CgroupReadError(
                     cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
                 )
-            # Before the look at the settings: whoever made the cgroup may be about to set its limit.
+            # Before the look at the settings: what made the cgroup may be about to set its limit.
             watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
+            undone.callback(self.watcher.unwatch, watches)
             in_force = cgroup.read_settings()
             if in_force is None:
-                self.watcher.unwatch(watches)
-                cgroup.close()
                 return False
             unit = self.writer.units.name_unit(found.path)
             known = self.writer.find_original(cgroup)
             if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
-                self.watcher.unwatch(watches)
-                cgroup.close()
                 return False
             if known is None and unit:
                 known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
@@ -186,10 +181,7 @@ class JobTable:
                 job.hold = job.hold.write(now_s)
             job.follow_period()
             job.follow_writes()
-        except CpumondError:
-            self.watcher.unwatch(watches)
-            cgroup.close()
-            raise
+            undone.pop_all()
         self.jobs[found.path] = job
         self._room -= needed
         is_known = self.peaks.recall(job, now_s)
@@ -204,8 +196,9 @@ class JobTable:
         return True
 
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
-        """Whether a new cgroup of a unit that was lowered has another limit than ours, at the first look: systemd makes
-        the cgroup and writes its limits a moment later, so what is there may be the kernel's. The next look decides."""
+        """Whether a new cgroup of a unit that was lowered has another limit than the agent's, at the first look:
+        systemd makes it and writes its limits a moment later, so what is there may be the kernel's. The next look
+        decides."""
         if (
             self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
@@ -232,12 +225,12 @@ class JobTable:
 
     def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
         """Go on with a cgroup that an earlier run lowered. It is put back and begun anew where its job is not to be
-        lowered now, another setting of it was moved, or somebody else set its limit while no agent ran."""
+        lowered now, another setting of it was moved, or another program set its limit while no agent ran."""
         job.touched = True
         actuator = job.settings.actuator
         self.writer.claim_unit(job)
         raised = is_raised_above(job.in_force, known.settings, actuator)
-        ordered = self.writer.has_order(job) and not raised
+        ordered = self.writer.has_external_limit(job) and not raised
         if ordered and self.config.writes.override_ttl_s > 0:
             job.hold = job.hold.respect(now_s, self.config.writes.override_ttl_s)
             log.warning("foreign_write", job_id=job.found.job_id, kind="lower", old_cores=known.settings.cores,
@@ -373,11 +366,9 @@ class JobTable:
 
     def watch_again(self, job: Tracked) -> None:
         """Watch a limit file that was not there before: systemd makes one when a unit gets its first CPU setting."""
-        if job.file_missing or not job.watches:
-            # Watches of files that went away are dead, and cgroupfs does not say so.
-            self.watcher.unwatch(job.watches)
-            job.file_missing = False
-            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
+        # Watches of files that went away are dead, and cgroupfs does not say so.
+        self.watcher.unwatch(job.watches)
+        job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
 
     def _complain(self, path: str, problem: str) -> None:
         self.problems[path] = problem

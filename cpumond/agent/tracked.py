@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpumond.agent.hold import UNHELD, Contested, Hold, Respected
+from cpumond.agent.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.jobs.job import Usage
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.answers import DecisionAnswer
@@ -60,8 +60,6 @@ class Tracked:
     """The unit of systemd whose cgroup it is, "" by file alone."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
     """Properties of that unit."""
-    file_missing: bool = False
-    """The last limit went to systemd alone, which makes the file."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
@@ -124,7 +122,7 @@ class Tracked:
         )
 
     def report(self) -> JobReport:
-        """It in a heartbeat, as a job of somebody else than the scheduler."""
+        """It in a heartbeat, as a job that is not the scheduler's."""
         usage = self.usage()
         return JobReport(
             self.found.job_id,
@@ -196,13 +194,15 @@ class Tracked:
     @property
     def current_cores(self) -> float:
         """The limit in force in cores, as reported: what the job may use now of what it ordered."""
-        if isinstance(self.hold.decider, Respected | Contested):
+        if self.hold.decider is not FREE and self.hold.is_foreign:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.writes:
             return self.state.hard_cores
-        limit, given = self.state.limit_cores, self.in_force.cores
-        # Less is in force while a write waits: after a foreign lowering, a pause, a failure.
-        return given if self.settings.actuator == "quota" and given < limit - EQUAL_CORES else limit
+        limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
+        given = given if given < hard else hard
+        # Another is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
+        is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
+        return limit if is_in_force or self.settings.actuator != "quota" else given
 
     def view(self, now_s: float) -> JobView:
         """The frozen view."""
@@ -284,7 +284,7 @@ def resolve_job(
     """The resulting settings and mode of a job. Raises ConfigError. ``cache`` holds for one look at all jobs.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less, so that nobody can opt in what the operator left out.
+    less: no user can opt in what the operator left out.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)

@@ -1,7 +1,8 @@
 """What systemd is told of the limits of units, and what it told us; the tick's side of ``cgroup.unit_bus``.
 
-The kernel's file is written first, by ``writer``: that holds at once. Then systemd is brought to want the same, so that
-``daemon-reload`` and a restart of the unit keep it. No unit, no thread: the bus is opened when a unit is first set.
+systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
+once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a
+restart of the unit keep it. No unit, no thread: the bus is opened when a unit is first set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from cpumond.agent.judge import LATE_S, Observation, UnitTarget, Verdict, judge
+from cpumond.agent.judge import Observation, UnitTarget, Verdict, judge, merge
 from cpumond.cgroup.settings import CpuSettings
 from cpumond.cgroup.systemd import (
     DEFAULT_WEIGHT,
@@ -59,13 +60,11 @@ class UnitLimits:
     def __init__(
         self,
         cpu_version: int,
-        monotonic_s: Callable[[], float],
         booted: bool | None = None,
         open_bus: Callable[[], UnitBus] | None = None,
     ) -> None:
         self.problem = ""
         self._cpu_version = cpu_version
-        self._monotonic_s = monotonic_s
         self._booted = is_booted() if booted is None else booted
         self._open_bus = open_bus or _open_bus
         self._bus: UnitBus | None = None
@@ -85,12 +84,16 @@ class UnitLimits:
         return self._booted and not (self._missing or self._away)
 
     @property
-    def can_set(self) -> bool:
+    def can_tell(self) -> bool:
         """Whether systemd takes what it is told, as far as is known."""
-        return self._booted and not (self._denied or self._missing)
+        return self._open() is not None and not (self._away or self._denied)
+
+    def can_lower(self, unit: str) -> bool:
+        """Whether a lower limit can be left to systemd: what it refused for a unit is written by the agent."""
+        return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
-        if self._bus is None and not self._missing:
+        if self._bus is None and self._booted and not self._missing:
             try:
                 self._bus = self._open_bus()
             except ImportError as error:
@@ -98,58 +101,65 @@ class UnitLimits:
                 self._say(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
         return self._bus
 
-    def want(self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False) -> None:
-        """Have systemd want ``settings`` for a unit; ``urgent`` before others, for more CPU."""
+    def want(
+        self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
+    ) -> bool:
+        """Have systemd want ``settings`` for a unit; ``urgent`` before others, for more CPU. False: it was told the
+        same before. ``again``: it is told once more, if it has answered to that."""
         if not self._booted:
-            return
+            return False
         properties = list_properties(settings, actuators, self._cpu_version)
         record = self.read(unit)
-        if record.settled_at_s is None:
+        if not record.is_settled:
             # What systemd was not told yet, of another actuator, is still to be told.
-            properties = _complete(properties, record.target)
-        if (record.target == properties and not record.superseded) or not properties:
-            return
+            properties += _leave_out(dict(properties), record.target)
+        if not properties or (record.target == properties and not (again and record.is_settled)):
+            return False
         self._targets[unit] = record
-        self._forget_older(record)
-        if record.target and not record.superseded:
+        if record.target:
             record.older = (*record.older, record.target)[-KEPT_TARGETS:]
-        record.target, record.settled_at_s, record.superseded = properties, None, False
+        self._tell(unit, record, properties, urgent)
+        return True
+
+    def _tell(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
+        record.target, record.is_settled = properties, False
         record.submitted |= not self._away
         bus = self._open()
         if bus is not None:
-            bus.set(unit, properties, urgent)
+            names = dict(record.applied)
+            values = (each for told in (*record.older, record.applied) for each in told if each[0] in names)
+            bus.set(unit, properties, urgent, tuple(values))
 
-    def want_again(self, unit: str, known: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more: it may have been told something else meanwhile (``known``)."""
-        record, bus = self._targets.get(unit), self._open()
-        if record is not None and record.target and bus is not None:
-            record.settled_at_s, record.superseded = None, False
-            bus.set(unit, record.target, urgent=True, known=known or {})
+    def hold_back(self, unit: str) -> None:
+        """Another program may have set a unit: what it was told first, which it is not looked at for, is not sent."""
+        record = self._targets.get(unit)
+        if record is not None and not record.acknowledged and self._bus is not None:
+            self._bus.drop(unit)
+            record.older, record.target = (*record.older, record.target), ()
+
+    def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
+        """Tell systemd once more; ``values``: what was told to it by others meanwhile."""
+        record = self._targets.get(unit)
+        if record is not None and record.target:
+            record.applied = merge(record.applied, _read_numbers(values or {}))
+            self._tell(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
 
-        A value of ours may still be on its way and land after theirs: this one comes after both.
+        A value of the agent's may still be on its way and land after it: this one comes after both.
         """
-        record, bus = self._targets.get(unit), self._open()
-        if record is None or not record.target or bus is None:
+        record = self._targets.get(unit)
+        if record is None:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
-        told = tuple((name, value) for name, _ in properties if isinstance(value := values.get(name), int))
+        told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
         # Those before it were carried out before it was sent, and may be an operator's next order.
-        record.older = () if record.superseded else (record.target,)
-        record.target, record.settled_at_s, record.superseded = told or properties, None, False
-        bus.set(unit, record.target, urgent=True)
-
-    def abandon(self, unit: str, values: Mapping[str, object]) -> None:
-        """Give up what was set of some properties: what an operator gave them (``values``) is the target."""
-        record = self._targets.get(unit)
-        if record is not None:
-            theirs = ((name, values.get(name, value)) for name, value in record.target)
-            record.target = tuple((name, value) for name, value in theirs if isinstance(value, int))
+        record.older = (record.target,)
+        self._tell(unit, record, told or properties)
 
     def forget(self, unit: str) -> None:
-        """Somebody else decides about this unit from now on, or it is gone."""
+        """The agent does not decide about this unit any more, or it is gone."""
         self._targets.pop(unit, None)
         if self._bus is not None:
             self._bus.drop(unit)
@@ -158,21 +168,19 @@ class UnitLimits:
         """What systemd was told of a unit; an empty record where it was told nothing."""
         return self._targets.get(unit) or UnitTarget()
 
+    def has_told(self, unit: str) -> bool:
+        """Whether systemd was told anything of a unit, as it is with its first limit."""
+        return unit in self._targets
+
     def may_be_told(self, unit: str) -> bool:
         """Whether systemd may have taken a value of this run, though its answer is not known."""
         record = self.read(unit)
-        return record.acknowledged or (record.submitted and self.can_set)
-
-    def _forget_older(self, record: UnitTarget) -> None:
-        if record.settled_at_s is not None and self._monotonic_s() - record.settled_at_s > LATE_S:
-            record.older = ()
+        return record.acknowledged or (record.submitted and not (self._denied or self._missing))
 
     def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
-        """Whether all that ``actuators`` move is any value of ours that systemd may apply."""
-        record = self.read(unit)
-        self._forget_older(record)
-        names = [PROPERTIES[actuator] for actuator in actuators]
-        return all(record.has_any(name, read_property(found, name, self._cpu_version)) for name in names)
+        """Whether all that ``actuators`` move is as systemd may apply it for the agent."""
+        record, names = self.read(unit), [PROPERTIES[actuator] for actuator in actuators]
+        return all(record.has(name, read_property(found, name, self._cpu_version)) for name in names)
 
     def judge(
         self,
@@ -189,7 +197,6 @@ class UnitLimits:
         """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
         name = PROPERTIES[actuator]
         record, told = self.read(unit), (values or {}).get(name)
-        self._forget_older(record)
         seen = Observation(
             name,
             read_property(found, name, self._cpu_version),
@@ -204,7 +211,7 @@ class UnitLimits:
 
     def ask(self, unit: str, names: Iterable[str] = ()) -> None:
         """Ask for a unit's limits, or for ``names``; the answer is one of the events."""
-        bus = self._open() if self._booted else None
+        bus = self._open()
         if bus is not None:
             bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
 
@@ -220,10 +227,6 @@ class UnitLimits:
             found = msgspec.structs.replace(found, weight=weight if self._cpu_version == 2 else shares_of(weight))
         return found
 
-    def has_news(self) -> bool:
-        """Whether ``poll`` would give something."""
-        return self._bus is not None and self._bus.has_news()
-
     def poll(self) -> list[UnitEvent]:
         """The news of systemd since the last call; what they mean for the targets is noted here."""
         events = self._bus.poll() if self._bus is not None else []
@@ -232,20 +235,21 @@ class UnitLimits:
         return events
 
     def _note(self, event: UnitEvent) -> None:
-        record = self._targets.get(event.unit)
+        record = self.read(event.unit)
         if event.kind in ("done", "no-unit"):
+            record.take(event.properties if event.kind == "done" else None)
+            if record.target == event.properties:
+                record.is_settled, record.older = True, ()
             self._refusals.pop(event.unit, None)
             if event.kind == "done":
                 self._denied = False
                 self._solve()
-            if record is not None:
-                record.acknowledged |= event.kind == "done"
-                record.applied = event.properties if event.kind == "done" else ()
-                if record.target == event.properties:
-                    record.settled_at_s = self._monotonic_s()
-        elif event.kind == "replaced" and record is not None:
-            # What was ours before has landed before: it is what theirs replaced.
-            record.applied, record.older, record.superseded = (), (), record.target == event.properties
+        elif event.kind == "replaced":
+            # What the agent gave it before has landed before: it is what the other program's replaced.
+            rest = _leave_out(event.values, event.properties)
+            if record.target == event.properties:
+                record.target, record.is_settled = rest, bool(rest)
+            record.applied, record.older = merge(record.applied, _read_numbers(event.values)), ()
         elif event.kind == "connected":
             self._away = False
             for each in self._targets.values():
@@ -285,10 +289,14 @@ class UnitLimits:
             self._bus.close()
 
 
-def _complete(properties: UnitProperties, older: UnitProperties) -> UnitProperties:
-    """``properties``, and of ``older`` the settings that they say nothing about."""
-    told = {name.startswith("CPUQuota") for name, _ in properties}
-    return properties + tuple(each for each in older if each[0].startswith("CPUQuota") not in told)
+def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperties:
+    """``properties`` without those of the settings that ``names`` are of."""
+    settings = {name.startswith("CPUQuota") for name in names}
+    return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
+
+
+def _read_numbers(values: Mapping[str, object]) -> UnitProperties:
+    return tuple((name, value) for name, value in values.items() if isinstance(value, int))
 
 
 def read_labels(values: dict[str, object]) -> dict[str, str]:

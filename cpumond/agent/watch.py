@@ -7,6 +7,8 @@ import os
 
 from asyncinotify import Inotify, Mask, Watch
 
+from cpumond.cgroup.mounts import read_identity
+
 
 class Watcher:
     """Watches directories for children and limit files for writes; ``drain`` says what happened since the last call.
@@ -17,7 +19,7 @@ class Watcher:
     def __init__(self) -> None:
         self._inotify = Inotify()
         self._inotify.sync_timeout = 0
-        self._directories: dict[str, tuple[int, Watch]] = {}
+        self._directories: dict[str, tuple[tuple[int, int], Watch]] = {}
         self._owners: dict[Watch, str] = {}
         self.short = False
 
@@ -31,17 +33,17 @@ class Watcher:
 
         True when one of them was not watched before: what came into it until now is only seen by looking again.
         """
-        inodes = {path: _read_inode(path) for path in paths}
-        for path, (inode, watch) in list(self._directories.items()):
+        found = {path: read_identity(path) for path in paths}
+        for path, (known, watch) in list(self._directories.items()):
             # One removed and made again needs another watch; cgroupfs does not tell that the old one is dead.
-            if inodes.get(path) != inode:
+            if found.get(path) != known:
                 self._remove(watch)
                 del self._directories[path]
         new = paths - set(self._directories)
         for path in new:
             added = self._add(path, Mask.CREATE | Mask.DELETE | Mask.MOVE | Mask.ATTRIB | Mask.ONLYDIR)
             if added is not None:
-                self._directories[path] = (inodes[path], added)
+                self._directories[path] = (found[path], added)
         return any(path in self._directories for path in new)
 
     def watch_limits(self, owner: str, paths: list[str]) -> list[object]:
@@ -97,14 +99,6 @@ class Watcher:
     def close(self) -> None:
         """Give the descriptor back."""
         self._inotify.close()
-
-
-def _read_inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        # Gone: no directory has this number.
-        return 0
 
 
 def existing_directories(root: str, relative: set[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Where the running agent changes limits: limits out, originals back, and what to do when somebody else writes too.
+"""Where the running agent changes limits: limits out, originals back, and what of it is on disk.
 
 Before a cgroup's first change its original settings are on disk (``secure``); after that ``restore`` can always put
 them back, here or in ``cpumond restore``.
@@ -38,9 +38,10 @@ from cpumond.cgroup.settings import (
     CpuSettings,
     Target,
     choose_restore,
+    classify_change,
     compute_quota_target,
     compute_weight_target,
-    is_order,
+    is_external,
     is_raised_above,
     plan_steps,
 )
@@ -58,7 +59,7 @@ from cpumond.errors import (
 GONE_S = 5.0
 """So long a unit whose cgroup is gone may take to be started again."""
 ASK_AGAIN_S = 60.0
-"""systemd is told anew of an original that it did not take: it, or polkit, may have changed its mind."""
+"""systemd is told anew of an original that it did not take: it, or polkit, may allow it by now."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -184,8 +185,8 @@ class LimitWriter:
             self._stale, self._untidy = self._stale or now, True
 
     def abandon(self, job: Tracked) -> None:
-        """Give a cgroup up to the one who writes its limit: theirs stays, what else was moved goes back to what was
-        found, and nothing of it is put back later. Raises CgroupError."""
+        """Give a cgroup up to the program that writes its limit: that one stays, what else was moved goes back to what
+        was found, and nothing of it is put back later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
         if known is None or current is None:
             self.forget(job.cgroup.path)
@@ -195,7 +196,7 @@ class LimitWriter:
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
-        # systemd is told what the unit ordered: what somebody writes to the file does not outlive the unit.
+        # systemd is told what the unit ordered: what is written to the file alone does not outlive the unit.
         self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
         job.cgroup.write_settings(current, target)
         job.in_force = target
@@ -203,7 +204,7 @@ class LimitWriter:
     # ---- units: systemd remembers their limits longer than their cgroups live
 
     def lose(self, job: Tracked) -> None:
-        """A cgroup is gone. Of a unit that was changed the original is kept: its next cgroup comes with our limit."""
+        """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
@@ -213,36 +214,37 @@ class LimitWriter:
     def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
         """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
         former = self._find_former(path, unit)
-        original = None if former is None else self.originals.get(former) or self.returning.get(former)
+        original = None if former is None else self._find_unit_original(former)
         if former is None or original is None:
             return True
-        if trusted or (former in self._inherited and not self.units.read(unit).acknowledged):
+        if trusted or self._is_unknown(former, unit):
             return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
         return self.units.is_ours(unit, in_force, original.actuators)
 
+    def _find_unit_original(self, path: str) -> Original | None:
+        return self.originals.get(path) or self.returning.get(path)
+
+    def _is_unknown(self, path: str, unit: str) -> bool:
+        """Whether systemd may have been told of a unit by an agent before this one, and of nothing by this one."""
+        return path in self._inherited and not self.units.read(unit).acknowledged
+
     def _find_former(self, path: str, unit: str) -> str | None:
         """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
-        if path in self.originals or path in self.returning:
+        if self._find_unit_original(path) is not None:
             return path
-        return next(
-            (
-                old
-                for old in (*self.gone, *self.returning)
-                if (known := self.originals.get(old) or self.returning.get(old)) is not None and known.unit == unit
-            ),
-            None,
-        )
+        former = ((old, self._find_unit_original(old)) for old in (*self.gone, *self.returning))
+        return next((old for old, known in former if known is not None and known.unit == unit), None)
 
     def take_over(self, cgroup: Cgroup, in_force: CpuSettings, trusted: bool) -> Original | None:
         """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
 
-        Another limit is an order of somebody else, and the original itself. ``trusted``: nobody knows what systemd was
-        told, as an agent before this one did it.
+        Another limit was set by another program, and is the original. ``trusted``: what systemd was told is not known,
+        as an agent before this one did it.
         """
         path = cgroup.path
         former = self._find_former(path, self.units.name_unit(path)) or path
-        returning = self.returning.pop(former, None)
-        original = self.originals.get(former) or returning
+        original = self._find_unit_original(former)
+        self.returning.pop(former, None)
         self.gone.pop(former, None)
         if original is None or not original.unit:
             return None
@@ -251,10 +253,9 @@ class LimitWriter:
             self.forget(former)
             if former in self._inherited:
                 self._inherited.add(path)
-        ours = self.units.is_ours(original.unit, in_force, original.actuators)
-        unknown = trusted or (path in self._inherited and not self.units.read(original.unit).acknowledged)
         self._stale = True
-        if not (ours or unknown):
+        is_ours = self.units.is_ours(original.unit, in_force, original.actuators)
+        if not (is_ours or trusted or self._is_unknown(path, original.unit)):
             self.forget(path)
             self.units.forget(original.unit)
             return None
@@ -273,7 +274,7 @@ class LimitWriter:
             self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
 
     def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
-        """Put back what systemd believes of units that did not come again in time, or were ``removed``.
+        """Put back what systemd stores of units that did not come again in time, or were ``removed``.
 
         Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
         """
@@ -319,32 +320,17 @@ class LimitWriter:
             else:
                 self.units.forget(original.unit)
 
-    def accept(self, unit: str, values: Mapping[str, object]) -> list[str]:
-        """Take what somebody gave a unit (``values``) for what it ordered, whose original was on its way back or is to
-        go back yet; its cgroups."""
-        known = {**self.originals, **self.returning}
-        paths = [path for path, original in known.items() if original.unit == unit]
-        for path in paths:
-            settings = self.units.read_values(values, known[path].settings)
-            theirs = msgspec.structs.replace(known[path], settings=settings)
-            if path in self.originals:
-                self.originals[path] = theirs
-            if path in self.returning:
-                self.returning[path] = theirs
-                self.units.want(unit, settings, theirs.actuators, urgent=True)
-            self._stale = True
-        return paths
-
-    def obey(self, cgroup: Cgroup, values: Mapping[str, object]) -> CpuSettings | None:
-        """Bring a unit's file to what systemd tells (``values``); what is in force then, None: the cgroup is gone.
-
-        Raises CgroupReadError or CgroupWriteError.
-        """
-        found = cgroup.read_settings()
-        if found is None:
-            return None
-        ordered = self.units.read_values(values, found)
-        return ordered if cgroup.write_settings(found, ordered) else None
+    def accept(self, unit: str, values: Mapping[str, object]) -> None:
+        """Take what an operator gave a unit (``values``) for its original, which was on its way back or is to go back
+        yet; in the end systemd writes the file again."""
+        for known in (self.originals, self.returning):
+            for path, original in known.items():
+                if original.unit == unit:
+                    settings = self.units.read_values(values, original.settings)
+                    known[path] = msgspec.structs.replace(original, settings=settings)
+                    self._stale = True
+                    if known is self.returning:
+                        self.units.want(unit, settings, original.actuators, urgent=True)
 
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
         """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""
@@ -398,7 +384,7 @@ class LimitWriter:
             self._copied = save(self.copy_path, content, sync=False)
 
     def look_after_files(self) -> list[str]:
-        """Write the files anew that somebody removed or replaced; which. Raises CreateError or AccessError."""
+        """Write the files anew that were removed or replaced; which. Raises CreateError or AccessError."""
         lost = [
             path
             for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
@@ -420,27 +406,25 @@ class LimitWriter:
             self.restore(job)
             raise RefusedError(f"{job.cgroup.path}: {refusal}, so it is not changed")
         target, writes = self._compute_target(job, cores), self.writes_total
-        if target.settings.burst_us != job.in_force.burst_us and self._look_at_burst(job):
-            target = self._compute_target(job, cores)
         try:
             written = self._write(job, target)
         except CgroupWriteError:
-            # Somebody may have moved the cgroup or a quota above it since the last look: look, and try once more.
+            # The cgroup or a quota above it may have been moved since the last look: look, and try once more.
             current = job.cgroup.read_settings()
             job.ancestor = job.cgroup.read_ancestor_cap()
             if current is None:
                 return Applied(None)
-            believed, job.in_force = job.in_force, current
-            if current.burst_us not in (believed.burst_us, target.settings.burst_us):
+            assumed, job.in_force = job.in_force, current
+            if current.burst_us not in (assumed.burst_us, target.settings.burst_us):
                 self.follow_burst(job, current)
             again = self._compute_target(job, cores)
-            if current == believed and again.settings == target.settings:
+            if current == assumed and again.settings == target.settings:
                 raise
             target = again
             try:
                 written = self._write(job, target)
             except CgroupWriteError:
-                # Some of its steps may be done: what is in force must not pass for somebody else's doing.
+                # Some of its steps may be done: what is in force must not pass for another program's.
                 job.in_force = job.cgroup.read_settings() or job.in_force
                 raise
         if not written and job.unit and job.cgroup.is_there():
@@ -451,7 +435,7 @@ class LimitWriter:
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
-        """Take over a burst that somebody else wrote: it is kept as far as it fits under the quota, and put back in
+        """Take over a burst that another program wrote: it is kept as far as it fits under the quota, and put back in
         the end; stored with the next ``flush``."""
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
@@ -462,7 +446,7 @@ class LimitWriter:
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _look_at_burst(self, job: Tracked) -> bool:
-        """Whether somebody else wrote the burst since the last look: no event tells. Raises CgroupReadError."""
+        """Whether another program wrote the burst since the last look: no event tells. Raises CgroupReadError."""
         found = job.cgroup.read_settings()
         if found is None or found.burst_us == job.in_force.burst_us:
             return False
@@ -470,7 +454,7 @@ class LimitWriter:
         return True
 
     def _compute_target(self, job: Tracked, cores: float) -> Target:
-        """What to write: the setting that the actuator moves; the others stay as somebody else may have set them."""
+        """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
         s, found = job.settings, job.in_force
         if s.actuator == "weight":
             target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
@@ -499,19 +483,26 @@ class LimitWriter:
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: Target) -> bool:
-        steps = plan_steps(job.in_force, target.settings)
-        if steps:
-            self.writes_total += len(steps)
-            if not job.unit:
-                self._note(job, target.settings)
-            if not job.cgroup.write_settings(job.in_force, target.settings):
-                if not self._has_no_file(job):
-                    return False
-                job.file_missing = True
-            raised = target.settings.cores > job.in_force.cores
-            job.in_force = target.settings
-            if job.unit:
-                self.units.want(job.unit, target.settings, (job.settings.actuator,), urgent=raised)
+        """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
+        before, after = job.in_force, target.settings
+        lowered = bool(job.unit) and classify_change(before, after, job.settings.actuator, exact=True) == "lower"
+        by_systemd = lowered and self.units.can_lower(job.unit)
+        if by_systemd:
+            # The kernel takes no quota below the burst, also of systemd.
+            after = msgspec.structs.replace(before, burst_us=after.burst_us)
+        steps = plan_steps(before, after)
+        self.writes_total += len(steps)
+        if steps and not job.unit:
+            self._note(job, after)
+        if not steps or job.cgroup.write_settings(before, after):
+            job.in_force = after
+        elif not (job.unit and self.units.can_tell and job.cgroup.is_there()):
+            return False
+        if job.unit:
+            told = self.units.want(
+                job.unit, target.settings, (job.settings.actuator,), urgent=not lowered, again=by_systemd
+            )
+            self.writes_total += by_systemd and told
         return True
 
     def _note(self, job: Tracked, after: CpuSettings) -> None:
@@ -523,20 +514,16 @@ class LimitWriter:
             self.note_raise(inode, before, after)
 
     def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """The same for more CPU, which waits for no disk: without a record every lower limit counts as ours."""
+        """The same for more CPU, which waits for no disk: without a record every lower limit counts as the agent's."""
         with contextlib.suppress(CreateError, AccessError):
             self.log.note(inode, before, after)
 
-    def has_order(self, job: Tracked) -> bool:
-        """Whether somebody else set the limit of a cgroup that a run before this one changed."""
+    def has_external_limit(self, job: Tracked) -> bool:
+        """Whether another program set the limit of a cgroup that a run before this one changed."""
         known = self.find_original(job.cgroup)
-        return known is not None and not known.unit and is_order(
+        return known is not None and not known.unit and is_external(
             job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
         )  # fmt: skip
-
-    def _has_no_file(self, job: Tracked) -> bool:
-        """Whether this is a unit without any CPU setting on v2: it has no limit file until systemd makes one."""
-        return bool(job.unit) and self.units.can_set and self.units.can_ask and job.cgroup.is_there()
 
     def restore(self, job: Tracked) -> None:
         """Put a touched job's original settings back, unless the cgroup is gone.

@@ -1,4 +1,4 @@
-"""What the agent last wrote into each cgroup, so that a limit of its own is told from an order of somebody else.
+"""What the agent last wrote into each cgroup, so that a limit of its own is told from another program's.
 
 The next process must know it, too, after a kill: so each change is one more line of a file in ``runtime_dir``, there
 before the cgroup is written. It is not synced: cgroups do not outlive the machine either. Where nothing is known of a
@@ -75,7 +75,7 @@ class LimitLog:
         os.rename(temporary, self.path)
 
     def _discard(self) -> None:
-        """A file that is not complete would make a limit of ours look like an order: rather none."""
+        """A file that is not complete would make the agent's limit look like another program's: rather none."""
         with contextlib.suppress(OSError):
             os.truncate(self.path, 0)
         for path in (self.path, f"{self.path}.new"):

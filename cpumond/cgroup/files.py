@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpumond.cgroup.mounts import Hierarchies, held_place
-from cpumond.cgroup.parse import Pressure, parse_cpu_list, parse_pressure, parse_pressure_total
+from cpumond.cgroup.parse import (
+    STAT_BYTES,
+    Pressure,
+    parse_cpu_list,
+    parse_pressure,
+    parse_pressure_total,
+    parse_throttled,
+)
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, describe
 
 MODE_XATTR = "user.cpumond.mode"
@@ -47,16 +54,18 @@ class HeldDirectory:
     name (v1 lets cgroups be renamed) and whatever is mounted over it meanwhile.
 
     ``path`` (relative) and ``directory`` (absolute, for people) are its names when it was opened; ``place`` is a path
-    to it that stays right; ``inode`` tells it from every other cgroup of its hierarchy.
+    to it that stays right; ``inode`` tells it from every other cgroup of its hierarchy; ``stat_fd`` is its cpu.stat.
     """
 
-    __slots__ = ("_fd", "directory", "inode", "path")
+    __slots__ = ("_fd", "_pressure_fd", "directory", "inode", "path", "stat_fd")
 
-    def __init__(self, hierarchies: Hierarchies, path: str, fd: int) -> None:
+    def __init__(self, hierarchies: Hierarchies, path: str, fd: int, stat_fd: int) -> None:
         self.path = path
         self.directory = hierarchies.name(os.path.join(hierarchies.cpu_root, path))
         self.inode = os.fstat(fd).st_ino
         self._fd = fd
+        self.stat_fd = stat_fd
+        self._pressure_fd: int | None = None
 
     @property
     def place(self) -> str:
@@ -96,8 +105,33 @@ class HeldDirectory:
             place += "/.."
             yield name, place
 
+    def read_throttled(self) -> int | None:
+        """See ``Cgroup.read_throttled``."""
+        try:
+            return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+
+    def _open_pressure(self) -> int:
+        """Raises CgroupReadError."""
+        raise NotImplementedError
+
+    def follow_pressure(self, wanted: bool) -> None:
+        """See ``Cgroup.follow_pressure``."""
+        if not wanted and self._pressure_fd is not None:
+            os.close(self._pressure_fd)
+            self._pressure_fd = None
+        elif wanted and self._pressure_fd is None:
+            self._pressure_fd = self._open_pressure()
+
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptors back."""
+        self.follow_pressure(False)
+        os.close(self.stat_fd)
         os.close(self._fd)
 
 
@@ -150,7 +184,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
         value = os.getxattr(directory, MODE_XATTR).decode("ascii", "replace").strip()
         return value, os.stat(directory).st_uid == 0
     except OSError:
-        # Not set, not supported by this file system, or gone: all mean that nobody asks for a mode here.
+        # Not set, not supported by this file system, or gone: all mean that no mode is asked for here.
         return None
 
 
@@ -216,7 +250,7 @@ def _explain_no_pressure(error: OSError, directory: str) -> str:
 def read_pressure_total_s(fd: int) -> float | None:
     """Seconds in which some task of the cgroup waited for CPU, of a descriptor of ``open_pressure``.
 
-    None where it cannot be read any more: the cgroup is gone, or somebody turned it off (``cgroup.pressure``).
+    None where it cannot be read any more: the cgroup is gone, or it was turned off (``cgroup.pressure``).
     """
     try:
         return parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))

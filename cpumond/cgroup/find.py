@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from cpumond.cgroup.files import ancestors
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.cgroup.mounts import Hierarchies, read_identity
 from cpumond.errors import UnknownLimitsError
 
 
@@ -58,11 +58,7 @@ class CgroupFinder:
         )
 
     def _identify(self, path: str) -> tuple[int, int]:
-        try:
-            found = os.stat(os.path.join(self._root, path))
-        except OSError:
-            return 0, 0
-        return found.st_dev, found.st_ino
+        return read_identity(os.path.join(self._root, path))
 
     def _list_level(self, depth: int) -> dict[int, str]:
         """All cgroups so far below the root, by inode."""

@@ -1,8 +1,8 @@
-"""Cgroups for jobs of our own: made with their limits, emptied, read and removed, in every hierarchy that matters.
+"""Cgroups for the executor's jobs: made with their limits, emptied, read and removed, in every hierarchy that matters.
 
 Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
-peak, oom kills), the v1 ``pids`` hierarchy (limit), and the
-cgroup2 mount beside v1, whose ``cgroup.kill`` no fork outruns.
+peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork
+outruns.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _may_make(mount: str, root: str) -> bool:
 
 
 def _may_enter(mount: str, root: str) -> bool:
-    """Whether the kernel lets us move a process of ours to ``root`` in the cgroup2 hierarchy.
+    """Whether the kernel lets this process move one of its own to ``root`` in the cgroup2 hierarchy.
 
     That takes the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
     """
@@ -278,7 +278,7 @@ def _hand_down(directory: str) -> None:
             "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
-    # With processes in it the kernel would take +cpu, and let nobody into its children any more.
+    # With processes in it the kernel would take +cpu, and let no process into its children any more.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and read_processes(directory):
         raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
     for controller in missing:

@@ -53,7 +53,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
 
     def read_root_id(self) -> tuple[int, int]:
         """(st_dev, inode) of the root of the cpu hierarchy; (0, 0) when it is not there."""
-        return _identify(self.cpu_root)
+        return read_identity(self.cpu_root)
 
     def shows(self, root_id: tuple[int, int]) -> bool:
         """Whether what is not found here is gone, of cgroups that were changed when the root was ``root_id``.
@@ -64,7 +64,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
 
     def list_covered(self) -> list[str]:
         """The mount points of held roots that do not show them any more: unmounted, or something is mounted over."""
-        return [name for held, name in self.names.items() if _identify(held) != _identify(name)]
+        return [name for held, name in self.names.items() if read_identity(held) != read_identity(name)]
 
     @property
     def layout(self) -> str:
@@ -185,7 +185,8 @@ def held_place(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _identify(path: str) -> tuple[int, int]:
+def read_identity(path: str) -> tuple[int, int]:
+    """(st_dev, inode) of what is at ``path``; (0, 0) where there is nothing."""
     try:
         found = os.stat(path)
     except OSError:

@@ -168,7 +168,7 @@ def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
 def classify_change(
     known: CpuSettings, found: CpuSettings, actuator: str, exact: bool = False
 ) -> Literal["same", "raise", "lower"]:
-    """What somebody else did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
+    """What another program did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
 
     ``exact``: systemd's rounding is no excuse.
     """
@@ -180,8 +180,8 @@ def classify_change(
     return "raise" if found.cores > known.cores else "lower"
 
 
-def is_order(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
-    """Whether somebody else than the agent set what ``actuator`` moves, after the last change of the agent.
+def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
+    """Whether another program than the agent set what ``actuator`` moves, after the last change of the agent.
 
     Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
     The same cores in another period are no order.
@@ -199,14 +199,14 @@ def is_order(current: CpuSettings, original: CpuSettings, written: Written | Non
 
 
 def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
-    """Whether somebody else gave more than was found: the agent never does."""
+    """Whether another program gave more than was found: the agent never does."""
     if actuator == "weight":
         return (current.weight or 0) > (original.weight or 0)
     return current.cores > original.cores and not same_quota(current, original)
 
 
-def take_order(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """What is put back in the end after somebody else has set another limit than ``original``: that one."""
+def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
+    """What is put back in the end after another program has set another limit than ``original``: that one."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
@@ -217,19 +217,19 @@ def choose_restore(
 ) -> CpuSettings:
     """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
 
-    A limit above the one found was set by somebody else, and so was one that the agent did not write (``written``;
+    A limit above the one found was set by another program, and so was one that the agent did not write (``written``;
     None where that is not known). Such an order stays.
     """
     restored = current
     if "quota" in actuators:
-        if not is_raised_above(current, original, "quota") and not is_order(current, original, written, "quota"):
+        if not is_raised_above(current, original, "quota") and not is_external(current, original, written, "quota"):
             restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
         burst_us = original.burst_us
         if burst_us is not None and restored.quota_us is not None:
             # What was found may not fit under what was ordered since.
             burst_us = min(burst_us, restored.quota_us)
         restored = msgspec.structs.replace(restored, burst_us=burst_us)
-    ordered = is_raised_above(current, original, "weight") or is_order(current, original, written, "weight")
+    ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")
     if "weight" in actuators and not ordered:
         restored = msgspec.structs.replace(restored, weight=original.weight)
     return restored

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from cpumond.cgroup.settings import V2_WEIGHT, CpuSettings
-from cpumond.units import DEFAULT_PERIOD_US
+from cpumond.units import DEFAULT_PERIOD_US, MIN_QUOTA_US
 
 UNIT_SUFFIXES: Final = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 """Kinds of units that have a cgroup."""
@@ -101,7 +101,8 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
         quota_us = settings.quota_us
         per_s_us = NO_LIMIT if quota_us is None else round(round_up(quota_us / settings.period_us) * 1e6)
         properties.append((QUOTA, per_s_us))
-        if settings.period_us != DEFAULT_PERIOD_US and quota_us is not None:
+        # The period of the least quota may be longer than the unit's own, which is not known here.
+        if quota_us is not None and (settings.period_us != DEFAULT_PERIOD_US or quota_us <= MIN_QUOTA_US):
             properties.append(("CPUQuotaPeriodUSec", settings.period_us))
     if "weight" in actuators and settings.weight is not None:
         properties.append((WEIGHT, settings.weight if cpu_version == 2 else weight_of(settings.weight)))
@@ -125,10 +126,10 @@ class UnitEvent(msgspec.Struct, frozen=True):
     """News of systemd.
 
     ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
-    program gave it after our last ones; ``no-unit``: there is no such unit (any more); ``refused``: systemd does
-    not want them (``text``); ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``;
-    ``reloaded``: it has read its units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's
-    properties, None for those it did not tell.
+    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not want them (``text``);
+    ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``; ``reloaded``: it has read its
+    units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for those it did
+    not tell.
     """
 
     kind: str

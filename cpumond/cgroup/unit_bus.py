@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from dbus_fast import BusType, Message, MessageType, Variant
@@ -34,22 +34,22 @@ AWAY_PATIENCE_S = 2.0
 """So long ``flush`` waits for a bus that cannot be reached."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a call that can wait, a pause so many times as long: PID 1 is ours for a tenth of its time at most."""
+"""After a call that can wait, a pause so many times as long: PID 1 is the agent's for a tenth of its time at most."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
 """Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
 reloading its units mostly, and others waited too: they have the pause to be heard before us."""
-KEPT_VALUES = 4
-"""Of each property, the newest ones that are no news."""
-NOTHING: Final[Mapping[str, object]] = {}
-
 MANAGED = (".service", ".scope")
 """Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
 _DENIED = ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed")
 _NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _AWAY = ("ServiceUnknown", "NameHasNoOwner", "NoReply", "Timeout", "TimedOut", "Disconnected", "NoServer")
+
+
+Setting = tuple[UnitProperties, UnitProperties]
+"""What a unit is to be set to, and what it may have by then."""
 
 
 class _Away(Exception):  # noqa: N818 - a state of the world, handled close by
@@ -67,8 +67,8 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
-    A unit that was set before is looked at first: what it does not have any more as it was given, another
-    program ordered. That is not set but told (``replaced``), and nothing else until ``poll`` gave that event.
+    A unit is looked at before it is set: what it does not have as expected another program has ordered. That is told
+    (``replaced``) and not set, nor is anything else until ``poll`` gave that event.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -79,15 +79,11 @@ class UnitBus:
         self._address = address
         self._events: collections.deque[UnitEvent] = collections.deque()
         self._lock = threading.Lock()
-        self._raises: dict[str, UnitProperties] = {}
-        self._others: dict[str, UnitProperties] = {}
+        self._raises: dict[str, Setting] = {}
+        self._others: dict[str, Setting] = {}
         self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
-        self._expected_values: dict[str, dict[str, tuple[object, ...]]] = {}
-        """By unit and property, the values that are no news."""
-        self._unreported_changes: dict[str, dict[str, object]] = {}
-        """What others gave, until the other thread knows."""
-        self._in_flight = ""
-        """The unit that is being set, "" when it was dropped meanwhile."""
+        self._unreported: dict[str, set[str]] = {}
+        """Properties, by unit, that another program has set, until the other thread knows."""
         self._busy = False
         self._hurry = False
         self._closing = False
@@ -105,27 +101,21 @@ class UnitBus:
 
     # ---- for the other thread
 
-    def set(
-        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] = NOTHING
-    ) -> None:
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
         """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
 
-        ``known`` values of the unit are no news.
+        ``expected``: what it may have now, each property perhaps with several values; others are not looked at.
         """
         with self._lock:
-            self._allow(unit, known)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
-            (self._raises if urgent else self._others)[unit] = properties
+            (self._raises if urgent else self._others)[unit] = properties, expected
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Forget what a unit was set to, and what it was to be set to if systemd was not told yet."""
+        """Forget what a unit was to be set to, if systemd was not told yet."""
         with self._lock:
-            self._expected_values.pop(unit, None)
-            self._unreported_changes.pop(unit, None)
-            if self._in_flight == unit:
-                self._in_flight = ""
+            self._unreported.pop(unit, None)
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
 
@@ -137,26 +127,10 @@ class UnitBus:
 
     def poll(self) -> list[UnitEvent]:
         """The news since the last call."""
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        for event in events:
-            if event.kind == "replaced":
-                with self._lock:
-                    self._allow(event.unit, self._unreported_changes.pop(event.unit, NOTHING))
+        with self._lock:
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            self._unreported.clear()
         return events
-
-    def _allow(self, unit: str, values: Mapping[str, object]) -> None:
-        """``values`` of a unit that was set are no news from now on; with the lock held."""
-        taken = self._expected_values.get(unit, {})
-        for name, value in values.items():
-            if name in taken and value not in taken[name]:
-                taken[name] = (*taken[name], value)[-KEPT_VALUES:]
-
-    def has_news(self) -> bool:
-        """Whether ``poll`` would give something."""
-        return bool(self._events)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until systemd has answered to everything; False when it did not in time, or cannot be reached."""
@@ -287,21 +261,15 @@ class UnitBus:
             waits = 0.0 if self._hurry else self._denied_until_s - began_s
             if await self._do_one(bus, denied=waits > 0.0):
                 continue
-            if waits > 0.0:
-                await self._wait_for_news_or(waits)
-            else:
-                await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits if waits > 0.0 else None):
+                    await self._news.wait()
         lost.cancel()
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
             done.exception()  # looked at, or asyncio complains about it
         self._news.set()
-
-    async def _wait_for_news_or(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
 
     async def _do_one(self, bus: MessageBus, denied: bool) -> bool:
         """Carry out the next thing that is queued; False when there is none. Raises _Away."""
@@ -314,7 +282,7 @@ class UnitBus:
             if question is not None:
                 del self._questions[question]
             elif unit is not None:
-                properties = queue.pop(unit)
+                setting = queue.pop(unit)
             else:
                 self._idle.notify_all()
                 return False
@@ -325,26 +293,26 @@ class UnitBus:
         assert unit is not None
         self._set_s = 0.0
         try:
-            await self._set(bus, unit, properties)
+            await self._set(bus, unit, *setting)
         except _Away:
             with self._lock:
                 if unit not in self._raises and unit not in self._others:
-                    (self._raises if urgent else self._others)[unit] = properties
+                    (self._raises if urgent else self._others)[unit] = setting
                 self._busy = False
             raise
         if not (urgent or self._hurry):
             await asyncio.sleep(min(max(PAUSE_RATIO * self._set_s, PAUSE_MIN_S), PAUSE_MAX_S))
         return True
 
-    async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
+    async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties) -> None:
         """Raises _Away."""
-        replaced = await self._find_replaced(bus, unit, properties)
-        rest = tuple(each for each in properties if not each[0].startswith(tuple(map(_family, replaced))))
+        replaced = await self._find_replaced(bus, unit, properties, expected)
+        rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
         if rest:
             await self._set_now(bus, unit, rest)
         if replaced:
             with self._lock:
-                self._unreported_changes.setdefault(unit, {}).update(replaced)
+                self._unreported.setdefault(unit, set()).update(replaced)
                 self._events.append(UnitEvent("replaced", unit, properties, values=replaced))
             self._wake()
 
@@ -352,51 +320,40 @@ class UnitBus:
         """Raises _Away."""
         body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
         began_s = time.monotonic()
+        kind, text = "done", ""
         try:
             await self._call(bus, "SetUnitProperties", "sba(sv)", body)
-        except _Away:
-            with self._lock:
-                self._allow(unit, dict(properties))  # it may have been set, or not
-            raise
+            self._set_s = time.monotonic() - began_s
         except _Refused as refused:
+            kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", str(refused))
             if refused.name in _DENIED and unit.endswith(MANAGED):
                 # The others would be refused as well; polkit may come, so each minute one tries.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
-                self._emit(UnitEvent("denied", unit, properties, text=str(refused)))
-            elif refused.name in _NO_UNIT:
-                with self._lock:
-                    self._expected_values.pop(unit, None)
-                self._emit(UnitEvent("no-unit", unit, properties))
-            else:
-                self._emit(UnitEvent("refused", unit, properties, text=str(refused)))
-        else:
-            self._set_s = time.monotonic() - began_s
-            with self._lock:
-                if self._in_flight == unit:
-                    self._expected_values.setdefault(unit, {}).update((name, (value,)) for name, value in properties)
-            self._emit(UnitEvent("done", unit, properties))
+                kind = "denied"
+        self._emit(UnitEvent(kind, unit, properties, text=text))
 
-    async def _find_replaced(self, bus: MessageBus, unit: str, properties: UnitProperties) -> dict[str, object]:
-        """What another program gave a unit since systemd took our last value, by name. Raises _Away.
+    async def _find_replaced(
+        self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties
+    ) -> dict[str, object]:
+        """What another program gave a unit, by name. Raises _Away.
 
-        The bus knows no "set it if it is still": what is set between this and our own order is missed.
+        The bus knows no "set it if it is still": what is set between this and the call is missed.
         """
         with self._lock:
-            self._in_flight = unit
-            taken = dict(self._expected_values.get(unit, {}))
-            unseen = set(self._unreported_changes.get(unit, ()))
-        wanted = {name: value for name, value in properties if name in (QUOTA, WEIGHT) and name in taken}
+            unreported = frozenset(self._unreported.get(unit, ()))
+        names = unreported | (dict(expected).keys() & {QUOTA, WEIGHT})
+        wanted = [name for name, _ in properties if name in names]
         replaced: dict[str, object] = {}
         if not wanted:
             return replaced
         for pause_s in (0.0,) if self._hurry else (0.0, LOOK_PAUSE_S):
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
-            for name, value in wanted.items():
+            for name in wanted:
                 body = [f"{SYSTEMD}.{_kind(unit)}", name]
                 with contextlib.suppress(_Refused):
                     answer = await self._call(bus, "Get", "ss", body, SYSTEMD, object_path(unit), f"{BUS}.Properties")
-                    if name in unseen or answer[0].value not in (*taken[name], value):
+                    if name in unreported or (name, answer[0].value) not in (*expected, *properties):
                         replaced[name] = answer[0].value
             if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
                 break
@@ -451,6 +408,6 @@ def _kind(unit: str) -> str:
     return unit.rpartition(".")[2].capitalize()
 
 
-def _family(name: str) -> str:
+def family(name: str) -> str:
     """What a property's name begins with, and those of the settings that belong to it."""
     return "CPUQuota" if name.startswith("CPUQuota") else name

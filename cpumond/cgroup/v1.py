@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import ClassVar, Self
@@ -15,7 +16,7 @@ from cpumond.cgroup.files import (
     read_text,
 )
 from cpumond.cgroup.mounts import Hierarchies, held_place
-from cpumond.cgroup.parse import STAT_BYTES, parse_flat_keyed, parse_throttled
+from cpumond.cgroup.parse import STAT_BYTES, parse_flat_keyed
 from cpumond.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
 from cpumond.monitor.model import CpuReading
@@ -40,7 +41,6 @@ class V1Cgroup(HeldDirectory):
         "_nr_periods",
         "_nr_throttled",
         "_period_s",
-        "_pressure_fd",
         "_raw_periods",
         "_seen_at_s",
         "_seen_usage_us",
@@ -48,14 +48,11 @@ class V1Cgroup(HeldDirectory):
         "_unified",
         "_unified_root",
         "_usage_fd",
-        "stat_fd",
     )
 
     def __init__(self, hierarchies: Hierarchies, path: str, fd: int, usage_fd: int, stat_fd: int) -> None:
-        super().__init__(hierarchies, path, fd)
+        super().__init__(hierarchies, path, fd, stat_fd)
         self._usage_fd = usage_fd
-        self.stat_fd = stat_fd
-        self._pressure_fd: int | None = None
         self._unified_root = hierarchies.unified_root
         self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
         self._seen_usage_us = -math.inf
@@ -68,23 +65,21 @@ class V1Cgroup(HeldDirectory):
     def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
         """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
         name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
-        fd = open_directory(os.path.join(hierarchies.cpu_root, path))
-        opened = [] if fd is None else [fd]
-        try:
-            if fd is not None:
-                for file in (
-                    os.path.join(hierarchies.cpuacct_root, path, name),
-                    os.path.join(held_place(fd), "cpu.stat"),
-                ):
-                    counter = open_counter(file)
-                    opened += [] if counter is None else [counter]
-            if len(opened) == 3:
-                return cls(hierarchies, path, *opened)
-        except BaseException:
-            _close_all(opened)
-            raise
-        _close_all(opened)
-        return None
+        with contextlib.ExitStack() as undone:
+            fd = open_directory(os.path.join(hierarchies.cpu_root, path))
+            if fd is None:
+                return None
+            undone.callback(os.close, fd)
+            usage_fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, name))
+            if usage_fd is None:
+                return None
+            undone.callback(os.close, usage_fd)
+            stat_fd = open_counter(os.path.join(held_place(fd), "cpu.stat"))
+            if stat_fd is None:
+                return None
+            cgroup = cls(hierarchies, path, fd, usage_fd, stat_fd)
+            undone.pop_all()
+            return cgroup
 
     def read(self, at_s: float) -> CpuReading | None:
         """See ``Cgroup.read``; at most two preads.
@@ -129,26 +124,11 @@ class V1Cgroup(HeldDirectory):
 
     def read_throttled(self) -> int | None:
         """See ``Cgroup.read_throttled``."""
-        try:
-            throttled = parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
-        except OSError as error:
-            if error.errno in GONE_ERRNOS:
-                return None
-            raise CgroupReadError(self.directory, error) from error
-        except ValueError as error:
-            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+        throttled = super().read_throttled()
         if throttled != self._nr_throttled:
             # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
             self._seen_usage_us = -math.inf
         return throttled
-
-    def follow_pressure(self, wanted: bool) -> None:
-        """See ``Cgroup.follow_pressure``."""
-        if not wanted and self._pressure_fd is not None:
-            os.close(self._pressure_fd)
-            self._pressure_fd = None
-        elif wanted and self._pressure_fd is None:
-            self._pressure_fd = open_pressure(self._unified_root, self.path)
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -206,13 +186,10 @@ class V1Cgroup(HeldDirectory):
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, FILES[step]) for step in steps]
 
+    def _open_pressure(self) -> int:
+        return open_pressure(self._unified_root, self.path)
+
     def close(self) -> None:
         """See ``Cgroup.close``."""
-        self.follow_pressure(False)
-        _close_all([self._usage_fd, self.stat_fd])
+        os.close(self._usage_fd)
         super().close()
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -14,7 +14,7 @@ from cpumond.cgroup.files import (
     read_text,
 )
 from cpumond.cgroup.mounts import Hierarchies, held_place
-from cpumond.cgroup.parse import STAT_BYTES, parse_cpu_max, parse_flat_keyed, parse_throttled
+from cpumond.cgroup.parse import STAT_BYTES, parse_cpu_max, parse_flat_keyed
 from cpumond.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, least_cap, plan_steps
 from cpumond.cgroup.systemd import unit_of
 from cpumond.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
@@ -28,12 +28,10 @@ class V2Cgroup(HeldDirectory):
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V2_WEIGHT
     DESCRIPTORS: ClassVar[int] = 2
 
-    __slots__ = ("_pressure_fd", "_raw_stat", "_reading", "stat_fd")
+    __slots__ = ("_raw_stat", "_reading")
 
     def __init__(self, hierarchies: Hierarchies, path: str, fd: int, stat_fd: int) -> None:
-        super().__init__(hierarchies, path, fd)
-        self.stat_fd = stat_fd
-        self._pressure_fd: int | None = None
+        super().__init__(hierarchies, path, fd, stat_fd)
         self._raw_stat = b""
         self._reading = CpuReading(0.0, 0.0, self.inode)
 
@@ -82,25 +80,6 @@ class V2Cgroup(HeldDirectory):
             pressure_s,
         )
         return self._reading
-
-    def read_throttled(self) -> int | None:
-        """See ``Cgroup.read_throttled``."""
-        try:
-            return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
-        except OSError as error:
-            if error.errno in GONE_ERRNOS:
-                return None
-            raise CgroupReadError(self.directory, error) from error
-        except ValueError as error:
-            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
-
-    def follow_pressure(self, wanted: bool) -> None:
-        """See ``Cgroup.follow_pressure``."""
-        if not wanted and self._pressure_fd is not None:
-            os.close(self._pressure_fd)
-            self._pressure_fd = None
-        elif wanted and self._pressure_fd is None:
-            self._pressure_fd = open_pressure(self.place, "")
 
     def read_settings(self) -> CpuSettings | None:
         """See ``Cgroup.read_settings``."""
@@ -165,8 +144,5 @@ class V2Cgroup(HeldDirectory):
         names = ["cpu.max", *(["cpu.weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, name) for name in names]
 
-    def close(self) -> None:
-        """See ``Cgroup.close``."""
-        self.follow_pressure(False)
-        os.close(self.stat_fd)
-        super().close()
+    def _open_pressure(self) -> int:
+        return open_pressure(self.place, "")

@@ -264,141 +264,68 @@ def test_whatever_the_bus_says_it_is_asked_again(client: Client, monkeypatch: py
     client.wait_for("answer")
 
 
+LAST = limit(500_000)
+"""What the unit was given last."""
+
+
 def test_a_unit_that_somebody_else_gave_another_limit_is_not_set_until_that_is_known(
     systemd: Systemd, client: Client
 ) -> None:
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    assert systemd.unit.looks == 0, "what it has before its first order is nobody's answer to one of ours"
     for value in (4_000_000, 3_000_000):
-        client.bus.set("a.service", limit(value), urgent=True)
+        client.bus.set("a.service", limit(value), urgent=True, expected=LAST)
         assert client.bus.flush(60.0)
-    assert len(systemd.manager.calls) == 1
+    assert systemd.manager.calls == []
     replaced = client.wait_for("replaced", 2)
     assert [event.properties for event in replaced] == [limit(4_000_000), limit(3_000_000)]
     assert [(event.unit, event.values) for event in replaced] == 2 * [("a.service", {QUOTA: 1_500_000})]
-    client.bus.set("a.service", limit(2_000_000))
-    client.wait_for("done", 2)
+    client.bus.set("a.service", limit(2_000_000), expected=limit(1_500_000))
+    client.wait_for("done")
     assert systemd.manager.calls[-1][2] == {QUOTA: 2_000_000}
 
 
-def test_a_unit_that_systemd_has_read_again_is_the_same_unit(systemd: Systemd, client: Client) -> None:
-    """Whenever it reads its units it says of each that it was removed."""
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    wait_until(lambda: systemd.manager.subscribers == 1, "it has subscribed")
-    systemd.say("Reloading", True)
-    systemd.say("UnitRemoved", "a.service")
-    systemd.say("Reloading", False)
-    client.wait_for("reloaded")
-    client.bus.set("a.service", limit(400_000))
-    client.wait_for("replaced")
-
-
 def test_nothing_is_set_while_somebody_s_order_is_not_known_yet(systemd: Systemd, client: Client) -> None:
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    client.bus.set("a.service", limit(400_000))
-    wait_until(client.bus.has_news, "theirs is told")
+    client.wait_for("connected")
+    client.bus.set("a.service", limit(400_000), expected=LAST)
+    wait_until(lambda: client.bus._events, "theirs is told")
     systemd.unit.quota = 500_000
-    client.bus.set("a.service", limit(900_000), urgent=True)
+    client.bus.set("a.service", limit(900_000), urgent=True, expected=LAST)
     assert client.bus.flush(60.0)
-    assert len(systemd.manager.calls) == 1
+    assert systemd.manager.calls == []
     client.wait_for("replaced", 2)
-    client.bus.set("a.service", limit(900_000))
-    client.wait_for("done", 2)
-
-
-def test_what_is_known_is_no_news(systemd: Systemd, client: Client) -> None:
-    client.bus.set("a.service", limit(500_000))
+    client.bus.set("a.service", limit(900_000), expected=LAST)
     client.wait_for("done")
-    client.bus.set("a.service", limit(400_000), known={QUOTA: 1_500_000})
-    client.wait_for("done", 2)
-
-
-@pytest.mark.parametrize("error", ["org.freedesktop.systemd1.UnitMasked", "org.freedesktop.systemd1.NoSuchUnit"])
-def test_a_unit_that_was_refused_is_looked_at_as_before(systemd: Systemd, client: Client, error: str) -> None:
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    systemd.unit.quota, systemd.manager.refusal = 500_000, error
-    client.bus.set("a.service", limit(400_000))
-    gone = error.endswith("NoSuchUnit")
-    client.wait_for("no-unit" if gone else "refused")
-    systemd.unit.quota, systemd.manager.refusal = 1_500_000, ""
-    client.bus.set("a.service", limit(450_000))
-    client.wait_for("done" if gone else "replaced", 2 if gone else 1)
-
-
-def test_a_set_that_was_not_answered_may_have_been_obeyed(
-    systemd: Systemd, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unit_bus, "CALL_TIMEOUT_S", 2.0)
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    systemd.unit.quota = 500_000
-    systemd.manager.may_answer.clear()
-    client.bus.set("a.service", limit(400_000))
-    client.wait_for("away")
-    client.bus.set("a.service", limit(300_000))
-    systemd.unit.quota = 400_000
-    systemd.manager.may_answer.set()
-    client.wait_for("done", 2)
-    systemd.unit.quota = 1_500_000
-    client.bus.set("a.service", limit(200_000))
-    client.wait_for("replaced")
-
-
-def test_a_unit_that_is_forgotten_while_it_is_set_leaves_nothing(systemd: Systemd, client: Client) -> None:
-    systemd.manager.may_answer.clear()
-    client.bus.set("a.service", limit(500_000))
-    wait_until(lambda: systemd.manager.asked, "it is being set")
-    client.bus.drop("a.service")
-    systemd.manager.may_answer.set()
-    client.wait_for("done")
-    assert client.bus._expected_values == {}
 
 
 def test_a_setting_that_nobody_else_gave_is_set_all_the_same(systemd: Systemd, client: Client) -> None:
-    client.bus.set("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000), ("CPUWeight", 50)))
-    client.wait_for("done")
-    client.bus.set("a.service", (*limit(4_000_000), ("CPUQuotaPeriodUSec", 70_000), ("CPUWeight", 100)))
+    last = (*LAST, ("CPUQuotaPeriodUSec", 50_000), ("CPUWeight", 50))
+    client.bus.set("a.service", (*limit(4_000_000), ("CPUQuotaPeriodUSec", 70_000), ("CPUWeight", 100)), expected=last)
     [replaced] = client.wait_for("replaced")
     assert replaced.values == {QUOTA: 1_500_000}
     assert systemd.manager.calls[-1][2] == {"CPUWeight": 100}
     assert client.kinds()[-2:] == ["done", "replaced"]
 
 
-@pytest.mark.parametrize("quota", [500_000, 700_000], ids=["the last one", "the next one"])
+@pytest.mark.parametrize("quota", [500_000, 600_000, 700_000], ids=["the last one", "a late one", "the next one"])
 def test_a_unit_that_has_what_it_was_given_is_set(systemd: Systemd, client: Client, quota: int) -> None:
-    client.bus.set("a.service", (*limit(500_000), ("CPUQuotaPeriodUSec", 50_000)))
-    client.wait_for("done")
     systemd.unit.quota = quota
-    client.bus.set("a.service", (*limit(700_000), ("CPUQuotaPeriodUSec", 70_000)))
-    client.wait_for("done", 2)
+    client.bus.set("a.service", (*limit(700_000), ("CPUQuotaPeriodUSec", 70_000)), expected=(*LAST, *limit(600_000)))
+    client.wait_for("done")
     assert "replaced" not in client.kinds()
 
 
-def test_a_unit_that_was_forgotten_or_cannot_be_looked_at_is_set(systemd: Systemd, client: Client) -> None:
-    client.bus.set("a.service", limit(500_000))
-    client.wait_for("done")
-    client.bus.drop("a.service")
+def test_a_unit_of_which_nothing_is_known_is_not_looked_at(systemd: Systemd, client: Client) -> None:
     client.bus.set("a.service", limit(400_000))
+    client.bus.set("b.service", limit(400_000), expected=LAST)
     client.wait_for("done", 2)
-    client.bus.set("b.service", limit(500_000))
-    client.wait_for("done", 3)
-    client.bus.set("b.service", limit(400_000))
-    client.wait_for("done", 4)
     assert systemd.unit.looks == 0
 
 
 def test_an_old_answer_is_no_reason_to_set(systemd: Systemd, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd was busy, and somebody's order may have waited beside the question."""
     monkeypatch.setattr(unit_bus, "LOOK_FRESH_S", 0.02)
-    client.bus.set("a.service", limit(1_500_000))
-    client.wait_for("done")
     systemd.unit.look_slowly = 0.05
-    client.bus.set("a.service", limit(400_000))
-    client.wait_for("done", 2)
+    client.bus.set("a.service", limit(400_000), expected=limit(1_500_000))
+    client.wait_for("done")
     assert systemd.unit.looks == 2
 
 

@@ -35,6 +35,7 @@ def check_quota_goes_down(facts: Facts, slow: float) -> None:
     assert_quiet(fact["answer"])
     assert fact["lowered_s"] is not None
     assert fact["settled_s"] is not None
+    assert fact["told_s"] is not None
     assert_same(fact, FLOOR_US)
     [(path, text)] = fact["drop_ins"].items()
     assert path.startswith("/run/"), "a property of this boot"

@@ -327,7 +327,12 @@ def lowers() -> dict[str, Any]:
     answer = systemctl("start", AGENT)
     lowered_s = wait(is_lowered, PATIENCE_S)
     settled_s = settle()
-    return {"answer": answer, "lowered_s": lowered_s, "settled_s": settled_s, "drop_ins": drop_ins(), **look()}
+    # systemd writes the limit, the agent tells of it after its next look.
+    told_s = wait(lambda: job().get("current_cpu_limit") == FLOOR_US / 1e5, PATIENCE_S)
+    return {
+        "answer": answer, "lowered_s": lowered_s, "settled_s": settled_s, "told_s": told_s, "drop_ins": drop_ins(),
+        **look(),
+    }  # fmt: skip
 
 
 def reloads() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from cpumond.agent.state_file import Originals, load
 from cpumond.agent.unit_limits import UnitLimits
 from cpumond.cgroup.mounts import open_hierarchies
 from cpumond.cgroup.systemd import NO_LIMIT, QUOTA, UnitEvent, UnitProperties
+from cpumond.cgroup.unit_bus import family
 from cpumond.testing import v2_cgroup
 
 UNIT = "work.service"
@@ -23,13 +25,14 @@ UNITS = QUICK + '\n[[source]]\nkind = "systemd"\nslices = ["batch.slice"]\nlabel
 
 
 class ScriptedBus:
-    """A systemd that is told things, and believes in them when the test says so."""
+    """A systemd that is told things, and does them when the test says so; ``write`` writes the file of a unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] = lambda _: None) -> None:
+        self.write = write
         self.told: dict[str, UnitProperties] = {}
         self.believed: dict[str, UnitProperties] = {}
-        self.taken: dict[str, dict[str, tuple[object, ...]]] = {}
-        self.unseen: dict[str, dict[str, object]] = {}
+        self.expected: dict[str, UnitProperties] = {}
+        self.unreported: dict[str, set[str]] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.news = [UnitEvent("connected")]
         self.reachable = True
@@ -37,33 +40,18 @@ class ScriptedBus:
         self.answers_when_flushed = False
         self.closed = 0
 
-    def set(
-        self, unit: str, properties: UnitProperties, urgent: bool = False, known: Mapping[str, object] | None = None
-    ) -> None:
-        self._allow(unit, known or {})
-        self.told[unit] = properties
-
-    def _allow(self, unit: str, values: Mapping[str, object]) -> None:
-        for name, value in values.items():
-            if name in self.taken.get(unit, {}):
-                self.taken[unit][name] += (value,)
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
+        self.told[unit], self.expected[unit] = properties, expected
 
     def drop(self, unit: str) -> None:
         self.told.pop(unit, None)
-        self.taken.pop(unit, None)
-        self.unseen.pop(unit, None)
+        self.unreported.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
         self.asked.append((unit, names))
 
-    def has_news(self) -> bool:
-        return bool(self.news)
-
     def poll(self) -> list[UnitEvent]:
-        news, self.news = self.news, []
-        for event in news:
-            if event.kind == "replaced":
-                self._allow(event.unit, self.unseen.pop(event.unit, {}))
+        news, self.news, self.unreported = self.news, [], {}
         return news
 
     def flush(self, timeout_s: float) -> bool:
@@ -83,19 +71,21 @@ class ScriptedBus:
             if self.denies:
                 self.news.append(UnitEvent("denied", unit, properties, text="not you"))
                 continue
-            believed, taken = dict(self.believed.get(unit, ())), self.taken.setdefault(unit, {})
+            believed, unreported = dict(self.believed.get(unit, ())), self.unreported.get(unit, set())
             replaced = {
                 name: believed[name] for name, value in properties
-                if name in taken and name != "CPUQuotaPeriodUSec"
-                and (name in self.unseen.get(unit, ()) or believed.get(name) not in (*taken[name], value))
+                if name in unreported or (
+                    name in dict(self.expected[unit]) and name != "CPUQuotaPeriodUSec"
+                    and (name, believed[name]) not in (*self.expected[unit], (name, value))
+                )
             }  # fmt: skip
-            rest = tuple(each for each in properties if each[0] not in replaced)
+            rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
             if rest:
                 self.believed[unit] = tuple({**believed, **dict(rest)}.items())
-                taken.update((name, (value,)) for name, value in rest)
+                self.write(unit)
                 self.news.append(UnitEvent("done", unit, rest))
             if replaced:
-                self.unseen.setdefault(unit, {}).update(replaced)
+                self.unreported.setdefault(unit, set()).update(replaced)
                 self.news.append(UnitEvent("replaced", unit, properties, values=dict(replaced)))
         if self.reachable and not self.denies:
             self.told = {}
@@ -119,15 +109,15 @@ class UnitNode(FakeNode):
     managed_roots = '["batch.slice"]'
 
     def __init__(self, directory: Path, quota: str = "400000 100000") -> None:
-        self.bus = ScriptedBus()
+        self.bus = ScriptedBus(self.systemd_writes)
         self.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
         super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
 
     def make_agent(self) -> Agent:
-        config, self.bus.taken = self.read_config(), {}
+        config = self.read_config()
         os.makedirs(config.state_dir, exist_ok=True)
         os.makedirs(config.runtime_dir, exist_ok=True)
-        units = UnitLimits(2, self.clock.monotonic_s, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
+        units = UnitLimits(2, booted=True, open_bus=lambda: self.bus)  # type: ignore[arg-type, return-value]
         return Agent(config, open_hierarchies(config.mountinfo), self.reports, clock=self.clock, units=units)
 
     @property
@@ -137,10 +127,20 @@ class UnitNode(FakeNode):
     def limit(self) -> float:
         return self.cores(UNIT)
 
-    def systemd_writes(self) -> None:
-        """What daemon-reload does: the file becomes what systemd believes in."""
-        value = dict(self.bus.believed[UNIT])[QUOTA]
-        self.file.write_text(f"{'max' if value == NO_LIMIT else value // 10_000 * 1000} 100000\n")
+    def systemd_writes(self, unit: str = UNIT) -> None:
+        """What daemon-reload does: the files of a unit that runs become what systemd believes in."""
+        place = self.root / self.folder / unit
+        if not place.is_dir():
+            return
+        believed = dict(self.bus.believed.get(unit, ()))
+        quota, weight = believed.get(QUOTA), believed.get("CPUWeight")
+        if quota is not None:
+            period_us = believed.get("CPUQuotaPeriodUSec", 100_000)
+            text = "max" if quota == NO_LIMIT else quota // 10_000 * period_us // 100
+            with contextlib.suppress(FileNotFoundError):
+                (place / "cpu.max").write_text(f"{text} {period_us}\n")
+        if weight is not None:
+            (place / "cpu.weight").write_text(f"{100 if weight == NO_LIMIT else weight}\n")
 
     def order(self, cores: float) -> None:
         """``systemctl set-property``."""

@@ -30,8 +30,6 @@ CASES = {
     "an order that lasts": (OVERRIDDEN_PIN, lambda hold: hold.expire(69.9), OVERRIDDEN_PIN),
     "an order whose time is over": (OVERRIDDEN_PIN, lambda hold: hold.expire(70.0), UNHELD),
     "a pin does not expire": (PINNED, lambda hold: hold.expire(math.inf), PINNED),
-    "an order that is not in force": (Hold(Respected(70.0)), lambda hold: hold.disregard(10.0), Hold(write_at_s=10.0)),
-    "one over a pin": (OVERRIDDEN_PIN, lambda hold: hold.disregard(10.0), replace(PINNED, write_at_s=10.0)),
     "given back": (OVERRIDDEN_PIN, lambda hold: hold.release(10.0), UNHELD),
     "given back after a contest": (CONTESTED, lambda hold: hold.release(10.0), Hold(write_at_s=10.0, lost_at_s=9.0)),
     "a question": (PINNED, lambda hold: hold.ask(QUOTA, 5.0), Hold(Pinned(1.0), ASKING)),

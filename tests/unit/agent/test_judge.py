@@ -28,10 +28,11 @@ def seen(cores: float, told: float | None = None, **more: object) -> Observation
 
 CASES = {
     "before systemd was asked": (LOWERED, seen(2.0, is_asked=False), Verdict.UNKNOWN),
-    "an older limit of ours": (ON_ITS_WAY, seen(0.5, is_asked=False), Verdict.LATE),
-    "the one it took last": (ON_ITS_WAY, seen(1.0, is_asked=False), Verdict.LATE),
-    "an older one, rounded": (ON_ITS_WAY, seen(0.505, is_asked=False), Verdict.LATE),
-    "the newest one is not late": (LOWERED, seen(0.5, is_asked=False), Verdict.UNKNOWN),
+    "the newest limit of ours": (LOWERED, seen(0.5, is_asked=False), Verdict.OWN),
+    "an older one": (ON_ITS_WAY, seen(0.5, is_asked=False), Verdict.OWN),
+    "the one it took last": (ON_ITS_WAY, seen(1.0, is_asked=False), Verdict.OWN),
+    "one that it has rounded": (ON_ITS_WAY, seen(0.505, is_asked=False), Verdict.OWN),
+    "one that it has written meanwhile": (ON_ITS_WAY, seen(0.5, 4.0), Verdict.OWN),
     "nothing was told": (UNTOLD, seen(4.0, is_asked=False), Verdict.UNKNOWN),
     "set-property up": (LOWERED, seen(2.0, 2.0), Verdict.OPERATOR),
     "set-property down": (LOWERED, seen(0.2, 0.2), Verdict.OPERATOR),
@@ -54,8 +55,6 @@ CASES = {
     "a conflict": (LOWERED, seen(2.0, 2.0, is_conflict=True), Verdict.OPERATOR),
     "a conflict over nearly ours": (LOWERED, seen(0.505, 0.505, is_conflict=True), Verdict.OPERATOR),
     "no conflict": (LOWERED, seen(0.5, 0.5, is_conflict=True), Verdict.OWN),
-    "a conflict that is none of ours": (BY_FILE, seen(2.0, 2.0, is_conflict=True), Verdict.OWN),
-    "a conflict over another property": (LOWERED, seen(0.5, is_conflict=True), Verdict.OWN),
     "a conflict after a reload": (LOWERED, seen(4.0, 4.0, is_conflict=True, is_reloaded=True), Verdict.OUTRANKED),
 }
 

@@ -1186,6 +1186,16 @@ def test_a_pin_is_in_force_again_after_an_override(make_node):
     assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
 
 
+def test_a_pin_that_could_not_be_written_is_tried_again(make_node, monkeypatch, refuse_writes):
+    node = make_node({"a": FOUR}).start()
+    refuse_writes()
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.5})
+    assert (node.cores("a"), node.job("a").status, node.job("a").result) == (4.0, "pinned", "failed")
+    monkeypatch.undo()
+    node.ticks(6)
+    assert (node.cores("a"), ring(node, "a")[-1]) == (1.5, ("reapply", "applied"))
+
+
 def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
     node = make_node({"a": FOUR}).start()
     control.pin_job(node.agent, "a", {"cpu_limit": 0.6})

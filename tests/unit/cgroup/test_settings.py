@@ -13,6 +13,7 @@ from cpumond.cgroup.settings import (
     CpuSettings,
     Step,
     Written,
+    adopt_limit,
     choose_restore,
     classify_change,
     compute_quota_target,
@@ -21,7 +22,6 @@ from cpumond.cgroup.settings import (
     least_cap,
     plan_steps,
     same_quota,
-    take_order,
 )
 
 FREE = AncestorCap(math.inf)
@@ -231,5 +231,5 @@ def test_what_is_put_back_after_somebody_raised_it_is_theirs_with_the_burst_that
     assert is_raised_above(found, original, "weight")
     assert not is_raised_above(original, original, "quota")
     assert not is_raised_above(original, original, "weight")
-    assert take_order(original, found, "quota") == CpuSettings(400_000, 50_000, 50_000, 1024)
-    assert take_order(original, found, "weight") == CpuSettings(200_000, 100_000, 50_000, 2048)
+    assert adopt_limit(original, found, "quota") == CpuSettings(400_000, 50_000, 50_000, 1024)
+    assert adopt_limit(original, found, "weight") == CpuSettings(200_000, 100_000, 50_000, 2048)
