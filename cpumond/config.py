@@ -7,20 +7,17 @@ underscores; two spellings of one key in one table are an error.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cpumond.decode import ContentError, decode_toml
-from cpumond.errors import AccessError, ConfigError, describe
+from cpumond.errors import ConfigError
 from cpumond.monitor.model import (
-    DURATION,
     Duration,
     Mode,
     MonitorSettings,
@@ -29,15 +26,15 @@ from cpumond.monitor.model import (
     merge_layers,
 )
 from cpumond.schema import normalise_table
+from cpumond.settings import Log, is_loopback, parse_listen, read_layers
+from cpumond.units import DURATION
+from cpumond.wire import MAX_NAME
 
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
-MAX_NAME = 4096
-"""Characters of a name, as in the heartbeat (wire.py)."""
-
 MAX_LABELS = 8
 """Properties of units that one source may ask for."""
 
-Layer = dict[str, Any]
+Layer = Annotated[dict[str, Any], msgspec.Meta(extra={"table": MonitorSettings})]
 """Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -177,13 +174,6 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     period_s: PositiveDuration = msgspec.field(name="period", default=5.0)
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[log]``: ``format`` auto = journald fields under systemd, console on a terminal, else JSON."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "console", "journald"] = "auto"
-
-
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[cost]``: the share of one core the agent may use; above it, jobs are looked at in turns (0 = never)."""
 
@@ -247,49 +237,6 @@ def load_config(path: str | None) -> AgentConfig:
         return finish_config({}, "")
     folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
     return finish_config(read_layers(path, folder, parse_config_text), path)
-
-
-def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
-    """``path`` and the ``*.toml`` in ``folder``, if there is one, in the order of their names, parsed and merged.
-
-    ``parse`` takes a file's text and name. Raises ConfigError or AccessError.
-    """
-    drop_ins = sorted(name for name in os.listdir(folder) if name.endswith(".toml")) if os.path.isdir(folder) else []
-    merged: dict[str, Any] = {}
-    for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
-        text, status = _read_text(name)
-        table = parse(text, name)
-        problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
-        if problem:
-            raise ConfigError(
-                f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
-            )
-        merged = _merge(merged, table)
-    return merged
-
-
-def _read_text(path: str) -> tuple[str, os.stat_result]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(), os.fstat(file.fileno())
-    except PermissionError as error:
-        raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {describe(error)}; give --config the path of a TOML file") from None
-
-
-def find_rights_of_others(path: str, status: os.stat_result) -> str:
-    """Why a file with secrets may not be used: whose it is not has rights to it; a sentence, "" if nobody has.
-
-    ``status`` is that of the file that was opened, so that nothing can be exchanged between the look and the reading.
-    """
-    mode = stat.S_IMODE(status.st_mode)
-    # The copy that systemd makes for a service belongs to root; the bit of the group stands for an access list that
-    # names the service's user.
-    allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
-    if not mode & 0o077 & ~allowed:
-        return ""
-    return f"others than its owner have rights to it (mode {mode:04o}); run `chmod 600 {path}`"
 
 
 def parse_config_text(text: str, path: str) -> dict[str, Any]:
@@ -427,25 +374,6 @@ def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
         raise ConfigError(f"{where}: scheduler.token: must be visible ASCII characters without spaces")
 
 
-def parse_listen(text: str, where: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f'{where}: must be "host:port" with a port in [0, 65535], got {text!r}')
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``, an address without brackets or "localhost"; other names may be
-    anything."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host.lower() == "localhost"
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
 def _check_loopback(listen: str, where: str) -> None:
     host, _ = parse_listen(listen, where)
     if not is_loopback(host):
@@ -498,15 +426,3 @@ def _check_units(source: Source, where: str) -> None:
     for label in source.labels:
         if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,63}", label):
             raise ConfigError(f'{where}: labels: {label!r} is no property of a unit, such as "User" (systemctl show)')
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
-        elif key == "source" and isinstance(value, list):
-            merged[key] = [*merged.get(key, []), *value]
-        else:
-            merged[key] = value
-    return merged

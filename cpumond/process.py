@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import structlog
 
-from cpumond.config import parse_listen
 from cpumond.errors import CreateError, from_os_error
+from cpumond.settings import parse_listen
 
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What the kernel answers about an address, or a family of addresses, that this machine does not have."""

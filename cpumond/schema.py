@@ -12,8 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from cpumond.errors import ConfigError
-from cpumond.monitor.model import DURATION, MonitorSettings
-from cpumond.units import format_duration, parse_duration_s
+from cpumond.units import DURATION, format_duration, parse_duration_s
 
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
 """Other accepted names of options -> the name used here; hyphens are folded before."""
@@ -79,7 +78,8 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str) -> Any:
         cls = inner.item_type.cls
         return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
     if isinstance(inner, inspect.DictType):
-        return _normalise_dict(value, inner, file, path)
+        shape = (kind.extra or {}).get("table") if isinstance(kind, inspect.Metadata) else None
+        return _normalise_dict(value, inner, shape, file, path)
     texts = value if isinstance(value, list) else [value]
     if any(isinstance(text, str) and not text.isprintable() for text in texts):
         raise ConfigError(f"{file}: {path}: must be printable text without control characters, got {value!r}")
@@ -102,15 +102,15 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str) -> Any:
     return converted
 
 
-def _normalise_dict(value: Any, kind: inspect.DictType, file: str, path: str) -> dict[str, Any]:
+def _normalise_dict(
+    value: Any, kind: inspect.DictType, shape: type[msgspec.Struct] | None, file: str, path: str
+) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")
     if isinstance(kind.value_type, inspect.StructType):
         cls = kind.value_type.cls
         return {key: normalise_table(item, cls, file, f"{path}.{key}") for key, item in value.items()}
-    if path.replace("-", "_").endswith("job_cpu_monitor"):
-        return normalise_table(value, MonitorSettings, file, path)
-    return value
+    return value if shape is None else normalise_table(value, shape, file, path)
 
 
 def _literals(kind: inspect.Type) -> tuple[str, ...]:

@@ -9,11 +9,15 @@ import math
 import re
 import sys
 from decimal import Decimal
+from typing import Final
 
 MIN_QUOTA_US = 1_000
 MIN_PERIOD_US = 1_000
 MAX_PERIOD_US = 1_000_000
 DEFAULT_PERIOD_US = 100_000
+
+DURATION: Final = {"unit": "duration"}
+"""Mark of a field that is given as a duration: bare milliseconds or a string with a unit."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|min|m|h|d|w)\s*", re.ASCII)
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

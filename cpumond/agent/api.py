@@ -31,11 +31,11 @@ from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.service import Agent
 from cpumond.answers import is_stuck
-from cpumond.config import is_loopback
 from cpumond.connections import BoundedH11, Door
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
 from cpumond.process import close_sockets
+from cpumond.settings import is_loopback
 
 log = structlog.get_logger("cpumond.agent")
 

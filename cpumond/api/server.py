@@ -21,12 +21,12 @@ from cpumond.api.turns import Turns
 from cpumond.api.yt import make_yt_routes
 from cpumond.api.yt_commands import YtBackend
 from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
-from cpumond.config import is_loopback
 from cpumond.scheduler.config import Api
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import Tokens, User
+from cpumond.settings import is_loopback
 from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

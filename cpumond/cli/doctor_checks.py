@@ -17,9 +17,10 @@ from cpumond import __version__
 from cpumond.answers import StatusAnswer
 from cpumond.cli.client import AgentClient
 from cpumond.cli.doctor_host import AgentSeen, may, show_user, suggest_root
-from cpumond.config import AgentConfig, load_config, parse_listen
+from cpumond.config import AgentConfig, load_config
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.settings import parse_listen
 from cpumond.words import count, show_time
 
 WRITERS: Final = {

@@ -23,9 +23,9 @@ import click
 import msgspec
 
 from cpumond.answers import Sums
-from cpumond.config import is_loopback, parse_listen
 from cpumond.decode import ContentError, decode_json
 from cpumond.errors import ConfigError, CreateError, UsageError, from_os_error
+from cpumond.settings import is_loopback, parse_listen
 from cpumond.wire import SCHEMAS, Heartbeat
 
 if TYPE_CHECKING:

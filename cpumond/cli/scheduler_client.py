@@ -21,7 +21,6 @@ import msgspec
 
 from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
 from cpumond.cli.tables import draw, warn
-from cpumond.config import find_rights_of_others
 from cpumond.decode import ContentError, decode_json, decode_toml
 from cpumond.errors import (
     EXIT_CANNOT_CREATE,
@@ -35,6 +34,7 @@ from cpumond.errors import (
     UsageError,
     describe,
 )
+from cpumond.settings import find_rights_of_others
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,9 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.errors import ConfigError
-
-DURATION: Final = {"unit": "duration"}
-"""Mark of a field that is given as a duration: bare milliseconds or a string with a unit."""
+from cpumond.units import DURATION
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Cores = Annotated[float, msgspec.Meta(ge=0.0)]

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from cpumond.answers import ReporterStats
-from cpumond.config import Report, find_rights_of_others
+from cpumond.config import Report
 from cpumond.errors import AccessError, ConfigError, describe
+from cpumond.settings import find_rights_of_others
 from cpumond.wire import Heartbeat
 
 MAX_TOKEN_BYTES = 4096

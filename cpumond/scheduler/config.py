@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpumond.config import MAX_NAME, Log, is_loopback, parse_listen, read_layers
 from cpumond.decode import ContentError, decode_toml
 from cpumond.errors import ConfigError
-from cpumond.monitor.model import DURATION
 from cpumond.schema import normalise_table
+from cpumond.settings import Log, is_loopback, parse_listen, read_layers
+from cpumond.units import DURATION
+from cpumond.wire import MAX_NAME
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
 DEFAULT_LISTEN = "127.0.0.1:9757"

@@ -16,9 +16,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from cpumond import __version__
-from cpumond.config import parse_layer
 from cpumond.errors import ConfigError, CpumondError, from_os_error
 from cpumond.log import configure_logging
+from cpumond.monitor.model import MonitorSettings
 from cpumond.process import (
     ServiceManager,
     close_sockets,
@@ -38,6 +38,7 @@ from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
+from cpumond.schema import normalise_table
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -75,7 +76,7 @@ def read_monitor(raw: object) -> dict[str, object]:
     Durations come back in milliseconds, as the documents have them. Raises CommandError.
     """
     try:
-        layer = parse_layer(raw, "spec", "job_cpu_monitor")
+        layer = normalise_table(raw, MonitorSettings, "spec", "job_cpu_monitor")
     except ConfigError as error:
         raise CommandError(str(error)) from None
     return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}

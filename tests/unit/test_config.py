@@ -10,23 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond import config, wire
 from cpumond.config import (
     AgentConfig,
     Source,
     find_idle_options,
     finish_config,
-    is_loopback,
     load_config,
     normalise_root,
     parse_assignments,
     parse_config_text,
     parse_layer,
-    parse_listen,
 )
 from cpumond.errors import AccessError, ConfigError
 from cpumond.monitor.model import MonitorSettings, compute_mode
 from cpumond.schema import describe_type
+from cpumond.settings import is_loopback, parse_listen
 
 FILE = "/etc/x.toml"
 SOURCE = '[[source]]\nkind = "static"\npattern = "jobs/a"\n'
@@ -586,7 +584,6 @@ def test_words_may_be_written_with_hyphens_or_underscores(spelling: str) -> None
 
 
 def test_a_name_fits_into_the_heartbeat() -> None:
-    assert config.MAX_NAME == wire.MAX_NAME
     with pytest.raises(ConfigError, match="at most 4096 characters"):
         parse_config_text(f'node_id = "{"x" * 4097}"\n', "cpumond.toml")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpumond.config import AgentConfig, Log
+from cpumond.config import AgentConfig
 from cpumond.errors import ConfigError
 from cpumond.scheduler.config import (
     Api,
@@ -20,6 +20,7 @@ from cpumond.scheduler.config import (
     load_scheduler_config,
     parse_scheduler_config_text,
 )
+from cpumond.settings import Log
 
 FILE = "/etc/x.toml"
 
