@@ -7,12 +7,12 @@ import sys
 def main() -> None:
     """Run the command line. ``restore`` goes a shorter way: jobs may be held down until it is done."""
     if sys.argv[1:2] == ["restore"]:
-        from cpumond.agent.first_aid import raise_quotas
+        from cpumond.agent.limits.first_aid import raise_quotas
 
         raise_quotas(os.environ)
         if sys.argv[2:] == ["--quick"] and "SERVICE_RESULT" in os.environ:
             return
-        from cpumond.agent.restore import main as restore
+        from cpumond.agent.limits.restore import main as restore
 
         code = restore(sys.argv[2:], os.environ)
         if code is not None:

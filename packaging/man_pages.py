@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import click
 
-from cpumond import errors
+from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.cli import COMMANDS, cli
-from cpumond.config import DEFAULT_CONFIG_PATH, AgentConfig
+from cpumond.core import errors
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 HERE: Final = Path(__file__).resolve().parent
@@ -32,7 +32,7 @@ CONFIG: Final = HERE.parent / "config"
 
 FOR_ADMINISTRATORS: Final = {"agent", "restore", "check-config", "scheduler", "doctor"}
 """Commands whose pages are in section 8; all others are in section 1."""
-HIDDEN_COMMANDS: Final = {"fair-share": {"simulate": "cpumond.cli.fair_share_simulate"}}
+HIDDEN_COMMANDS: Final = {"fair-share": {"simulate": "cpumond.cli.fairshare.simulate"}}
 """Subcommands that click does not know as such, and the modules that have them."""
 CONFIG_PAGES: Final = {
     "cpumond.toml": (DEFAULT_CONFIG_PATH, "configuration of the agent of cpumond"),
@@ -41,7 +41,7 @@ CONFIG_PAGES: Final = {
 """Name of a page of section 5 -> the file it is about, and what that is."""
 CONFIG_FOLDERS: Final = {"cpumond.toml": "conf.d", "cpumond-scheduler.toml": "scheduler.conf.d"}
 EVERY_KEY: Final = "Every key is below, with its default"
-RELATED_CONFIG: Final = {"agent": "cpumond.toml(5)", "scheduler": "cpumond-scheduler.toml(5)"}
+RELATED_CONFIG: Final = {"agent.service": "cpumond.toml(5)", "scheduler.service": "cpumond-scheduler.toml(5)"}
 DURATION: Final = re.compile(r'"[0-9.]+(ms|s|m|h|d)"')
 WIDTH: Final = 78
 ESCAPES: Final = {"\\": "\\e", "-": "\\-", "~": "\\(ti", "^": "\\(ha", "'": "\\(aq", "`": "\\(ga", '"': "\\(dq"}

@@ -6,7 +6,7 @@ import msgspec
 
 from cpumond.agent.control import describe_settings
 from cpumond.agent.explanation import add_sentences
-from cpumond.answers import ExplainAnswer
+from cpumond.core.answers import ExplainAnswer
 from cpumond.monitor.model import MonitorSettings
 
 JOB: dict[str, object] = {

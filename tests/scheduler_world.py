@@ -13,6 +13,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpumond.core.wire import (
+    CPU_COUNTERS,
+    FinishedJob,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobOrder,
+    JobReport,
+    NodeRegistration,
+    NodeResources,
+    StopOrder,
+)
 from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
@@ -33,17 +44,6 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.wire import (
-    CPU_COUNTERS,
-    FinishedJob,
-    Heartbeat,
-    HeartbeatAnswer,
-    JobOrder,
-    JobReport,
-    NodeRegistration,
-    NodeResources,
-    StopOrder,
-)
 
 TREE = "default"
 GIB = 2**30

@@ -28,7 +28,7 @@ from closed_loop import WAIT_S, Loop
 from playwright.sync_api import sync_playwright
 from web_site import QUICK, Site, open_page
 
-from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.host.cgroup.mounts import open_hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -30,12 +30,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.agent import control
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.service import Agent
-from cpumond.answers import is_stuck
-from cpumond.connections import BoundedH11, Door
-from cpumond.decode import ContentError, decode_json
-from cpumond.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
-from cpumond.process import close_sockets
-from cpumond.settings import is_loopback
+from cpumond.core.answers import is_stuck
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import AccessError, ConfigError, CpumondError, RefusedError, UnavailableError, UsageError
+from cpumond.core.settings import is_loopback
+from cpumond.host.connections import BoundedH11, Door
+from cpumond.host.service import close_sockets
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cpumond.agent.clock import Clock
+from cpumond.agent.config import AgentConfig
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
+from cpumond.agent.limits.units import UnitLimits
+from cpumond.agent.limits.writer import LimitWriter
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.places import Places
 from cpumond.agent.registry import RegisteredJobs
+from cpumond.agent.report import Reporter
 from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
 from cpumond.agent.table import JobTable
 from cpumond.agent.tracked import Tracked
-from cpumond.agent.unit_limits import UnitLimits
 from cpumond.agent.watch import Watcher
-from cpumond.agent.writer import LimitWriter
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.config import AgentConfig
-from cpumond.errors import CpumondError
-from cpumond.reporters import Reporter
+from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
-    from cpumond.reporters.scheduler import SchedulerLink
+    from cpumond.agent.report.scheduler import SchedulerLink
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -9,23 +9,23 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from cpumond import answers
+from cpumond.agent.config import parse_layer
+from cpumond.agent.discovery import FoundJob, describe_source
 from cpumond.agent.explanation import ZONED, add_sentences
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
 from cpumond.agent.tracked import JobView, Tracked, check_job, find_refusal
-from cpumond.cgroup.files import read_pressure
-from cpumond.cgroup.mounts import relative_path
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.config import parse_layer
-from cpumond.discovery import FoundJob, describe_source
-from cpumond.errors import ConfigError, RefusedError, UnavailableError
+from cpumond.core import answers
+from cpumond.core.errors import ConfigError, RefusedError, UnavailableError
+from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
+from cpumond.core.words import show_time
+from cpumond.host.cgroup.files import read_pressure
+from cpumond.host.cgroup.mounts import relative_path
+from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor import words
 from cpumond.monitor.model import JobState, MonitorSettings, list_idle_options
 from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
-from cpumond.units import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
-from cpumond.words import show_time
 
 log = structlog.get_logger("cpumond.agent")
 

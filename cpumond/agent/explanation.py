@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from cpumond.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
+from cpumond.core.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
+from cpumond.core.measures import format_span
+from cpumond.core.words import count, show_cores, show_left, show_measured, show_time, show_votes
 from cpumond.monitor.model import MonitorSettings
-from cpumond.units import format_span
-from cpumond.words import count, show_cores, show_left, show_measured, show_time, show_votes
 
 ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"
 KIND_REASONS: Final = {

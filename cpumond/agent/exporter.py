@@ -27,12 +27,12 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
+from cpumond.agent.config import Metrics
 from cpumond.agent.jobs.assigned import START_BUCKETS_S
 from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
 from cpumond.agent.tracked import JobView
-from cpumond.answers import ReporterStats
-from cpumond.cgroup.files import HOST_PRESSURE, read_pressure_s
-from cpumond.config import Metrics
+from cpumond.core.answers import ReporterStats
+from cpumond.host.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.monitor.peak import find_half_life_s
 
 JobValue = Callable[[JobView], float | None]

@@ -8,10 +8,10 @@ import os
 import socket
 from typing import NamedTuple
 
-from cpumond.config import AgentConfig
-from cpumond.errors import AccessError, ConfigError, CpumondError, from_os_error
-from cpumond.process import close_sockets, open_tcp_sockets
-from cpumond.settings import is_loopback
+from cpumond.agent.config import AgentConfig
+from cpumond.core.errors import AccessError, ConfigError, CpumondError, from_os_error
+from cpumond.core.settings import is_loopback
+from cpumond.host.service import close_sockets, open_tcp_sockets
 
 BACKLOG = 64
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from cpumond.agent.hold import FREE
+from cpumond.agent.limits.hold import FREE
 from cpumond.agent.tracked import Tracked
-from cpumond.cgroup.parse import STAT_BYTES, THROTTLED_LINE
+from cpumond.host.cgroup.parse import STAT_BYTES, THROTTLED_LINE
 
 Watched = tuple[int, bytes, Tracked]
 """Descriptor of a job's cpu.stat, the line in it while nothing more was throttled than is accounted for, the job.

@@ -13,23 +13,23 @@ import psutil
 import structlog
 
 from cpumond import __version__
+from cpumond.agent.config import AgentConfig, find_idle_options, load_config
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.launch import check_own_account
+from cpumond.agent.limits.restore import hold_lock
 from cpumond.agent.listen import AgentSockets, open_control_socket, open_sockets
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.places import Look
-from cpumond.agent.restore import hold_lock
+from cpumond.agent.report import REPORTERS
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import identify, keep_node_key, make_directory, read_node_key
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies, hold, open_hierarchies
-from cpumond.config import AgentConfig, find_idle_options, load_config
-from cpumond.errors import EXIT_UNAVAILABLE
-from cpumond.executor import EXECUTORS
-from cpumond.log import configure_logging
-from cpumond.process import raise_descriptor_limit
-from cpumond.reporters import REPORTERS
-from cpumond.wire import JobLog, LogRequest, NodeRegistration, NodeResources
+from cpumond.core.errors import EXIT_UNAVAILABLE
+from cpumond.core.log import configure_logging
+from cpumond.core.wire import JobLog, LogRequest, NodeRegistration, NodeResources
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies
+from cpumond.host.executor import EXECUTORS
+from cpumond.host.service import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from cpumond.agent.api import ApiServer
@@ -115,7 +115,7 @@ def _connect(agent: Agent) -> None:
     if not config.scheduler.url:
         return
     from cpumond.agent.jobs.requests import JobRequests
-    from cpumond.reporters.scheduler import SchedulerLink  # the HTTP client costs several MiB
+    from cpumond.agent.report.scheduler import SchedulerLink  # the HTTP client costs several MiB
 
     def read_log(request: LogRequest) -> JobLog:
         if assigned is None:

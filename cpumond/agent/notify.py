@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from cpumond.agent.config import AgentConfig
 from cpumond.agent.snapshot import TickSnapshot
-from cpumond.answers import LinkView
-from cpumond.config import AgentConfig
+from cpumond.core.answers import LinkView
+from cpumond.core.words import count
+from cpumond.host.service import ServiceManager
 from cpumond.monitor.model import compute_mode
-from cpumond.process import ServiceManager
-from cpumond.words import count
 
 STATUS_PERIOD_S = 10.0
 WRITING_MODES = ("reclaim", "up-only")

@@ -19,8 +19,8 @@ import structlog
 from cpumond.agent.clock import Clock
 from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
 from cpumond.agent.tracked import Tracked
-from cpumond.cgroup.mounts import read_identity
-from cpumond.errors import CpumondError
+from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup.mounts import read_identity
 from cpumond.monitor.model import HeldBack, JobState, MonitorSettings
 from cpumond.monitor.peak import MAX_CAUTION, find_half_life_s
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from cpumond.errors import CpumondError, UnavailableError
+from cpumond.core.errors import CpumondError, UnavailableError
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from cpumond.agent.context import AgentContext
+from cpumond.agent.discovery import describe_source
 from cpumond.agent.snapshot import TickSnapshot
-from cpumond.answers import LinkView
-from cpumond.discovery import describe_source
-from cpumond.wire import FinishedJob, Heartbeat, JobReport
+from cpumond.core.answers import LinkView
+from cpumond.core.wire import FinishedJob, Heartbeat, JobReport
 
 EARLY_BEAT = 0.05
 

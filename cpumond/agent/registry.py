@@ -7,10 +7,10 @@ import os
 import msgspec
 import structlog
 
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.state_file import REGISTRY_FILE, Identity, Pin, Registry, identify, load, put_aside, save
-from cpumond.answers import RegisteredJob
-from cpumond.discovery import FoundJob
-from cpumond.errors import StateFileError
+from cpumond.core.answers import RegisteredJob
+from cpumond.core.errors import StateFileError
 
 log = structlog.get_logger("cpumond.agent")
 

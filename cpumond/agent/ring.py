@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from cpumond.answers import DecisionAnswer
+from cpumond.core.answers import DecisionAnswer
 from cpumond.monitor.model import CpuReading
 
 Result = Literal[

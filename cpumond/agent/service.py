@@ -17,20 +17,20 @@ import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
+from cpumond.agent.config import AgentConfig
 from cpumond.agent.jobs.assigned import AssignedJobs
-from cpumond.agent.loop import TickLoop
+from cpumond.agent.limits.restore import find_anew, find_strangers, restore_all
+from cpumond.agent.limits.units import UnitLimits
+from cpumond.agent.limits.writer import GONE_S
 from cpumond.agent.notify import Notifier
 from cpumond.agent.publish import make_snapshot
-from cpumond.agent.restore import find_anew, find_strangers, restore_all
+from cpumond.agent.report import REPORTERS, Reporter
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import ENDS_FILE, ServiceEnds, read_service_ends, save
-from cpumond.agent.unit_limits import UnitLimits
-from cpumond.agent.writer import GONE_S
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.config import AgentConfig
-from cpumond.errors import ConfigError, CpumondError, UnavailableError
-from cpumond.reporters import REPORTERS, Reporter
-from cpumond.wire import HeartbeatAnswer
+from cpumond.agent.tick import TickLoop
+from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.core.wire import HeartbeatAnswer
+from cpumond.host.cgroup.mounts import Hierarchies
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import msgspec
 
-from cpumond.answers import RegisteredJob
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.decode import ContentError, decode_json
-from cpumond.errors import CpumondError, StateFileError, from_os_error
+from cpumond.core.answers import RegisteredJob
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import CpumondError, StateFileError, from_os_error
+from cpumond.host.cgroup.settings import CpuSettings
 
 VERSION = 1
 STATE_FILE = "originals.state"

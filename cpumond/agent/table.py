@@ -12,23 +12,23 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
+from cpumond.agent.config import AgentConfig
+from cpumond.agent.discovery import FoundJob
+from cpumond.agent.limits.writer import LimitWriter, read_limit_cores
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.state_file import Original
 from cpumond.agent.tracked import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
 from cpumond.agent.watch import Watcher
-from cpumond.agent.writer import LimitWriter, read_limit_cores
-from cpumond.cgroup import Cgroup, open_cgroup
-from cpumond.cgroup.files import read_mode_xattr
-from cpumond.cgroup.mounts import Hierarchies, read_identity
-from cpumond.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
-from cpumond.config import AgentConfig
-from cpumond.discovery import FoundJob
-from cpumond.errors import CgroupReadError, CpumondError
+from cpumond.core.errors import CgroupReadError, CpumondError
+from cpumond.core.measures import cores_to_quota_us
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.files import read_mode_xattr
+from cpumond.host.cgroup.mounts import Hierarchies, read_identity
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
+from cpumond.host.service import find_room
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.policy import compute_floor, move_hard
 from cpumond.monitor.protect import advise_without_pressure
-from cpumond.process import find_room
-from cpumond.units import cores_to_quota_us
 
 MANY_JOBS = 20
 """More new jobs than this at one look are one line in the log."""

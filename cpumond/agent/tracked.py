@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpumond.agent.hold import FREE, UNHELD, Hold, Respected
+from cpumond.agent.config import AgentConfig
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.job import Usage
+from cpumond.agent.limits.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
-from cpumond.answers import DecisionAnswer
-from cpumond.cgroup import Cgroup
-from cpumond.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
-from cpumond.config import AgentConfig
-from cpumond.discovery import FoundJob
-from cpumond.errors import ConfigError
+from cpumond.core.answers import DecisionAnswer
+from cpumond.core.errors import ConfigError
+from cpumond.core.wire import MAX_NAME, JobReport, list_figures
+from cpumond.host.cgroup import Cgroup
+from cpumond.host.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
 from cpumond.monitor.policy import compute_floor, restart_at
-from cpumond.wire import MAX_NAME, JobReport, list_figures
 
 NO_LABELS: Mapping[str, str] = {}
 """Of all jobs that have none: thousands share it."""

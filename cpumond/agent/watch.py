@@ -7,7 +7,7 @@ import os
 
 from asyncinotify import Inotify, Mask, Watch
 
-from cpumond.cgroup.mounts import read_identity
+from cpumond.host.cgroup.mounts import read_identity
 
 
 class Watcher:

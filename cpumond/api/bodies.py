@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from cpumond.api.values import MAX_VALUES
+from cpumond.api.yt.values import MAX_VALUES
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from cpumond.api.figures import View
 from cpumond.api.tables import CoreSums
+from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.elements import Tree
@@ -15,7 +16,6 @@ from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
-from cpumond.words import count
 
 
 class Alert(View, frozen=True):

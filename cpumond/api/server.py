@@ -16,17 +16,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
-from cpumond.api.json import describe_error, make_json_routes
+from cpumond.api.json.routes import describe_error, make_json_routes
 from cpumond.api.turns import Turns
-from cpumond.api.yt import make_yt_routes
-from cpumond.api.yt_commands import YtBackend
-from cpumond.api.yt_replies import Rates, ReplyCache, YtLimits
+from cpumond.api.yt.commands import YtBackend
+from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
+from cpumond.api.yt.transport import make_yt_routes
+from cpumond.core.settings import is_loopback
 from cpumond.scheduler.config import Api
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import Tokens, User
-from cpumond.settings import is_loopback
 from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpumond.api.openapi import ENDPOINTS
+from cpumond.api.json.openapi import ENDPOINTS
 
 BEGUN_AT_ONCE: Final = 8
 """Requests that begin in one turn of the event loop, besides those of nodes and of whoever asks for its health."""

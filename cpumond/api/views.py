@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal
 
 from cpumond.api.figures import Amounts, View, show_shares
+from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler import resulting
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
@@ -40,7 +41,6 @@ from cpumond.scheduler.model import (
     Task,
 )
 from cpumond.scheduler.state import State
-from cpumond.wire import CPU_COUNTERS, JobFigures, cpu_times
 
 
 class OperationInTree(View, frozen=True):

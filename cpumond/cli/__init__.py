@@ -1,6 +1,6 @@
 """The command line: one file per family of commands, imported only when one of its commands is called.
 
-Errors that a user can cause become one sentence on stderr and an exit code of ``cpumond.errors``, never a traceback.
+Errors that a user can cause become one sentence on stderr and an exit code of ``core.errors``, never a traceback.
 """
 
 from __future__ import annotations
@@ -16,35 +16,41 @@ from typing import Any, Final
 import click
 
 from cpumond import __version__
-from cpumond.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
+from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "agent": ("agent", "Run the agent: measure, decide, write, report, once per check_period."),
-    "restore": ("agent", "Put the original limits back when the agent is dead (ExecStopPost)."),
-    "check-config": ("agent", "Check a configuration and print the resulting values."),
-    "status": ("control", "One line per job of the running agent."),
-    "top": ("control", "Live table of the running agent."),
-    "explain": ("control", "Why a job's limit is what it is."),
-    "job": ("control", "Add, remove and list jobs of the running agent."),
-    "pin": ("control", "Hold a job's limit until unpin."),
-    "unpin": ("control", "Give a pinned or contested job back to the monitor."),
-    "dry-run": ("watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
-    "estimate": ("estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
-    "record": ("watch", "Write a trace of a live cgroup for replay."),
-    "replay": ("trace", "Run the monitor over a recorded trace."),
-    "simulate": ("simulate", "What a rule would free of a load, and how often it would hold the job back."),
-    "fair-share": ("fair_share", "Shares of a pool tree: compute, draw, explain, simulate."),
-    "scheduler": ("scheduler", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
-    "tree": ("pools", "Pool trees of the running scheduler: list, show, create, set, remove."),
-    "pool": ("pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
-    "operation": ("operations", "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete."),
-    "node": ("nodes", "Nodes of the running scheduler: list, show."),
-    "report": ("report", "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML."),
-    "demo": ("demo", "A scheduler, an agent and real jobs on this machine, live."),
-    "cluster": ("cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
-    "doctor": ("doctor", "What this host offers and what to do about what is missing."),
-    "schema": ("receiver", "Print the JSON Schema of a message."),
-    "stub-scheduler": ("receiver", "A small receiver of heartbeats, to try reports out."),
+    "agent": ("agent.service", "Run the agent: measure, decide, write, report, once per check_period."),
+    "restore": ("agent.service", "Put the original limits back when the agent is dead (ExecStopPost)."),
+    "check-config": ("agent.service", "Check a configuration and print the resulting values."),
+    "status": ("agent.control", "One line per job of the running agent."),
+    "top": ("agent.control", "Live table of the running agent."),
+    "explain": ("agent.control", "Why a job's limit is what it is."),
+    "job": ("agent.control", "Add, remove and list jobs of the running agent."),
+    "pin": ("agent.control", "Hold a job's limit until unpin."),
+    "unpin": ("agent.control", "Give a pinned or contested job back to the monitor."),
+    "dry-run": ("agent.watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
+    "estimate": ("agent.estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
+    "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
+    "replay": ("agent.trace", "Run the monitor over a recorded trace."),
+    "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
+    "fair-share": ("fairshare.command", "Shares of a pool tree: compute, draw, explain, simulate."),
+    "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
+    "tree": ("scheduler.pools", "Pool trees of the running scheduler: list, show, create, set, remove."),
+    "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
+    "operation": (
+        "scheduler.operations",
+        "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
+    ),
+    "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
+    "report": (
+        "scheduler.report",
+        "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",
+    ),
+    "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
+    "cluster": ("scheduler.cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
+    "doctor": ("doctor.command", "What this host offers and what to do about what is missing."),
+    "schema": ("agent.receiver", "Print the JSON Schema of a message."),
+    "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, to try reports out."),
 }
 """Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
 
@@ -108,7 +114,7 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of ``cpumond``: runs the command line and exits with a code of ``cpumond.errors``."""
+    """Entry point of ``cpumond``: runs the command line and exits with a code of ``cpumond.core.errors``."""
     sys.exit(run(arguments))
 
 

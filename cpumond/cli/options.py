@@ -14,9 +14,9 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cpumond.config import DEFAULT_CONFIG_PATH
-from cpumond.errors import AccessError, UnavailableError, describe
-from cpumond.units import format_duration, parse_duration_s
+from cpumond.agent.config import DEFAULT_CONFIG_PATH
+from cpumond.core.errors import AccessError, UnavailableError, describe
+from cpumond.core.measures import format_duration, parse_duration_s
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click

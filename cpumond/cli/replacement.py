@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cpumond.errors import from_os_error
+from cpumond.core.errors import from_os_error
 
 READER_WAIT_S: Final = 2.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cpumond.errors import FairShareInputError
+from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare.resources import Vector, least, scale_resources
 from cpumond.fairshare.validate import number
 

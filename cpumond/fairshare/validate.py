@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Final, get_args
 
-from cpumond.errors import FairShareInputError
+from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare.resources import EPS, RESOURCES, Vector
 from cpumond.fairshare.tree import (
     ROOT,

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
+from cpumond.core.measures import format_duration
 from cpumond.monitor.replay import parse_trace, split_lines
-from cpumond.units import format_duration
 
 MAX_S: Final = 7 * 86_400.0
 """The longest simulated time: 48 MB of periods, about ten seconds a rule."""

@@ -15,10 +15,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from cpumond.core.measures import format_duration
 from cpumond.monitor import policy
 from cpumond.monitor.model import CpuReading, JobState, LimitRule, MonitorSettings, start_state
 from cpumond.monitor.rules import RULES, check
-from cpumond.units import format_duration
 
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.errors import ConfigError
-from cpumond.units import DURATION
+from cpumond.core.errors import ConfigError
+from cpumond.core.measures import DURATION
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Cores = Annotated[float, msgspec.Meta(ge=0.0)]

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.monitor.model import CpuReading, Kind, MonitorSettings, start_state
 from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import RULES

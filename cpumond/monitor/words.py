@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from cpumond.core.measures import format_cores, format_duration, format_span
 from cpumond.monitor.model import FIRST_CAUTION, JobState, MonitorSettings
 from cpumond.monitor.peak import (
     FIRST_SECONDS,
@@ -16,7 +17,6 @@ from cpumond.monitor.peak import (
     find_target,
 )
 from cpumond.monitor.policy import compute_floor
-from cpumond.units import format_cores, format_duration, format_span
 
 ALIKE: Final = 1e-3
 """Limits this close, as a share, are the same one: the kernel takes whole microseconds."""

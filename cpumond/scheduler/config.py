@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpumond.decode import ContentError, decode_toml
-from cpumond.errors import ConfigError
-from cpumond.schema import normalise_table
-from cpumond.settings import Log, is_loopback, parse_listen, read_layers
-from cpumond.units import DURATION
-from cpumond.wire import MAX_NAME
+from cpumond.core.decode import ContentError, decode_toml
+from cpumond.core.errors import ConfigError
+from cpumond.core.measures import DURATION
+from cpumond.core.schema import normalise_table
+from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
+from cpumond.core.wire import MAX_NAME
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
 DEFAULT_LISTEN = "127.0.0.1:9757"

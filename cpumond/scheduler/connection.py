@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from cpumond.connections import Bounded, Door
+from cpumond.host.connections import Bounded, Door
 from cpumond.scheduler.peer import find_local_user
 from cpumond.scheduler.tokens import User
 

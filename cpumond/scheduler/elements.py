@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
+from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, ratio, subtract
 from cpumond.scheduler.model import (
@@ -24,7 +25,6 @@ from cpumond.scheduler.model import (
     to_vector,
 )
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules
-from cpumond.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
 StarvationStatus = Literal["non_starving", "starving", "aggressively_starving"]

@@ -16,16 +16,17 @@ import uvicorn
 from starlette.applications import Starlette
 
 from cpumond import __version__
-from cpumond.errors import ConfigError, CpumondError, from_os_error
-from cpumond.log import configure_logging
-from cpumond.monitor.model import MonitorSettings
-from cpumond.process import (
+from cpumond.core.errors import ConfigError, CpumondError, from_os_error
+from cpumond.core.log import configure_logging
+from cpumond.core.schema import normalise_table
+from cpumond.host.service import (
     ServiceManager,
     close_sockets,
     give_back_large_blocks,
     open_tcp_sockets,
     raise_descriptor_limit,
 )
+from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
 from cpumond.scheduler.exporter import MetricsText
@@ -38,7 +39,6 @@ from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
-from cpumond.schema import normalise_table
 
 log = structlog.get_logger("cpumond.scheduler")
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.errors import CpumondError
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
-from cpumond.wire import CpuUse
 
 ROOT_POOL: Final = "<Root>"
 """Name of a tree's root as the documents print it."""

@@ -7,10 +7,10 @@ import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from cpumond.words import count
+from cpumond.core.words import count
 
 if TYPE_CHECKING:
-    from cpumond.process import ServiceManager
+    from cpumond.host.service import ServiceManager
     from cpumond.scheduler.service import Scheduler
 
 STATUS_PERIOD_S = 10.0

@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from cpumond.core.wire import JobLog, JobReply, JobRequest, LogRequest
 from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
-from cpumond.wire import JobLog, JobReply, JobRequest, LogRequest
 
 TIMEOUT_S: Final = 10.0
 MAX_WAITING: Final = 1000

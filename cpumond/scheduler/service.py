@@ -20,7 +20,19 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from cpumond.errors import CpumondError
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobRequest,
+    LogRequest,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+    RequestKind,
+)
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
@@ -34,18 +46,6 @@ from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, load_state
 from cpumond.scheduler.tokens import hash_token
-from cpumond.wire import (
-    Heartbeat,
-    HeartbeatAnswer,
-    JobLog,
-    JobReply,
-    JobRequest,
-    LogRequest,
-    LogStream,
-    NodeRegistration,
-    RegistrationAnswer,
-    RequestKind,
-)
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")

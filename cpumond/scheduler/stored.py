@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpumond.decode import ContentError, decode_json
+from cpumond.core.decode import ContentError, decode_json
 from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config

@@ -19,8 +19,8 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from cpumond.errors import AccessError, ConfigError, describe
-from cpumond.settings import find_rights_of_others
+from cpumond.core.errors import AccessError, ConfigError, describe
+from cpumond.core.settings import find_rights_of_others
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 MAX_USER: Final = 256

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from cpumond.cgroup.mounts import read_mounts
-from cpumond.errors import UnavailableError
+from cpumond.core.errors import UnavailableError
+from cpumond.host.cgroup.mounts import read_mounts
 
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Of the cgroups of a ``Cluster``; its process id follows."""

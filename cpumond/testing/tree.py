@@ -14,7 +14,7 @@ from typing import Any
 
 from cgroupspy.nodes import Node
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 Tree = Mapping[str, Any]
 

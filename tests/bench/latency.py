@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from agent_process import AgentProcess
 from waiting import wait_until
 
-from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
 
 BOUNDS_S = {200: (0.22, 0.35), 100: (0.13, 0.35)}

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from agent_process import AgentProcess
 
-from cpumond.cgroup.mounts import open_hierarchies
+from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
 
 SLOT_S = 0.1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from closed_loop import Loop
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, Response

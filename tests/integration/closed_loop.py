@@ -21,8 +21,8 @@ import psutil
 from scheduler_process import NO_BINDINGS, YT, clean_environment
 from waiting import SLOWNESS
 
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.errors import UnavailableError
+from cpumond.core.errors import UnavailableError
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, ClusterNode, ClusterProcess
 
 MIB = 2**20

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import pytest
 from waiting import count_descriptors, wait_until
 
-from cpumond.cgroup import open_cgroup
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies
-from cpumond.errors import CpumondError
-from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
+from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup import open_cgroup
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
 

@@ -16,11 +16,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from cpumond.cgroup import open_cgroup
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies
 from cpumond.fairshare import FairShareUpdater, Operation, Pool, Snapshot
 from cpumond.fairshare.resources import CPU
+from cpumond.host.cgroup import open_cgroup
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster
 
 NODES = 3

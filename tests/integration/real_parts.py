@@ -11,8 +11,8 @@ import pytest
 from agent_process import AgentProcess
 from scheduler_process import SchedulerProcess
 
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.errors import CpumondError
+from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
 
 _numbers = itertools.count()

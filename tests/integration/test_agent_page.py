@@ -17,7 +17,7 @@ from agent_process import AgentProcess, free_port
 from configs import describe_agent, make
 from waiting import wait_until
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import CgroupTree, make_v2_host, v2_cgroup
 
 MAX_CONNECTIONS = 64

@@ -11,7 +11,7 @@ from agent_process import AgentProcess
 from configs import at_floor, describe_agent, make
 from waiting import wait_until
 
-from cpumond.cgroup.files import read_pressure_s
+from cpumond.host.cgroup.files import read_pressure_s
 from cpumond.testing import CgroupTree, LoadProcess
 
 pytestmark = pytest.mark.cgroup

@@ -18,9 +18,9 @@ from agent_process import AgentProcess
 from configs import FLOOR, at_floor, describe_agent, describe_source, make
 from waiting import wait_until
 
+from cpumond.agent.config import finish_config, parse_config_text
+from cpumond.agent.report.log import SilentReporter
 from cpumond.agent.service import Agent
-from cpumond.config import finish_config, parse_config_text
-from cpumond.reporters.log import SilentReporter
 from cpumond.testing import CgroupTree, FakeClock
 
 pytestmark = pytest.mark.cgroup
@@ -337,7 +337,7 @@ def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_ful
 # Everything is imported first: nobody may not be allowed to read the interpreter's own directory.
 AS_NOBODY = """
 import encodings.ascii, encodings.idna, encodings.latin_1, os, sys, tomllib
-import cpumond.agent.api, cpumond.agent.main, cpumond.cli.agent, cpumond.reporters.log
+import cpumond.agent.api, cpumond.agent.main, cpumond.cli.agent.service, cpumond.agent.report.log
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)

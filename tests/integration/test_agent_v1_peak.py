@@ -16,7 +16,7 @@ from agent_process import AgentProcess
 from configs import FLOOR, describe_agent, describe_source
 from waiting import wait_until
 
-from cpumond.agent.first_aid import raise_quotas
+from cpumond.agent.limits.first_aid import raise_quotas
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup

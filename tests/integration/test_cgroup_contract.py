@@ -17,8 +17,10 @@ from asyncinotify import Inotify, Mask
 from waiting import count_descriptors, wait_until
 
 from cpumond.agent.watch import Watcher
-from cpumond.cgroup import Cgroup, open_cgroup
-from cpumond.cgroup.files import (
+from cpumond.cli.demo.kernel import PlainKernel
+from cpumond.core.errors import CgroupReadError, CgroupWriteError
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.files import (
     count_threads,
     is_leaf,
     open_pressure,
@@ -27,10 +29,8 @@ from cpumond.cgroup.files import (
     read_pressure,
     read_pressure_s,
 )
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
-from cpumond.cli.demo_kernel import PlainKernel
-from cpumond.errors import CgroupReadError, CgroupWriteError
+from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
 from cpumond.testing import (
     CgroupTree,
     LoadProcess,
@@ -153,7 +153,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
 
 
 class TestCgroup:
-    """What ``cpumond.cgroup.Cgroup`` promises."""
+    """What ``cpumond.host.cgroup.Cgroup`` promises."""
 
     def test_there_is_none(self, host):
         before = count_descriptors()

@@ -22,12 +22,12 @@ import pytest
 from executor_contract import ExecutorContract, Rig, read_cores
 from waiting import wait_until
 
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.errors import CpumondError, CreateError
-from cpumond.executor import keeper
-from cpumond.executor.cgroup import INDEX_NAME, CgroupExecutor
-from cpumond.executor.model import Ended, NotStarted, Started
+from cpumond.core.errors import CpumondError, CreateError
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
+from cpumond.host.executor import keeper
+from cpumond.host.executor.cgroup import INDEX_NAME, CgroupExecutor
+from cpumond.host.executor.model import Ended, NotStarted, Started
 from cpumond.testing import make_v2_host
 
 pytestmark = pytest.mark.cgroup

@@ -16,7 +16,7 @@ import pytest
 from closed_loop import WAIT_S, WORKER, CpuMeter, Loop
 from waiting import SLOWNESS
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 pytestmark = pytest.mark.cgroup
 

@@ -31,7 +31,7 @@ from closed_loop import (
 )
 from waiting import wait_until
 
-from cpumond.cgroup.mounts import Hierarchies, read_mounts
+from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 
 pytestmark = pytest.mark.cgroup
 

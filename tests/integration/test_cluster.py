@@ -17,8 +17,8 @@ import psutil
 import pytest
 from waiting import is_over, wait_until
 
-from cpumond.cgroup.mounts import Hierarchies, read_mounts
-from cpumond.errors import UnavailableError
+from cpumond.core.errors import UnavailableError
+from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.testing import CLUSTER_PREFIX, Cluster
 
 pytestmark = pytest.mark.cgroup

@@ -22,7 +22,7 @@ import yaml
 from prometheus_server import Prometheus, find_program
 from waiting import PATIENCE, wait_until
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.cgroup]

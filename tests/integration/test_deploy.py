@@ -30,13 +30,13 @@ from configs import at_floor, describe_agent, make
 from waiting import wait_until
 
 from cpumond import __version__
+from cpumond.agent.config import AgentConfig, load_config
+from cpumond.agent.discovery import list_jobs
 from cpumond.cli import COMMANDS
-from cpumond.config import AgentConfig, load_config
-from cpumond.discovery import list_jobs
-from cpumond.errors import EXIT_PERMISSION
+from cpumond.core.errors import EXIT_PERMISSION
+from cpumond.core.settings import parse_listen
 from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.tokens import load_tokens
-from cpumond.settings import parse_listen
 from cpumond.testing import CgroupTree, make_tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from cpumond.cgroup import open_cgroup
+from cpumond.host.cgroup import open_cgroup
 from cpumond.testing import CgroupTree, remove_cgroups
 
 pytestmark = pytest.mark.cgroup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpumond.cli.html import Page as HtmlPage
+from cpumond.cli.render.html import Page as HtmlPage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

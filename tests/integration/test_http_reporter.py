@@ -16,11 +16,11 @@ import uvicorn
 from played_server import PlayedServer, not_before_close, reply, serve, soon
 from waiting import wait_until
 
-from cpumond.cli.receiver import make_stub_app
-from cpumond.config import Report
-from cpumond.reporters.http import MAX_ANSWER_BYTES, HttpReporter
-from cpumond.reporters.mailbox import FIRST_RETRY_S
-from cpumond.wire import Heartbeat, JobReport
+from cpumond.agent.config import Report
+from cpumond.agent.report.http import MAX_ANSWER_BYTES, HttpReporter
+from cpumond.agent.report.mailbox import FIRST_RETRY_S
+from cpumond.cli.agent.receiver import make_stub_app
+from cpumond.core.wire import Heartbeat, JobReport
 
 
 @contextmanager

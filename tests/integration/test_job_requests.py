@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from closed_loop import WAIT_S, Loop, restart
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 pytestmark = pytest.mark.cgroup
 

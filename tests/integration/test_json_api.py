@@ -21,8 +21,8 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 from waiting import wait_until
 
-from cpumond.api.json import make_json_routes
-from cpumond.process import open_tcp_sockets
+from cpumond.api.json.routes import make_json_routes
+from cpumond.host.service import open_tcp_sockets
 from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store

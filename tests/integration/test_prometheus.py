@@ -17,7 +17,7 @@ from agent_process import AgentProcess
 from prometheus_server import Prometheus, find_program
 from waiting import wait_until
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import CgroupTree, real_cgroups
 
 pytestmark = pytest.mark.prometheus

@@ -15,9 +15,9 @@ import structlog
 from scheduler_process import GIB, PlayedNode, SchedulerProcess
 from waiting import wait_until
 
-from cpumond.config import SchedulerLink as LinkOptions
-from cpumond.reporters.scheduler import SchedulerLink
-from cpumond.wire import (
+from cpumond.agent.config import SchedulerLink as LinkOptions
+from cpumond.agent.report.scheduler import SchedulerLink
+from cpumond.core.wire import (
     Heartbeat,
     HeartbeatAnswer,
     JobLog,

@@ -21,8 +21,8 @@ import psutil
 import pytest
 from waiting import is_over, wait_until
 
-from cpumond.cgroup.mounts import Hierarchies, read_mounts
-from cpumond.cli.demo_host import remove_leftovers
+from cpumond.cli.demo.host import remove_leftovers
+from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.testing import CgroupTree
 
 COMMAND = [sys.executable, "-m", "cpumond"]
@@ -390,7 +390,7 @@ def test_a_load_ends_with_whoever_started_it(cgroups: CgroupTree, threads: int) 
 
 def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None:
     program = (
-        "import cpumond.cli.demo_host as host, cpumond.errors as errors, cpumond.cli as cli, sys\n"
+        "import cpumond.cli.demo.host as host, cpumond.core.errors as errors, cpumond.cli as cli, sys\n"
         "def none(*_): raise errors.UnavailableError('no cgroups here')\n"
         "host.choose_place = none\n"
         "sys.exit(cli.run(['demo', '--duration', '2']))\n"

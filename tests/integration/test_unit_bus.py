@@ -21,9 +21,9 @@ from dbus_fast.constants import PropertyAccess
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 from waiting import wait_until
 
-from cpumond.cgroup import unit_bus
-from cpumond.cgroup.systemd import QUOTA, UnitEvent, object_path
-from cpumond.cgroup.unit_bus import UnitBus
+from cpumond.host.systemd import bus as unit_bus
+from cpumond.host.systemd.bus import UnitBus
+from cpumond.host.systemd.properties import QUOTA, UnitEvent, object_path
 
 CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">

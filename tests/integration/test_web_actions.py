@@ -9,7 +9,7 @@ import pytest
 from closed_loop import WAIT_S
 from web_site import QUICK, Site, await_page, run_site
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

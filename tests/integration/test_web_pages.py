@@ -12,7 +12,7 @@ from closed_loop import WAIT_S
 from waiting import wait_until
 from web_site import QUICK, Site, await_page, encode, run_site
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.scheduler.model import ROOT_POOL
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from web_site import Site, await_page, run_site
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

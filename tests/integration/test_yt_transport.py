@@ -31,13 +31,13 @@ from scheduler_process import NO_BINDINGS, YT, clean_environment
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from cpumond.api.values import Attributed, Uint, YtError
-from cpumond.api.ypath import YPath, parse_ypath
-from cpumond.api.yson import read_yson, write_yson
-from cpumond.api.yt import COMMANDS, make_yt_routes
-from cpumond.api.yt_parameters import YtRequest
-from cpumond.api.yt_replies import ReplyCache, YtLimits, export_reply
-from cpumond.errors import CpumondError, UnavailableError
+from cpumond.api.yt.parameters import YtRequest
+from cpumond.api.yt.replies import ReplyCache, YtLimits, export_reply
+from cpumond.api.yt.transport import COMMANDS, make_yt_routes
+from cpumond.api.yt.values import Attributed, Uint, YtError
+from cpumond.api.yt.ypath import YPath, parse_ypath
+from cpumond.api.yt.yson import read_yson, write_yson
+from cpumond.core.errors import CpumondError, UnavailableError
 
 
 @dataclass

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 from closed_loop import WAIT_S, Loop
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

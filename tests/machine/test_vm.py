@@ -41,7 +41,7 @@ LEFT_OUT = {
 }
 """By the beginning of the name."""
 TOO_SLOW = "too slow on an emulated processor, or shown by others there; CPUMOND_MACHINE=full runs it"
-IMPORTED = ("cpumond.cli", "cpumond.agent.main", "cpumond.agent.restore")
+IMPORTED = ("cpumond.cli", "cpumond.agent.main", "cpumond.agent.limits.restore")
 
 QUICK: dict[str, tuple[str, ...]] = {
     "v2": (

@@ -20,7 +20,7 @@ from examples import ALL
 from fair_share_cases import FAMILIES, is_stable, random_case
 from fair_share_oracle import compute
 
-from cpumond.cli.fair_share_input import InputReader
+from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import RESOURCES, ElementShares, FairShare, FairShareUpdater, UpdateResult
 
 Record = dict[str, Any]

@@ -14,7 +14,7 @@ from examples import ALL
 from fair_share_oracle import compute
 from test_fair_share_cases import find_differences, update
 
-from cpumond.cli.fair_share_input import InputReader
+from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import FairShareUpdater
 from cpumond.fairshare.integral import propose_burst_shares
 from cpumond.fairshare.nodes import PoolNode

@@ -10,7 +10,7 @@ import pytest
 from examples import ALL
 from fair_share_cases import FAMILIES, random_case
 
-from cpumond.cli.fair_share_input import InputReader
+from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import FairShareUpdater, Operation, Options, Pool, Snapshot, UpdateResult, fair_share_update
 
 TOTAL = (1000.0, 500.0, 64.0, 1e12, 10000.0)

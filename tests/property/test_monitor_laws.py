@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import Trace, any_settings, document_settings, traces
 
+from cpumond.core.measures import format_duration, parse_duration_s
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
 from cpumond.monitor.policy import check, reject, step
 from cpumond.monitor.replay import ReplayRow, TraceRow, parse_trace, replay_rows
-from cpumond.units import format_duration, parse_duration_s
 
 many = examples(80)
 some = examples(50)

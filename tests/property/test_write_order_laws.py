@@ -9,7 +9,7 @@ from examples import examples
 from hypothesis import HealthCheck, assume, example, given
 from hypothesis import strategies as st
 
-from cpumond.cgroup.settings import (
+from cpumond.host.cgroup.settings import (
     V1_SHARES,
     AncestorCap,
     CpuSettings,

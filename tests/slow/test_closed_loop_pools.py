@@ -26,8 +26,8 @@ from fairness import (
     show,
 )
 
-from cpumond.cgroup.mounts import Hierarchies
 from cpumond.fairshare.resources import CPU
+from cpumond.host.cgroup.mounts import Hierarchies
 
 pytestmark = pytest.mark.alone
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_try_it_commands import run_whole_story, start_demo
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 
 @pytest.mark.timeout(500)

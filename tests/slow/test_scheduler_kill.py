@@ -28,7 +28,7 @@ import httpx2
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
-from cpumond.api.yson import read_yson, write_yson
+from cpumond.api.yt.yson import read_yson, write_yson
 
 KILLS = 110
 YT_CLIENTS = 2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from web_site import Site, await_page, run_site
 
-from cpumond.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.mounts import Hierarchies
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
 

@@ -13,7 +13,7 @@ import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, need_bindings
 from waiting import wait_until
 
-from cpumond.api.yson import read_yson
+from cpumond.api.yt.yson import read_yson
 
 NODE_CORES = 200.0
 SATURATION_S = 86_400.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.words import LAST_DAY, show_cores, show_left, show_measured, show_time
+from cpumond.core.words import LAST_DAY, show_cores, show_left, show_measured, show_time
 
 
 @pytest.mark.parametrize(

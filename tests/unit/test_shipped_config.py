@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpumond.config import AgentConfig, Operation, Source, finish_config, load_config, parse_config_text
+from cpumond.agent.config import AgentConfig, Operation, Source, finish_config, load_config, parse_config_text
 from cpumond.monitor.model import MonitorSettings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "cpumond.toml"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.cli import COMMANDS
-from cpumond.config import DEFAULT_CONFIG_PATH, AgentConfig
-from cpumond.errors import EXIT_CONFIG, EXIT_USAGE
-from cpumond.process import OTHER_DESCRIPTORS
+from cpumond.core.errors import EXIT_CONFIG, EXIT_USAGE
+from cpumond.host.service import OTHER_DESCRIPTORS
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"

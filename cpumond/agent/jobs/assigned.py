@@ -25,6 +25,8 @@ import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
+from cpumond.agent.config import AgentConfig
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import (
     JOB_FILE,
     SANDBOX,
@@ -40,12 +42,10 @@ from cpumond.agent.jobs.job import AssignedJob, EndState, Usage
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 from cpumond.agent.state_file import make_directory, read_boot_id
-from cpumond.answers import AssignedView
-from cpumond.config import AgentConfig
-from cpumond.discovery import FoundJob
-from cpumond.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
-from cpumond.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
+from cpumond.core.answers import AssignedView
+from cpumond.core.errors import ConfigError, CpumondError, UnavailableError, from_os_error
+from cpumond.core.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
+from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 log = structlog.get_logger("cpumond.agent")
 

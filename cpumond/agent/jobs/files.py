@@ -21,9 +21,9 @@ import msgspec
 import structlog
 
 from cpumond.agent.state_file import identify, make_directory
-from cpumond.decode import ContentError, decode_json
-from cpumond.errors import ConfigError, UnavailableError, from_os_error
-from cpumond.wire import FinishedJob, JobOrder, StopOrder
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import ConfigError, UnavailableError, from_os_error
+from cpumond.core.wire import FinishedJob, JobOrder, StopOrder
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -10,13 +10,13 @@ from typing import Literal
 import msgspec
 import structlog
 
+from cpumond.agent.config import parse_layer
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import JobFile
 from cpumond.agent.jobs.overdraft import Share
-from cpumond.config import parse_layer
-from cpumond.discovery import FoundJob
-from cpumond.errors import ConfigError
-from cpumond.executor.model import Ended
-from cpumond.wire import CPU_COUNTERS, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
+from cpumond.core.errors import ConfigError
+from cpumond.core.wire import CPU_COUNTERS, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
+from cpumond.host.executor.model import Ended
 
 log = structlog.get_logger("cpumond.agent")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 
-from cpumond.config import AgentConfig
-from cpumond.errors import ConfigError
-from cpumond.wire import JobOrder
+from cpumond.agent.config import AgentConfig
+from cpumond.core.errors import ConfigError
+from cpumond.core.wire import JobOrder
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

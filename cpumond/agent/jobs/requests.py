@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.agent import control
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.service import Agent
-from cpumond.answers import JobAnswer
-from cpumond.discovery import FoundJob
-from cpumond.errors import ConfigError, CpumondError, RefusedError, UnavailableError
-from cpumond.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
+from cpumond.core.answers import JobAnswer
+from cpumond.core.errors import ConfigError, CpumondError, RefusedError, UnavailableError
+from cpumond.core.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
 
 REMEMBERED: Final = 200
 """More than can wait for one node at a time."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Final, TypeVar
 
+from cpumond.core.wire import CPU_COUNTERS
 from cpumond.fairshare.resources import share
 from cpumond.scheduler.elements import (
     Element,
@@ -20,7 +21,6 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.history.model import KINDS, NOT_KNOWN, RATES, WIDTHS, Key, Tick
 from cpumond.scheduler.state import State
-from cpumond.wire import CPU_COUNTERS
 
 WATCHED_TICKS: Final = 6
 """For how many ticks the counters of an operation that has ended are looked at: its last jobs may still end."""

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from cpumond.errors import describe
+from cpumond.core.errors import describe
 from cpumond.scheduler.history.chunks import Chunk, DamageError, decode_tick, decode_times
 from cpumond.scheduler.history.model import Key, Tick
 from cpumond.scheduler.store.sqlite import (

@@ -14,7 +14,7 @@ from typing import Final
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 
 MAX_LENGTH: Final = 10_000
 """Characters of a formula."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.errors import StateFileError
+from cpumond.core.errors import StateFileError
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import read_pool, read_tree

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.fairshare.resources import RESOURCES, Vector, add, greatest, sum_vectors
 from cpumond.fairshare.validate import did_you_mean, named, number, quoted
 from cpumond.scheduler.model import (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cpumond.core.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobOrder, JobReport, StopOrder, cpu_times
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
@@ -31,7 +32,6 @@ from cpumond.scheduler.state.reports import (
     tell_too_long,
 )
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobOrder, JobReport, StopOrder, cpu_times
 
 START_GRACE_PERIODS = 2.0
 """Heartbeat periods after which a node's own word on a job that had no room there should have come."""

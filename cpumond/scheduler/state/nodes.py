@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import msgspec
 
+from cpumond.core.wire import NodeRegistration
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import ALREADY_EXISTS, TOO_MANY_REQUESTS, CommandError, NodeRecord, to_amounts
 from cpumond.scheduler.state.tables import Tables
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.wire import NodeRegistration
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0

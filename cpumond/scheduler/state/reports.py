@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cpumond.core.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
-from cpumond.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 
 Told = TypeVar("Told", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000

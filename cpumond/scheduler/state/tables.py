@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, preemption, preemption_record
@@ -46,7 +47,6 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
-from cpumond.wire import cpu_times
 
 KEPT_PREEMPTIONS = 10_000
 KEPT_INCARNATIONS = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from cpumond.errors import CpumondError
+from cpumond.core.errors import CpumondError
 
 
 class StoreError(CpumondError):

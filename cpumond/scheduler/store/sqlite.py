@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import structlog
 
-from cpumond.errors import describe
+from cpumond.core.errors import describe
 from cpumond.scheduler.store import Change, StoreError
 
 log = structlog.get_logger("cpumond.scheduler")

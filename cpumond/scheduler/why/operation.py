@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from cpumond.core.measures import format_span
+from cpumond.core.words import count
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, dominates
 from cpumond.scheduler.decide.admission import find_full
@@ -23,8 +25,6 @@ from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
-from cpumond.units import format_span
-from cpumond.words import count
 
 Amounts = dict[str, float]
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpumond.core.words import count
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
@@ -32,7 +33,6 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
-from cpumond.words import count
 
 MAX_SETTLE_ROUNDS: Final = 100
 

@@ -131,7 +131,7 @@ while True:
 LONG_END = """
 import os, signal, sys, time
 from cpumond.agent.notify import Notifier
-from cpumond.process import ServiceManager
+from cpumond.host.service import ServiceManager
 stops = []
 signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
 ServiceManager(os.environ).tell("READY=1")

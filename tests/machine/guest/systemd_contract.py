@@ -22,11 +22,11 @@ import pytest
 from executor_contract import HOG, ExecutorContract, Rig
 from waiting import wait_until
 
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.executor.model import Ended, Launch
-from cpumond.executor.systemd.executor import SystemdExecutor
-from cpumond.executor.systemd.unit import SLICE_CGROUP, UNIT_PREFIX, unit_name
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.host.executor.model import Ended, Launch
+from cpumond.host.executor.systemd.executor import SystemdExecutor
+from cpumond.host.executor.systemd.unit import SLICE_CGROUP, UNIT_PREFIX, unit_name
 
 IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
 ROOT = Path("/sys/fs/cgroup", "" if IS_V2 else "unified", SLICE_CGROUP)

@@ -36,10 +36,10 @@ from guest_tools import (
     write_file,
 )
 
-from cpumond.cgroup.jobs import JobCgroupTree
-from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.executor.model import Ended, Event, Launch, NotStarted, Started
-from cpumond.executor.systemd.executor import SystemdExecutor
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.host.executor.model import Ended, Event, Launch, NotStarted, Started
+from cpumond.host.executor.systemd.executor import SystemdExecutor
 
 FOR_ROOT = "/root/only/for-root"
 MiB = 1 << 20

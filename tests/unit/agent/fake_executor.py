@@ -6,8 +6,8 @@ import os
 import pwd
 from collections.abc import Iterable
 
-from cpumond.errors import UnavailableError
-from cpumond.executor.model import Event, ExecutorError, Launch, Started
+from cpumond.core.errors import UnavailableError
+from cpumond.host.executor.model import Event, ExecutorError, Launch, Started
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 

@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cpumond.agent.config import AgentConfig, finish_config, parse_config_text
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.tracked import JobView
-from cpumond.answers import ReporterStats
-from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.config import AgentConfig, finish_config, parse_config_text
+from cpumond.core.answers import ReporterStats
+from cpumond.core.wire import Heartbeat
+from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.testing import FakeClock, make_tree, make_v2_host, v2_cgroup
-from cpumond.wire import Heartbeat
 
 QUICK = """
 [monitor]

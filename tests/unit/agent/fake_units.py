@@ -11,12 +11,12 @@ import msgspec
 from fake_node import QUICK, FakeNode
 
 from cpumond.agent.control import describe_job
+from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
-from cpumond.agent.unit_limits import UnitLimits
-from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.cgroup.systemd import NO_LIMIT, QUOTA, UnitEvent, UnitProperties
-from cpumond.cgroup.unit_bus import family
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.host.systemd.bus import family
+from cpumond.host.systemd.properties import NO_LIMIT, QUOTA, UnitEvent, UnitProperties
 from cpumond.testing import v2_cgroup
 
 UNIT = "work.service"

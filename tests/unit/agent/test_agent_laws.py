@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cpumond.agent import control
-from cpumond.errors import RefusedError
+from cpumond.core.errors import RefusedError
 from cpumond.testing import make_tree, v2_cgroup
 
 JOBS = {

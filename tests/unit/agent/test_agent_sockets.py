@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from cpumond.agent.config import AgentConfig, Control, Metrics, Web
 from cpumond.agent.listen import open_control_socket, open_metrics_sockets, open_sockets, open_web_sockets
-from cpumond.config import AgentConfig, Control, Metrics, Web
-from cpumond.errors import AccessError, ConfigError, CreateError
-from cpumond.settings import is_loopback, parse_listen
+from cpumond.core.errors import AccessError, ConfigError, CreateError
+from cpumond.core.settings import is_loopback, parse_listen
 
 ABSENT_GROUP = "cpumond-no-such-group"
 

@@ -20,7 +20,7 @@ from cpumond.agent import api
 from cpumond.agent.api import ApiServer, make_page_app, make_private_app, make_public_app, serve
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.service import Agent
-from cpumond.errors import UnavailableError
+from cpumond.core.errors import UnavailableError
 
 PRIVATE_PATHS = ["/v1/status", "/v1/registered", "/v1/jobs/a/explain", "/v1/jobs/a/pin", "/v1/registered/a"]
 

@@ -10,12 +10,12 @@ import pytest
 from fake_node import FakeNode, source
 
 from cpumond.agent import control
-from cpumond.answers import ExplainAnswer, StatusAnswer
-from cpumond.cli import explain
+from cpumond.cli.agent import explain
+from cpumond.core.answers import ExplainAnswer, StatusAnswer
+from cpumond.core.words import show_cores
 from cpumond.monitor.model import CpuReading
 from cpumond.monitor.rules import look
 from cpumond.testing import v2_cgroup
-from cpumond.words import show_cores
 
 SIXTEEN = v2_cgroup(quota="1600000 100000")
 PEAK = '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nthrottle_poll = 0\n'

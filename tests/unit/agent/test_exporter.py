@@ -19,6 +19,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond import __version__
+from cpumond.agent.config import Metrics
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.exporter import (
     JOB_COUNTERS,
     JOB_GAUGES,
@@ -36,10 +38,8 @@ from cpumond.agent.exporter import (
 from cpumond.agent.snapshot import TickSnapshot, Totals
 from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.agent.tracked import JobView
-from cpumond.answers import AssignedView, LinkView, ReporterStats
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.config import Metrics
-from cpumond.discovery import FoundJob
+from cpumond.core.answers import AssignedView, LinkView, ReporterStats
+from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
 from cpumond.scheduler import exporter as scheduler_exporter
 from cpumond.scheduler.model import Rules

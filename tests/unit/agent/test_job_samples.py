@@ -10,9 +10,9 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
-from cpumond.answers import ExplainAnswer
+from cpumond.core.answers import ExplainAnswer
+from cpumond.core.wire import Heartbeat, JobReport
 from cpumond.testing import v2_cgroup
-from cpumond.wire import Heartbeat, JobReport
 
 FOUR = v2_cgroup(quota="400000 100000")
 PAGE = '[web]\nlisten = "127.0.0.1:0"\nperiod = "2s"\nsamples = 3\n'

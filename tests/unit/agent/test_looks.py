@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import apply, control
-from cpumond.agent.hold import Contested, Hold, Respected
+from cpumond.agent import control
+from cpumond.agent.limits import apply
+from cpumond.agent.limits.hold import Contested, Hold, Respected
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
-from cpumond.cgroup.parse import parse_throttled
-from cpumond.errors import CgroupReadError
+from cpumond.core.errors import CgroupReadError
+from cpumond.host.cgroup.parse import parse_throttled
 from cpumond.testing import v2_cgroup
 
 FOUR = v2_cgroup(quota="400000 100000", cpu_max_burst="70000\n")

@@ -15,21 +15,22 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent import control, tracked, writer
-from cpumond.agent.loop import choose_stride
+from cpumond.agent import control, tracked
+from cpumond.agent.config import finish_config, parse_config_text
+from cpumond.agent.limits import writer
+from cpumond.agent.limits.written import WRITTEN_FILE
+from cpumond.agent.report.log import SilentReporter
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
+from cpumond.agent.tick import choose_stride
 from cpumond.agent.tracked import Tracked
-from cpumond.agent.written import WRITTEN_FILE
-from cpumond.answers import AddedJob
-from cpumond.cgroup import Cgroup, open_cgroup
-from cpumond.cgroup.mounts import open_hierarchies
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.config import finish_config, parse_config_text
-from cpumond.errors import CgroupWriteError, ConfigError, CreateError, RefusedError, UnavailableError
-from cpumond.reporters.log import SilentReporter
+from cpumond.core.answers import AddedJob
+from cpumond.core.errors import CgroupWriteError, ConfigError, CreateError, RefusedError, UnavailableError
+from cpumond.core.wire import Heartbeat
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
-from cpumond.wire import Heartbeat
 
 FOUR = v2_cgroup(quota="400000 100000")
 
@@ -731,7 +732,7 @@ def refuse_writes(monkeypatch) -> Callable[[], None]:
     def refuse(cgroup: Cgroup, before: CpuSettings, after: CpuSettings) -> bool:
         raise CgroupWriteError(cgroup.directory, str(after), OSError(errno.EIO, "broken"))
 
-    return lambda: monkeypatch.setattr("cpumond.cgroup.v2.V2Cgroup.write_settings", refuse)
+    return lambda: monkeypatch.setattr("cpumond.host.cgroup.v2.V2Cgroup.write_settings", refuse)
 
 
 def test_a_limit_that_could_not_be_written_again_is_tried_again(make_node, monkeypatch, refuse_writes):
@@ -1338,7 +1339,7 @@ def test_a_pause_keeps_no_limit_down_in_the_end(make_node):
 def test_under_a_covered_mount_limits_go_up_and_not_down(make_node, monkeypatch):
     node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
     node.ticks(8)
-    monkeypatch.setattr("cpumond.cgroup.mounts.Hierarchies.list_covered", lambda _: ["/sys/fs/cgroup/cpu"])
+    monkeypatch.setattr("cpumond.host.cgroup.mounts.Hierarchies.list_covered", lambda _: ["/sys/fs/cgroup/cpu"])
     node.ticks(2)
     node.tick({"a": 0.5}, {"a": 1.0})
     assert (node.cores("a"), node.job("a").result) == (4.0, "applied")

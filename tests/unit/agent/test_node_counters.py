@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent.restore import run_restore
+from cpumond.agent.limits.restore import run_restore
 from cpumond.agent.state_file import (
     ENDS_FILE,
     SERVICE_RESULTS,
@@ -19,9 +19,9 @@ from cpumond.agent.state_file import (
     read_service_ends,
     save,
 )
-from cpumond.cgroup import Cgroup
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import CgroupWriteError, CreateError, StateFileError
+from cpumond.core.errors import CgroupWriteError, CreateError, StateFileError
+from cpumond.host.cgroup import Cgroup
+from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import v2_cgroup
 
 FOUR = v2_cgroup(quota="400000 100000")
@@ -152,7 +152,7 @@ def test_a_restore_that_cannot_be_written_is_counted_at_each_try(make_node, monk
         raise CgroupWriteError(cgroup.directory, str(after), OSError(errno.EIO, "broken"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("cpumond.cgroup.v2.V2Cgroup.write_settings", refuse)
+        patch.setattr("cpumond.host.cgroup.v2.V2Cgroup.write_settings", refuse)
         node.tick(0.5, {"a": 0.9})
         node.tick(0.5, {"a": 0.9})
         assert node.snapshot().counters["failed_restores"] == 2

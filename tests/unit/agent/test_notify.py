@@ -16,10 +16,10 @@ from fake_node import QUICK, CollectedReports, FakeNode, source
 
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.service import Agent
-from cpumond.answers import ReporterStats
-from cpumond.process import read_watchdog_s
+from cpumond.core.answers import ReporterStats
+from cpumond.core.wire import Heartbeat, RegistrationAnswer
+from cpumond.host.service import read_watchdog_s
 from cpumond.testing import FakeClock
-from cpumond.wire import Heartbeat, RegistrationAnswer
 
 
 class Manager:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.agent import first_aid
+from cpumond.agent.limits import first_aid
+from cpumond.agent.limits.restore import LOCK_FILE, RunLock
 from cpumond.agent.places import PATIENCE, TOLD_S, Places
-from cpumond.agent.restore import LOCK_FILE, RunLock
 from cpumond.agent.state_file import Original, Originals, load_newest, overwrite, read_boot_id, save
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import AccessError, CreateError, UnavailableError
+from cpumond.core.errors import AccessError, CreateError, UnavailableError
+from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_v2_host, v2_cgroup
 
 FULL = CpuSettings(200_000, 100_000)

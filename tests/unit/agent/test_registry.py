@@ -9,8 +9,8 @@ import structlog
 
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.state_file import Pin
-from cpumond.answers import RegisteredJob
-from cpumond.errors import CreateError
+from cpumond.core.answers import RegisteredJob
+from cpumond.core.errors import CreateError
 
 JOB = RegisteredJob("a", "jobs/a", "op", 2.0, {"mode": "shadow"})
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent.ring import KINDS, RESULTS, DecisionRing, SampleRecord, SampleRing
-from cpumond.answers import DecisionAnswer
+from cpumond.core.answers import DecisionAnswer
 from cpumond.monitor.model import Decision
 
 FLOATS = st.floats(allow_nan=False)

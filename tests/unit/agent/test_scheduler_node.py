@@ -10,10 +10,10 @@ from fake_executor import ME, PlayedExecutor
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent.jobs.assigned import AssignedJobs
-from cpumond.answers import ReporterStats
-from cpumond.executor.model import Ended, Started
+from cpumond.core.answers import ReporterStats
+from cpumond.core.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
+from cpumond.host.executor.model import Ended, Started
 from cpumond.testing import FakeClock, v2_cgroup
-from cpumond.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 
 EXECUTOR = f'[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"\nallow_root = true\nuser = "{ME}"\n'
 RESOURCES = "[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n"

@@ -26,9 +26,9 @@ from cpumond.agent.state_file import (
     read_node_key,
     save,
 )
-from cpumond.answers import RegisteredJob
-from cpumond.cgroup.settings import CpuSettings
-from cpumond.errors import CpumondError, CreateError, StateFileError
+from cpumond.core.answers import RegisteredJob
+from cpumond.core.errors import CpumondError, CreateError, StateFileError
+from cpumond.host.cgroup.settings import CpuSettings
 
 CONTENT = Originals(
     "boot",

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from cpumond.api.bodies import LARGE_AT_ONCE, LARGE_BYTES, Bodies, BodyError, weigh
-from cpumond.api.values import MAX_VALUES
+from cpumond.api.yt.values import MAX_VALUES
 
 LIMIT = 1000
 

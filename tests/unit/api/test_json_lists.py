@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.api import json_handlers, tables
-from cpumond.api.json_handlers import Call, JsonApi, Made
-from cpumond.api.openapi import OperationsQuery, Query
+from cpumond.api import tables
+from cpumond.api.json import handlers as json_handlers
+from cpumond.api.json.handlers import Call, JsonApi, Made
+from cpumond.api.json.openapi import OperationsQuery, Query
 from cpumond.api.views import OperationList
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api import node_views, orchid_attributes, overview, pool_views, views
+from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.updated_tree import UpdatedTree
+from cpumond.api.yt import orchid_attributes
 from cpumond.scheduler import operations
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
 from cpumond.scheduler.settings import commands

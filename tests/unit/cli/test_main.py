@@ -11,7 +11,7 @@ import pytest
 
 from cpumond import __version__
 from cpumond.cli import COMMANDS, cli, main, run
-from cpumond.errors import CpumondError, CreateError, RefusedError
+from cpumond.core.errors import CpumondError, CreateError, RefusedError
 
 SUBCOMMANDS = [*COMMANDS, "job add", "job remove", "job list", "fair-share simulate"]
 

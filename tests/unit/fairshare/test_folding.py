@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cpumond.errors import FairShareInputError
+from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent, limits_of_total
 from cpumond.fairshare.resources import UNLIMITED
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cpumond.fairshare.simulate as module
-from cpumond.errors import FairShareInputError
+from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare import (
     ROOT,
     FairShareUpdater,

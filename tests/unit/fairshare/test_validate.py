@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpumond.errors import EXIT_CONFIG, ConfigError, FairShareInputError
+from cpumond.core.errors import EXIT_CONFIG, ConfigError, FairShareInputError
 from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, Vector
 from cpumond.fairshare.resources import UNLIMITED
 from cpumond.fairshare.validate import (

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.monitor.demand import Demand, read_demand, spread
 
 

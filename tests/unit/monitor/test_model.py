@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.monitor.model import (
     MODES,
     Decision,

@@ -7,7 +7,7 @@ from itertools import count, islice
 
 import pytest
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.replay import (
     PeakReplayRow,

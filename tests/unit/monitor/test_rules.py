@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.monitor import rules
 from cpumond.monitor.model import (
     RULE_DEFAULTS,

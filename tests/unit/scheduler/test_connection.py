@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from cpumond.api.turns import Turns
-from cpumond.connections import Door
+from cpumond.host.connections import Door
 from cpumond.scheduler.connection import Connection
 
 BODY_BYTES = 20_000

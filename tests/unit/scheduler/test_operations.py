@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler_world import World, assert_consistent, describe
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobCounts, OperationRecord, Task
 from cpumond.scheduler.operations import (

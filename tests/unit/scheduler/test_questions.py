@@ -12,11 +12,11 @@ import pytest
 from scheduler_world import ServedNode
 from test_scheduler_service import Watched, make_scheduler, start
 
+from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, NodeQuestions
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.wire import JobLog, JobReply, LogRequest, LogStream
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

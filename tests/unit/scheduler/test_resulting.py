@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from scheduler_world import World
 
-from cpumond.config import parse_layer
+from cpumond.agent.config import parse_layer
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.main import MONITOR_DURATIONS, read_monitor
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpumond.config import AgentConfig
-from cpumond.errors import ConfigError
+from cpumond.agent.config import AgentConfig
+from cpumond.core.errors import ConfigError
+from cpumond.core.settings import Log
 from cpumond.scheduler.config import (
     Api,
     MinSpareJobResources,
@@ -20,7 +21,6 @@ from cpumond.scheduler.config import (
     load_scheduler_config,
     parse_scheduler_config_text,
 )
-from cpumond.settings import Log
 
 FILE = "/etc/x.toml"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.config import parse_layer
+from cpumond.agent.config import parse_layer
 from cpumond.scheduler.config import SchedulerConfig
 from cpumond.scheduler.main import make_rules, read_monitor
 from cpumond.scheduler.model import CommandError

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from cpumond.core.wire import NodeRegistration, NodeResources
 from cpumond.fairshare.update import FairShareUpdater
-from cpumond.process import ServiceManager
+from cpumond.host.service import ServiceManager
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.notify import describe_status, tell_manager
 from cpumond.scheduler.operations import StartOperation
@@ -20,7 +21,6 @@ from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.wire import NodeRegistration, NodeResources
 
 PERIOD_S = 0.02
 WATCHDOG_S = 0.3

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.scheduler.tokens import Tokens, User, hash_token, load_tokens, make_token, parse_tokens
 
 HASH_A, HASH_B, HASH_C = hash_token("a"), hash_token("b"), hash_token("c")

@@ -19,17 +19,17 @@ import msgspec
 import pytest
 from fake_executor import ME, PlayedExecutor
 
+from cpumond.agent.config import AgentConfig, finish_config, parse_config_text
 from cpumond.agent.jobs import assigned as module
 from cpumond.agent.jobs import files, launch
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.files import JobsDir
 from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
 from cpumond.agent.jobs.launch import find_account, make_environment
-from cpumond.config import AgentConfig, finish_config, parse_config_text
-from cpumond.errors import ConfigError, UnavailableError
-from cpumond.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
+from cpumond.core.errors import ConfigError, UnavailableError
+from cpumond.core.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
+from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
 from cpumond.testing import FakeClock
-from cpumond.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 
 DAMAGED = [b"", b"{", b"[]", b'{"j1": {"ordered_cpu_seconds": "x"}}', b'{"\xff": {}}', b"[" * 5000, b"\0" * 100]
 """What a disk may make of a file."""

@@ -15,10 +15,10 @@ from test_scheduler_node import PATH, Node, make_order
 from cpumond.agent import control
 from cpumond.agent.jobs import requests as module
 from cpumond.agent.jobs.requests import JobRequests
-from cpumond.errors import CreateError
-from cpumond.executor.model import Ended, Started
+from cpumond.core.errors import CreateError
+from cpumond.core.wire import JobReply, JobRequest, RequestKind
+from cpumond.host.executor.model import Ended, Started
 from cpumond.testing import v2_cgroup
-from cpumond.wire import JobReply, JobRequest, RequestKind
 
 
 class Asked(Node):

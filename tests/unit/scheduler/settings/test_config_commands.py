@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from scheduler_builders import records_of
 
-from cpumond.errors import StateFileError
+from cpumond.core.errors import StateFileError
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     GENERIC,

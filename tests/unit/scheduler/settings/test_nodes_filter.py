@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpumond.errors import ConfigError
+from cpumond.core.errors import ConfigError
 from cpumond.scheduler.settings.nodes_filter import MAX_LENGTH, parse_nodes_filter
 
 TAGS = ["a", "b", "c", "_x", "in1", "rack-1.example.com:9012", "data/center", "inside", "true", "not"]

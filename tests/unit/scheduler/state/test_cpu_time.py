@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from scheduler_world import World, assert_consistent
 
+from cpumond.core.wire import CPU_COUNTERS
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.commands import MovePool
-from cpumond.wire import CPU_COUNTERS
 
 
 @pytest.fixture

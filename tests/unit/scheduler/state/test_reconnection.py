@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
 
+from cpumond.core.wire import StopOrder
 from cpumond.scheduler.model import CommandError, JobCounts, JobRecord
-from cpumond.wire import StopOrder
 
 LOST_S = 301.0
 """Longer than node_reconnection_timeout."""

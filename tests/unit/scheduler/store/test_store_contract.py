@@ -13,7 +13,7 @@ from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from cpumond.errors import EXIT_UNAVAILABLE, CpumondError
+from cpumond.core.errors import EXIT_UNAVAILABLE, CpumondError
 from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 

@@ -1,0 +1,428 @@
+"""The agent's configuration: TOML plus ``conf.d`` drop-ins, checked, as frozen values.
+
+Each file is checked by itself, so that a message names the file and the key; then tables are merged (a later file
+wins, ``[[source]]`` entries add up) and the rules between keys are applied. Keys may be written with hyphens or
+underscores; two spellings of one key in one table are an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cpumond.core.decode import ContentError, decode_toml
+from cpumond.core.errors import ConfigError
+from cpumond.core.measures import DURATION
+from cpumond.core.schema import normalise_table
+from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
+from cpumond.core.wire import MAX_NAME
+from cpumond.monitor.model import (
+    Duration,
+    Mode,
+    MonitorSettings,
+    check_together,
+    list_idle_options,
+    merge_layers,
+)
+
+DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
+MAX_LABELS = 8
+"""Properties of units that one source may ask for."""
+
+Layer = Annotated[dict[str, Any], msgspec.Meta(extra={"table": MonitorSettings})]
+"""Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[source]]``: where jobs come from.
+
+    ``pattern`` a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
+    may hold ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, its groups ``id`` and
+    ``operation`` name the job. ``cpu_limit`` cores, or "from-cgroup": the quota found before the first change.
+
+    With ``kind = "systemd"`` the jobs are services and scopes of ``slices``; there ``pattern`` (default "*") and
+    ``id_regex`` are about the unit's name, and ``labels`` are properties of the unit to be shown.
+    """
+
+    kind: Literal["static", "glob", "systemd"]
+    pattern: Annotated[str, msgspec.Meta(min_length=1)] = ""
+    slices: list[str] = []
+    labels: list[str] = []
+    cpu_limit: Positive | Literal["from-cgroup"] = "from-cgroup"
+    operation: str = ""
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
+    id_regex: str | None = None
+    mode: Mode | None = None
+    job_cpu_monitor: Layer = {}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[operation.NAME]``: what an operation's specification says about its jobs on this node."""
+
+    mode: Mode | None = None
+    job_cpu_monitor: Layer = {}
+
+
+class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[writes]``: what happens when another program or an operator changes a limit that the agent moved.
+
+    It is the new original, and for ``override_ttl`` it is not moved; ``drift_...`` is for files of units alone.
+    """
+
+    override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
+    drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
+    drift_max: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 5
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[discovery]``: how jobs are looked for."""
+
+    rescan_period_s: PositiveDuration = msgspec.field(name="rescan_period", default=30.0)
+    empty_rescans: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 6
+    max_jobs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 9000
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off. ``names``: how else this host is called."""
+
+    listen: str = "127.0.0.1:9756"
+    names: list[str] = []
+    job_series: Literal["all", "top", "off"] = "all"
+    max_jobs: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[report]``: where limits are reported to."""
+
+    kind: Literal["none", "log", "http"] = "log"
+    url: str = ""
+    report_period_s: PositiveDuration = msgspec.field(name="report_period", default=10.0)
+    timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
+    retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
+    token_file: str = ""
+
+
+class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide about its tree."""
+
+    url: str = ""
+    token: str = ""
+    token_file: str = ""
+    heartbeat_period_s: PositiveDuration = msgspec.field(name="heartbeat_period", default=1.0)
+    timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
+    retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
+    tags: list[str] = []
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[resources]``: what this host offers to jobs; None is what it has.
+
+    The rest: how long the sum of the jobs' limits may be above that before jobs are aborted (semantics.md 1.9).
+    """
+
+    cpu: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
+    memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] | None = None
+    user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    cpu_overdraft_timeout_s: Duration = msgspec.field(name="cpu_overdraft_timeout", default=600.0)
+    memory_overdraft_timeout_s: Duration = msgspec.field(name="memory_overdraft_timeout", default=300.0)
+    resource_adjustment_period_s: PositiveDuration = msgspec.field(name="resource_adjustment_period", default=5.0)
+
+
+class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
+
+    ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
+    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit.
+    """
+
+    kind: Literal["none", "cgroup", "systemd"] = "none"
+    cgroup_root: str = ""
+    allow_root: bool = False
+    user: str = ""
+    min_uid: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = 1000
+    jobs_dir: str = ""
+    max_tasks: Annotated[int, msgspec.Meta(ge=0, le=2**22)] = 4096
+    max_log_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**40)] = 16_777_216
+    log_retention_s: Duration = msgspec.field(name="log_retention", default=86_400.0)
+    max_kept_logs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1000
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[control]``: the unix socket in ``runtime_dir``; ``group`` may open it besides root ("" = the agent's own)."""
+
+    group: str = ""
+
+
+class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
+
+    ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each (32 with a peak); 0
+    keeps none. They are kept where something shows them: with a page here, or with a scheduler, whose page asks for
+    them.
+    """
+
+    listen: str = ""
+    samples: Annotated[int, msgspec.Meta(ge=0, le=5000)] = 180
+    period_s: PositiveDuration = msgspec.field(name="period", default=5.0)
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[cost]``: the share of one core the agent may use; above it, jobs are looked at in turns (0 = never)."""
+
+    cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults)."""
+
+    node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
+    runtime_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/run/cpumond"
+    mountinfo: Annotated[str, msgspec.Meta(min_length=1)] = "/proc/self/mountinfo"
+    managed_roots: list[str] = []
+    monitor: Layer = {}
+    source: list[Source] = []
+    operation: dict[str, Operation] = {}
+    writes: Writes = Writes()
+    discovery: Discovery = Discovery()
+    metrics: Metrics = Metrics()
+    report: Report = Report()
+    scheduler: SchedulerLink = SchedulerLink()
+    resources: Resources = Resources()
+    executor: ExecutorOptions = ExecutorOptions()
+    control: Control = Control()
+    web: Web = Web()
+    log: Log = Log()
+    cost: Cost = Cost()
+    path: str = ""
+
+    @property
+    def control_socket(self) -> str:
+        return os.path.join(self.runtime_dir, "control.sock")
+
+    def node_settings(self) -> MonitorSettings:
+        return self.resolve_settings(None, "", {})
+
+    def resolve_settings(self, source: Source | None, operation_id: str, job: Mapping[str, Any]) -> MonitorSettings:
+        """The resulting section of a job: node < source < operation < job. Raises ConfigError."""
+        layers: list[Mapping[str, Any]] = [self.monitor]
+        if source is not None:
+            layers += [source.job_cpu_monitor, _mode_layer(source.mode)]
+        operation = self.operation.get(operation_id)
+        if operation is not None:
+            layers += [operation.job_cpu_monitor, _mode_layer(operation.mode)]
+        settings = msgspec.convert(merge_layers([*layers, job]), MonitorSettings)
+        check_together(settings, f"{self.path or 'built-in defaults'}: resulting job-cpu-monitor")
+        return settings
+
+
+def _mode_layer(mode: Mode | None) -> Layer:
+    return {} if mode is None else {"mode": mode}
+
+
+def load_config(path: str | None) -> AgentConfig:
+    """Read, check and merge ``path`` and the ``conf.d/*.toml`` beside it; None gives the built-in defaults.
+
+    Raises ConfigError (file, key, allowed range) or AccessError.
+    """
+    if path is None:
+        return finish_config({}, "")
+    folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
+    return finish_config(read_layers(path, folder, parse_config_text), path)
+
+
+def parse_config_text(text: str, path: str) -> dict[str, Any]:
+    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    try:
+        raw = decode_toml(text)
+    except ContentError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path"}))
+    if "monitor" in table:
+        table["monitor"] = normalise_table(raw["monitor"], MonitorSettings, path, "monitor")
+    return table
+
+
+def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
+    """A checked section ``job-cpu-monitor`` given at run time or in a source. Raises ConfigError."""
+    return normalise_table(raw, MonitorSettings, where, key)
+
+
+def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Options given as ``key=value`` on the command line, not checked: a value is read as TOML, else as text.
+
+    Raises ConfigError without an equals sign, and for a value of several lines, which would be more than a value.
+    """
+    raw: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: expected key=value, for example --set vote_window_size=7")
+        if "\n" in text.strip():
+            raise ConfigError(f"--set: {key.strip()}: expected a value on one line, got {text.strip()!r}")
+        try:
+            raw[key.strip()] = decode_toml(f"value = {text.strip()}")["value"]
+        except ContentError:
+            raw[key.strip()] = text.strip()
+    return raw
+
+
+def parse_assignments(assignments: tuple[str, ...]) -> Layer:
+    """The checked options of ``read_assignments``. Raises ConfigError."""
+    return parse_layer(read_assignments(assignments), "--set", "")
+
+
+def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
+    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    config = msgspec.convert({**merged, "path": path}, AgentConfig)
+    where = path or "built-in defaults"
+    config = msgspec.structs.replace(
+        config,
+        node_id=config.node_id or socket.gethostname(),
+        managed_roots=[normalise_root(root, where) for root in config.managed_roots],
+        state_dir=os.path.abspath(config.state_dir),
+        runtime_dir=os.path.abspath(config.runtime_dir),
+    )
+    config = _finish_executor(config, where)
+    _check_scheduler(config.scheduler, where)
+    for number, source in enumerate(config.source, 1):
+        _check_source(source, f"{where}: source {number}")
+        for operation_id in ["", *config.operation]:
+            config.resolve_settings(source, operation_id, {})
+    for operation_id in ["", *config.operation]:
+        config.resolve_settings(None, operation_id, {})
+    if config.report.kind == "http" and not re.match(r"https?://[^/\s]+", config.report.url):
+        raise ConfigError(
+            f'{where}: report.url: must be an http:// or https:// address when report.kind is "http", '
+            f"got {config.report.url!r}"
+        )
+    if config.metrics.listen:
+        parse_listen(config.metrics.listen, f"{where}: metrics.listen")
+    if config.web.listen:
+        _check_loopback(config.web.listen, f"{where}: web.listen")
+    return config
+
+
+def find_idle_options(config: AgentConfig) -> list[str]:
+    """Sentences about options of ``job-cpu-monitor`` that have no effect where they are given: not with the rule and
+    the actuator that result there, whatever the levels above and below say (1.1)."""
+    operations, sources = ["", *config.operation], [None, *config.source]
+
+    def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
+        """Of the options ``given`` those that say nothing for any job of ``some`` sources and operations ``names``."""
+        found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
+        return [text for text in found[0] if all(text in others for others in found)]
+
+    told = [f"monitor.{text}" for text in list_idle(config.monitor, sources, operations)]
+    for number, source in enumerate(config.source, 1):
+        told += [
+            f"source {number}.job-cpu-monitor.{text}"
+            for text in list_idle(source.job_cpu_monitor, [source], operations)
+        ]
+    for name, operation in config.operation.items():
+        where, given = f"operation.{name}.job-cpu-monitor", operation.job_cpu_monitor
+        always = list_idle(given, sources, [name])
+        told += [f"{where}.{text}" for text in always]
+        for number, source in enumerate(config.source, 1):
+            only = [text for text in list_idle(given, [source], [name]) if text not in always]
+            told += [f"{where}.{text}, so not for jobs of source {number}" for text in only]
+    return [f"{config.path or 'built-in defaults'}: {text}" for text in told]
+
+
+EXECUTOR_ROOTS = {"none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice"}
+"""``executor.kind`` -> where its jobs are unless ``cgroup_root`` says otherwise."""
+
+
+def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
+    """Where jobs run and are kept; without ``managed_roots`` only their own place is managed."""
+    options = config.executor
+    root = normalise_root(options.cgroup_root, where, "executor.cgroup_root") or EXECUTOR_ROOTS[options.kind]
+    if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:
+        raise ConfigError(
+            f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
+            f"got {root!r}; leave it out"
+        )
+    if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
+        raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
+    roots = config.managed_roots
+    if options.kind != "none":
+        roots = roots or [root]
+        if not any(each == "" or root == each or root.startswith(each + "/") for each in roots):
+            raise ConfigError(
+                f"{where}: executor.cgroup_root: {root!r} is not below managed_roots {roots}; "
+                "limits of its jobs could never move: add it there"
+            )
+    jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
+    options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
+    return msgspec.structs.replace(config, executor=options, managed_roots=roots)
+
+
+def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
+    if scheduler.url and not re.match(r"https?://[^/\s]+", scheduler.url):
+        raise ConfigError(f"{where}: scheduler.url: must be an http:// or https:// address, got {scheduler.url!r}")
+    if scheduler.token and scheduler.token_file:
+        raise ConfigError(f"{where}: scheduler.token: give either it or token_file, not both")
+    if not scheduler.token.isascii() or any(sign.isspace() for sign in scheduler.token):
+        raise ConfigError(f"{where}: scheduler.token: must be visible ASCII characters without spaces")
+
+
+def _check_loopback(listen: str, where: str) -> None:
+    host, _ = parse_listen(listen, where)
+    if not is_loopback(host):
+        raise ConfigError(
+            f"{where}: must be a loopback address, such as 127.0.0.1:9759, [::1]:9759 or localhost:9759, because the "
+            f"page asks for no password, got {listen!r}; to see it from elsewhere: `ssh -L 9759:127.0.0.1:9759 HOST`"
+        )
+
+
+def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
+    """A managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises ConfigError."""
+    parts = [part for part in root.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in root:
+        raise ConfigError(f"{where}: {key}: {root!r} must not contain '..'")
+    return "/".join(parts)
+
+
+def _check_source(source: Source, where: str) -> None:
+    if source.kind == "systemd":
+        _check_units(source, where)
+    elif source.slices or source.labels:
+        key = "slices" if source.slices else "labels"
+        raise ConfigError(f'{where}: {key}: is for kind = "systemd" only, this source is of kind "{source.kind}"')
+    elif not source.pattern:
+        raise ConfigError(f"{where}: 'pattern' is missing; it has no default")
+    where = f"{where} ({source.pattern or source.slices[0]!r})"
+    if ".." in source.pattern.split("/"):
+        raise ConfigError(f"{where}: pattern must not contain '..'")
+    if source.id_regex is not None:
+        try:
+            re.compile(source.id_regex)
+        except re.error as error:
+            raise ConfigError(f"{where}: id_regex is not a regular expression: {error}") from None
+    if source.kind == "static" and any(sign in source.pattern for sign in "*?["):
+        raise ConfigError(f'{where}: a static pattern is one path; use kind = "glob" for {source.pattern!r}')
+
+
+def _check_units(source: Source, where: str) -> None:
+    if not source.slices:
+        raise ConfigError(f'{where}: slices: name at least one, for example slices = ["batch.slice"]')
+    for name in source.slices:
+        if not re.fullmatch(r"(-|[A-Za-z0-9:_.\\@]+(-[A-Za-z0-9:_.\\@]+)*)\.slice", name):
+            raise ConfigError(f'{where}: slices: {name!r} is no name of a slice, such as "batch.slice"')
+    if "/" in source.pattern:
+        raise ConfigError(f'{where}: pattern: with kind = "systemd" it is about names of units, got {source.pattern!r}')
+    if source.id is not None:
+        raise ConfigError(f'{where}: id: is for kind = "static" only; use id_regex')
+    if len(source.labels) > MAX_LABELS:
+        raise ConfigError(f"{where}: labels: at most {MAX_LABELS} are possible, got {len(source.labels)}")
+    for label in source.labels:
+        if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,63}", label):
+            raise ConfigError(f'{where}: labels: {label!r} is no property of a unit, such as "User" (systemctl show)')

@@ -1,0 +1,139 @@
+"""Which cgroups are jobs: the configured sources looked up in the hierarchy of the cpu controller."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cpumond.agent.config import Source
+from cpumond.agent.discovery.glob import list_glob, list_static, may_match
+from cpumond.agent.discovery.units import list_units, may_hold_units
+
+
+class FoundJob(msgspec.Struct, frozen=True):
+    """A job as a source describes it.
+
+    ``path`` is its cgroup, relative; ``cpu_limit_cores`` what it ordered, None = from the cgroup itself;
+    ``layer`` options of the job alone; ``source`` None for a job registered at run time.
+    """
+
+    job_id: str
+    operation_id: str
+    path: str
+    cpu_limit_cores: float | None
+    source: Source | None = None
+    layer: dict[str, object] = {}
+
+
+class Scan(msgspec.Struct):
+    """What one look at all sources gave: jobs, directories in which children come and go, what was left out and why."""
+
+    jobs: list[FoundJob] = []
+    watched: set[str] = set()
+    problems: list[str] = []
+
+
+__all__ = [
+    "SOURCES",
+    "FoundJob",
+    "Scan",
+    "concerns",
+    "describe_source",
+    "find_cgroups",
+    "list_jobs",
+    "may_match",
+    "name_job",
+]
+
+SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
+    "static": list_static,
+    "glob": list_glob,
+}
+"""``kind`` -> function (hierarchy root, pattern) -> (cgroup paths, directories to watch), both relative, sorted."""
+
+
+def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:
+    """The cgroups that a source names and the directories in which others would appear, relative, sorted."""
+    if source.kind == "systemd":
+        return list_units(root, source.slices, source.pattern or "*")
+    return SOURCES[source.kind](root, source.pattern)
+
+
+def concerns(source: Source, path: str) -> bool:
+    """Whether a change at ``path`` (relative) can change what a source finds."""
+    if source.kind == "systemd":
+        return may_hold_units(source.slices, path)
+    return may_match(source.pattern, path)
+
+
+def describe_source(source: Source) -> str:
+    """A source in a few words, for people."""
+    if source.kind != "systemd":
+        return source.pattern
+    return f"{source.pattern or 'units'} in {', '.join(source.slices)}"
+
+
+def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> Scan:
+    """All jobs: those registered at run time, then each source in turn; the first one that names a cgroup keeps it."""
+    scan = Scan(jobs=[], watched=set(), problems=[])
+    taken: set[str] = set()
+    ids: dict[str, str] = {}
+    for job in registered:
+        _take(scan, taken, ids, job)
+    for source in sources:
+        paths, watched = find_cgroups(root, source)
+        scan.watched.update(watched)
+        for path in paths:
+            if not path.isprintable():
+                scan.problems.append(f"{path!r}: its name is not readable text; left out")
+                continue
+            named = name_job(source, path)
+            if named is None:
+                scan.problems.append(f"{path}: id_regex {source.id_regex!r} gives it no id; left out")
+            else:
+                _take(scan, taken, ids, named)
+    return scan
+
+
+def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> None:
+    if job.path in taken:
+        return
+    taken.add(job.path)
+    if job.job_id in ids:
+        scan.problems.append(
+            f"{job.path}: its job id {job.job_id!r} is also that of {ids[job.job_id]}; left out, "
+            "give the source an id_regex that tells them apart"
+        )
+        return
+    ids[job.job_id] = job.path
+    scan.jobs.append(job)
+
+
+def name_job(source: Source, path: str) -> FoundJob | None:
+    """The job at ``path`` by the source's rules; None when ``id_regex`` does not match or names it with nothing.
+
+    Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the
+    job, else its first and second group, else the whole match. Without ``id_regex`` the last component is the id,
+    or the whole path where a wildcard stands before the last component. Of a unit it is the name that counts.
+    """
+    operation_id = source.operation
+    if source.id_regex is None:
+        unique = source.kind == "static" or not any(sign in source.pattern.rpartition("/")[0] for sign in "*?[")
+        job_id = source.id or (path.rpartition("/")[2] if unique else path)
+    else:
+        match = re.search(source.id_regex, path if source.kind != "systemd" else path.rpartition("/")[2])
+        if match is None:
+            return None
+        named = match.groupdict()
+        groups = [group for group in match.groups() if group is not None]
+        first = groups[0] if groups and not named else match[0]
+        job_id = next((named[key] for key in ("id", "job_id", "job") if named.get(key)), first)
+        second = groups[1] if len(groups) > 1 and not named else operation_id
+        operation_id = next((named[key] for key in ("operation", "operation_id", "op") if named.get(key)), second)
+    if not job_id:
+        return None
+    limit = None if source.cpu_limit == "from-cgroup" else float(source.cpu_limit)
+    return FoundJob(job_id, operation_id, path, limit, source)

@@ -1,0 +1,326 @@
+"""Which cgroups look like workloads, and what their paths tell about them; pure, knows no configuration.
+
+What engines and schedulers call their cgroups is their own habit, the same for many years: a container's id is in its
+name, a Slurm job's number, a pod's uid. What a path does not tell (a container's name, a job's user) is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from cpumond.agent.discovery.units import slice_path
+
+Kind = Literal[
+    "docker", "podman", "containerd", "cri-o", "container", "kubernetes", "slurm", "lxc", "machine", "unit", "cgroup"
+]
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """One cgroup that is a workload.
+
+    ``path`` relative to the root of the hierarchy; ``name`` what the path tells: 12 digits of a container's id, a
+    pod's uid and those, "job 7", a unit, the last component; ``detail`` more of it in words ("uid 1000", "burstable").
+    """
+
+    path: str
+    kind: Kind
+    name: str
+    detail: str = ""
+
+
+class SourceSketch(msgspec.Struct, frozen=True):
+    """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
+
+    ``keep_shadow``: these are better never lowered without a thought, such as the services of the system.
+    """
+
+    keys: dict[str, str | list[str]]
+    kind: Kind
+    paths: tuple[str, ...]
+    keep_shadow: bool = False
+
+
+SHORT_ID: Final = 12
+_HEX: Final = r"[0-9a-f]{6,64}"
+_ENGINES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
+    ("docker", re.compile(rf"docker-({_HEX})\.scope")),
+    ("podman", re.compile(rf"libpod-(?:payload-)?({_HEX})(?:\.scope)?")),
+    ("containerd", re.compile(rf"(?:cri-containerd|nerdctl)-({_HEX})\.scope")),
+    ("cri-o", re.compile(rf"crio-({_HEX})(?:\.scope)?")),
+    ("container", re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")),
+)
+"""Names of containers' cgroups, wherever they are; the last one is for engines that nobody thought of."""
+_MONITORS: Final = re.compile(
+    rf"conmon|(?:libpod|crio)-conmon-{_HEX}(?:\.scope)?|lxc\.monitor(?:\..+)?|init\.scope|\.lxc"
+)
+"""Processes that look after a workload, and PID 1's: no workloads."""
+_POD: Final = re.compile(r"(?:.*-)?pod([0-9a-f]{8}[0-9a-f_-]*)(?:\.slice)?(?::[\w-]+:([0-9a-f]+))?")
+_QOS: Final = re.compile(r"besteffort|burstable")
+_JOB: Final = re.compile(r"job_([0-9]+)")
+_SLURM: Final = re.compile(r"slurm|slurm_.+|(?:.+_)?slurmstepd\.scope")
+_UID: Final = re.compile(r"uid_([0-9]+)")
+_USER_SLICE: Final = re.compile(r"user-([0-9]+)\.slice")
+_USER_MANAGER: Final = re.compile(r"user@([0-9]+)\.service")
+_MACHINE: Final = re.compile(r"machine-(.+)\.scope|systemd-nspawn@(.+)\.service")
+_UNIT_SUFFIXES: Final = (".service", ".scope")
+_SYSTEM_SLICES: Final = ("system.slice", "user.slice")
+_FULL: Final = 2
+"""Rank of what is surely one workload; pods and units may hold some (1), leaf cgroups are what is left (0)."""
+
+
+def classify(path: str) -> tuple[Workload, int] | None:
+    """The workload whose own cgroup is at ``path`` and its rank; None for what is inside or above one, or nothing.
+
+    A leaf cgroup that has no known name is no matter of its path: ``pick_workloads``.
+    """
+    above, _, last = path.rpartition("/")
+    if not last or _MONITORS.fullmatch(last):
+        return None
+    parents = above.split("/") if above else []
+    parent = parents[-1] if parents else ""
+    for find in (_find_kubernetes, _find_slurm, _find_container):
+        found = find(parents, parent, last)
+        if found is not None:
+            kind, name, detail, rank = found
+            return Workload(path, kind, name, detail), rank
+    return _find_unit(path, parents, parent, last)
+
+
+_Found = tuple[Kind, str, str, int]
+
+
+def _find_kubernetes(parents: list[str], parent: str, last: str) -> _Found | None:
+    if not any("kubepods" in each for each in (*parents, last)):
+        return None
+    own, of_parent = _POD.fullmatch(last), _POD.fullmatch(parent)
+    pod = own if of_parent is None else of_parent
+    if pod is None:
+        return None
+    uid = pod[1].replace("_", "-")
+    qos = next((found[0] for each in (*parents, last) if (found := _QOS.search(each))), "guaranteed")
+    if of_parent is not None:
+        return "kubernetes", f"{uid}/{_shorten(last)}", qos, _FULL
+    if pod[2]:
+        return "kubernetes", f"{uid}/{pod[2][:SHORT_ID]}", qos, _FULL
+    return "kubernetes", uid, qos, 1
+
+
+def _find_slurm(parents: list[str], parent: str, last: str) -> _Found | None:
+    job = _JOB.fullmatch(last)
+    uid = _UID.fullmatch(parent)
+    if job is None or not (uid or any(_SLURM.fullmatch(each) for each in parents)):
+        return None
+    return "slurm", f"job {job[1]}", f"uid {uid[1]}" if uid else "", _FULL
+
+
+def _find_container(parents: list[str], parent: str, last: str) -> _Found | None:
+    if parent == "docker" and re.fullmatch(_HEX, last):
+        return "docker", last[:SHORT_ID], "", _FULL
+    if parent in ("lxc", "lxc.payload"):
+        return "lxc", last, "", _FULL
+    if last.startswith("lxc.payload."):
+        return "lxc", last.removeprefix("lxc.payload."), "", _FULL
+    machine = _MACHINE.fullmatch(last)
+    if machine is not None:
+        return "machine", _unescape(machine[1] or machine[2]), "", _FULL
+    for kind, pattern in _ENGINES:
+        found = pattern.fullmatch(last)
+        if found is not None:
+            user = next((each[1] for name in parents if (each := _USER_SLICE.fullmatch(name))), "")
+            return kind, found[1][:SHORT_ID], f"uid {user}" if user else "", _FULL
+    return None
+
+
+def _find_unit(path: str, parents: list[str], parent: str, last: str) -> tuple[Workload, int] | None:
+    """A service or scope in a slice, of the system's or of a user's manager, which is no workload itself."""
+    if not last.endswith(_UNIT_SUFFIXES) or _USER_MANAGER.fullmatch(last) or not parent.endswith(".slice"):
+        return None
+    user = next((each[1] for name in reversed(parents) if (each := _USER_SLICE.fullmatch(name))), "")
+    return Workload(path, "unit", _unescape(last), f"uid {user}" if user else ""), 1
+
+
+def _shorten(name: str) -> str:
+    for _, pattern in _ENGINES:
+        found = pattern.fullmatch(name)
+        if found is not None:
+            return found[1][:SHORT_ID]
+    return name
+
+
+def _unescape(name: str) -> str:
+    r"""A unit's name as people gave it: systemd writes "-" within a part of a name as ``\x2d``."""
+    return re.sub(r"\\x([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), name)
+
+
+def pick_workloads(
+    paths: Iterable[str], is_populated: Callable[[str], bool], left_out: Iterable[str] = ()
+) -> list[Workload]:
+    """The workloads among all cgroups ``paths`` (relative), sorted by path; never one and what is above it.
+
+    The outermost container, Slurm job or virtual machine; else the outermost unit or pod that holds none of them; else
+    a leaf cgroup with processes (``is_populated``, asked for those alone). ``left_out`` are never workloads.
+    """
+    every = sorted(set(paths) - {""})
+    inner = {above for path in every for above in list_above(path)}
+    chosen: dict[str, Workload] = {}
+    holders = set(left_out)
+    named = [found for path in every if (found := classify(path)) is not None]
+    for rank in (_FULL, 1):
+        for workload, own_rank in named:
+            path = workload.path
+            if own_rank == rank and path not in holders and chosen.keys().isdisjoint(list_above(path)):
+                chosen[path] = workload
+        holders |= {above for path in chosen for above in list_above(path)}
+    for path in every:
+        last = path.rpartition("/")[2]
+        if path in inner or path in chosen or path in holders or _MONITORS.fullmatch(last):
+            continue
+        if not chosen.keys().isdisjoint(list_above(path)) or _is_slurmd(path) or not is_populated(path):
+            continue
+        chosen[path] = Workload(path, "cgroup", last, path.rpartition("/")[0])
+    present = set(every)
+    # crun puts a container's processes, and its limit, into a child of its scope.
+    moved = (
+        msgspec.structs.replace(each, path=f"{path}/container") if f"{path}/container" in present else each
+        for path, each in chosen.items()
+    )
+    return sorted(moved, key=lambda workload: workload.path)
+
+
+def _is_slurmd(path: str) -> bool:
+    return path.endswith("slurmstepd.scope/system")
+
+
+def list_above(path: str) -> Iterator[str]:
+    """The paths above ``path``, the nearest first, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+# ---- sources
+
+
+_ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
+"""A glob for an id: one digit alone would let ``libpod-conmon-ID.scope`` and ``docker/buildkit`` through."""
+_VARIABLE: Final = (
+    (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
+    (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),
+    (re.compile(r"^(uid_|job_|task_|user-|user@|session-)[0-9]+(?=$|\.)"), r"\1*"),
+    (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
+    (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
+)
+"""What tells one from the other of the same kind, and a glob for it."""
+_NO_GLOB: Final = re.compile(r"[*?\[\]]")
+_IDS: Final[dict[str, str]] = {
+    "kubernetes": rf"pod(?P<operation>[0-9a-f_-]+).*[/:-](?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?$",
+    "slurm": r"(?P<id>job_(?P<operation>[0-9]+).*)",
+    **dict.fromkeys(
+        ("docker", "podman", "containerd", "cri-o", "container"),
+        rf"(?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?(/container)?$",
+    ),
+}
+"""``id_regex`` where all of a kind's ids are as long as the engine makes them."""
+
+
+def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str]]) -> list[SourceSketch]:
+    """Sources that find ``workloads`` and others like them, the most special first: the first one keeps a cgroup.
+
+    ``leaves`` gives the leaf cgroups below a path, itself where it has none below: the agent changes leaf cgroups only,
+    which of a Slurm job are its tasks.
+    """
+    globs: dict[tuple[Kind, str], list[str]] = {}
+    units: dict[tuple[str, str], list[str]] = {}
+    plain: dict[str, list[str]] = {}
+    for workload in workloads:
+        path = workload.path
+        if workload.kind == "unit" and _is_in_slices(path):
+            units.setdefault((path.rpartition("/")[0], path[path.rindex(".") :]), []).append(path)
+        elif workload.kind == "cgroup":
+            plain.setdefault(path.rpartition("/")[0], []).append(path)
+        else:
+            for leaf in leaves(path) if workload.kind == "slurm" else [path]:
+                globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
+    # A pattern may match what is above a longer one's, as scopes of podman do where crun made some of them.
+    ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
+    found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
+    for (place, suffix), paths in sorted(units.items()):
+        # A slice above it that is a source finds these, too.
+        outer = next((above for above in list_above(place) if (above, suffix) in units), None)
+        if outer is not None:
+            units[outer, suffix] += paths
+    for (place, suffix), paths in sorted(units.items()):
+        if not any((above, suffix) in units for above in list_above(place)):
+            keys: dict[str, str | list[str]] = {"kind": "systemd", "slices": [place.rpartition("/")[2]]}
+            keys["pattern"] = f"*{suffix}"
+            found.append(SourceSketch(keys, "unit", tuple(paths), _is_of_system(place)))
+    for parent, paths in sorted(plain.items()):
+        if parent and len(paths) > 1:
+            keys = {"kind": "glob", "pattern": f"{_escape(parent)}/*"}
+            found.append(SourceSketch(keys, "cgroup", tuple(paths), _is_of_system(parent)))
+        else:
+            for path in paths:
+                keys = {"kind": "glob" if _NO_GLOB.search(path) else "static", "pattern": _escape(path)}
+                found.append(SourceSketch(keys, "cgroup", (path,), _is_of_system(path)))
+    return found
+
+
+def _sketch_glob(kind: Kind, pattern: str, paths: list[str]) -> SourceSketch:
+    keys: dict[str, str | list[str]] = {"kind": "glob", "pattern": pattern}
+    expression = _IDS.get(kind)
+    if expression is not None:
+        ids = {match["id"] for path in paths if (match := re.search(expression, path))}
+        if len(ids) == len(set(paths)):
+            keys["id_regex"] = expression
+    return SourceSketch(keys, kind, tuple(paths), kind == "unit" and _is_of_system(paths[0]))
+
+
+def _is_of_system(path: str) -> bool:
+    return path.partition("/")[0] in _SYSTEM_SLICES
+
+
+def generalise(path: str) -> str:
+    """A glob for ``path`` and its like, in place of ids, uids, numbers of jobs and the like."""
+    parts = []
+    for part in path.split("/"):
+        general = _escape(part)
+        for pattern, sign in _VARIABLE:
+            general = pattern.sub(sign, general)
+        parts.append(general)
+    return "/".join(parts)
+
+
+def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
+    """``managed_roots`` for what these sources find: as far down as its paths have the same beginning."""
+    roots = set()
+    for sketch in sketches:
+        slices = sketch.keys.get("slices", [])
+        if slices:
+            roots.add(slice_path(slices[0]))
+            continue
+        for path in sketch.paths:
+            pairs = zip(path.split("/"), str(sketch.keys["pattern"]).split("/"), strict=True)
+            # A "?" is only in place of a sign that would mean something in a glob.
+            fixed = itertools.takewhile(lambda pair: not re.search(r"[*\[]", pair[1]), pairs)
+            roots.add("/".join(part for part, _ in fixed) or path.partition("/")[0])
+    return sorted(root for root in roots if roots.isdisjoint(list_above(root)))
+
+
+def _is_in_slices(path: str) -> bool:
+    """Whether the source ``systemd`` finds the unit at ``path``: all above it are slices, named as systemd does."""
+    *above, _ = path.split("/")
+    stem = ""
+    for part in above:
+        if not part.endswith(".slice") or (stem and not part.startswith(f"{stem}-")):
+            return False
+        stem = part.removesuffix(".slice")
+    return bool(above)
+
+
+def _escape(part: str) -> str:
+    return _NO_GLOB.sub("?", part)

@@ -1,0 +1,314 @@
+"""Decisions to cgroups: what may be written now, in which order, and what became of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import structlog
+
+from cpumond.agent.context import AgentContext
+from cpumond.agent.limits.external import ExternalWrites
+from cpumond.agent.limits.hold import UNHELD, Pinned, Respected
+from cpumond.agent.limits.writer import read_limit_cores, read_settings_or_none
+from cpumond.agent.looks import LookSchedule, list_changed
+from cpumond.agent.ring import Result
+from cpumond.agent.tracked import Tracked, record
+from cpumond.core.errors import CpumondError, RefusedError
+from cpumond.monitor.model import Decision
+from cpumond.monitor.peak import put_off_cut
+from cpumond.monitor.policy import reject, settle
+from cpumond.monitor.protect import compute_throttled_ratio
+from cpumond.monitor.rules import look
+
+log = structlog.get_logger("cpumond.agent")
+
+ANSWER_PATIENCE_S = 3.0
+"""So long an increase waits for systemd to say whose a change is."""
+
+Decided = tuple[Tracked, Decision]
+
+
+class Applier:
+    """Writes what the monitor decided, in ticks and, for jobs that a limit holds back, between two of them.
+
+    ``has_looks``: whether any job asks for looks between two checks; without one nothing is spent on them.
+    """
+
+    def __init__(self, context: AgentContext, external: ExternalWrites) -> None:
+        self.context = context
+        self.external = external
+        self.table = context.table
+        self.writer = context.writer
+        self.totals = context.totals
+        self.clock = context.clock
+        self.registered = context.registered
+        self.looks = LookSchedule()
+        self.has_looks = False
+        self._looks_closed = 0
+        """``JobTable.closed_total`` as of the schedule: of a job that is closed nothing may be read."""
+        self._pinned = False
+
+    def apply(self, decided: list[Decided], now_s: float) -> None:
+        """Write what may be written of the decisions, and what is due to be written again."""
+        held = [job for job in self.table if job.hold is not UNHELD]
+        self._end_overrides(held, now_s)
+        self.apply_pins(now_s)
+        paused = self.context.is_paused()
+        allowed: list[tuple[Tracked, str, Decision]] = []
+        for job, decision in decided:
+            obstacle = _find_obstacle(job, decision, paused, bool(self.context.covered), now_s)
+            if obstacle == "shadow":
+                # The monitor's own limit moves, nothing is written (semantics.md 1.5).
+                old_cores, new_cores = decision.old_cores, decision.new_cores
+                record(job, self.clock.wall_s(), decision.kind, old_cores, new_cores, job.state.hard_cores, "shadow")
+                continue
+            if obstacle:
+                job.state, job.result = reject(job.state, decision), obstacle
+            else:
+                allowed.append((job, decision.kind, decision))
+        if not paused:
+            allowed += self._find_reapplies(held, now_s)
+        self._write_limits(allowed, now_s)
+        self._plan_looks(now_s)
+
+    def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
+        # Decreases first and from the leaves up, then increases from the top down: on v1 the kernel refuses a quota
+        # above the parent's, and one below a child's.
+        allowed.sort(key=_write_order)
+        for job, kind, decision in self._secure(allowed):
+            self._apply_one(job, kind, decision, now_s)
+        self.context.flush()
+
+    def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
+        """Originals on disk first; where that fails nothing new is changed, what was changed before goes on."""
+        if not allowed:
+            return allowed
+        try:
+            self.writer.secure([job for job, _, _ in allowed])
+        except CpumondError as error:
+            self.context.complain(None, error)
+        else:
+            self.context.last_complaint = ""
+        ready = []
+        for item in allowed:
+            job, kind, decision = item
+            shrinks = decision.new_cores < decision.old_cores
+            if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
+                ready.append(item)
+            else:
+                _put_off(job, kind, decision, "failed", -math.inf)
+        return ready
+
+    def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
+        found = read_settings_or_none(job)
+        if found is not None and self.external.is_foreign(job, found, now_s):
+            # Another program has set it since the last look: that must not be written over.
+            _put_off(job, kind, decision, "overridden", now_s)
+            self.external.handle_write(job, found, now_s)
+            self.external.store_originals()
+            return
+        try:
+            applied = self.writer.write(job, decision.new_cores)
+        except (CpumondError, OSError) as error:
+            self.totals.write_errors += 1
+            self.totals.failed_restores += kind == "restore"
+            job.write_errors += 1
+            again_s = now_s + self.context.config.writes.drift_backoff_s
+            job.hold = job.hold.fail(again_s)
+            _put_off(job, kind, decision, "failed", again_s)
+            said, job.last_error = job.last_error, str(error)
+            record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, decision.old_cores, "failed")
+            if job.last_error != said or not isinstance(error, RefusedError):
+                log.error("limit_write_failed", job_id=job.found.job_id, new_cores=decision.new_cores, error=str(error))
+            return
+        if applied.cores is None:
+            job.result = "gone"
+            self.context.rescan_due = True
+            return
+        if decision.new_cores > decision.old_cores:
+            job.hold = job.hold.answered()  # written over: an answer says nothing about it any more
+        moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
+        job.state, job.result, job.notes, job.last_error = (
+            settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
+            "applied",
+            applied.notes,
+            "",
+        )
+        if kind != "reapply":
+            job.hold = job.hold.write(None)
+        if not moved:
+            if kind == "shrink":  # a bound of the kernel or of its threads holds the limit where it is
+                job.state = put_off_cut(job.state, now_s)
+            return
+        self.context.report_due = True
+        if kind == "restore":
+            self.totals.restores += 1
+            job.restores += 1
+        record(job, self.clock.wall_s(), kind, decision.old_cores, decision.new_cores, applied.cores, "applied")
+        log.info(
+            "limit_changed",
+            job_id=job.found.job_id,
+            operation_id=job.found.operation_id or None,
+            reason=kind,
+            old_cores=decision.old_cores,
+            new_cores=applied.cores,
+            usage_cores=decision.usage_cores,
+            smoothed_cores=job.state.smoothed_cores,
+            votes_sum=decision.votes_sum,
+            throttled_ratio=decision.throttled_ratio,
+            pressure_ratio=decision.pressure_ratio,
+        )
+
+    def _end_overrides(self, held: list[Tracked], now_s: float) -> None:
+        for job in held:
+            before = job.hold
+            job.hold = before.expire(now_s)
+            if job.hold is not before:
+                self.context.rescan_due |= before.pinned_cores is not None
+                job.restart(read_limit_cores(job, job.in_force), now_s)
+                log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
+
+    def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
+        """Limits that another program lowered, or that may be higher now, due to be written again."""
+        due = []
+        for job in held:
+            at_s = job.hold.write_at_s
+            if at_s is not None and now_s >= at_s:
+                job.hold = job.hold.write(None)
+                if job.writes and job.hold.is_own:
+                    limit = job.state.limit_cores
+                    due.append((job, "reapply", Decision("hold", limit, limit)))
+        return due
+
+    def apply_pins(self, now_s: float) -> None:
+        """Put limits that an operator pinned in force, end the pins that are over."""
+        if not (self.registered.content.pins or self._pinned):
+            return
+        pins = self.registered.current_pins(self.clock.wall_s())
+        self._pinned = bool(pins)
+        for job in self.table:
+            pin = pins.get(job.found.job_id) if job.writes else None
+            pinned_cores = job.hold.pinned_cores
+            if pin is None and pinned_cores is not None:
+                job.hold = job.hold.unpin()
+                job.restart(read_limit_cores(job, job.in_force), now_s)
+            elif pin is not None and not self.context.is_paused() and pinned_cores != pin.cpu_limit:
+                job.hold = job.hold.pin(pin.cpu_limit)
+                old = job.state.limit_cores
+                job.restart(pin.cpu_limit, now_s)
+                decision = Decision("hold", old, job.state.limit_cores)
+                for item in self._secure([(job, "pin", decision)]):
+                    self._apply_one(*item, now_s)
+
+    def give_back(self, job: Tracked) -> None:
+        """End a pin, an override or a contest: what is in force is the monitor's again."""
+        now_s = self.clock.monotonic_s()
+        # Of a contested job the agent's own limit is written again, else it goes on from what is there.
+        contested = job.hold.is_contested
+        limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
+        job.hold = job.hold.release(now_s)
+        job.restart(limit, now_s)
+
+    # ---- looks between two checks
+
+    def _plan_looks(self, now_s: float) -> None:
+        if self.has_looks or self.looks.next_s < math.inf:
+            self.looks.refill(self.table, now_s)
+            self._looks_closed = self.table.closed_total
+
+    def look(self, now_s: float) -> None:
+        """Between two ticks, when it is due: what was held back by a lowered limit gets everything back at once.
+
+        Never raises for what a single job or file does. One pread a job where nothing was throttled.
+        """
+        if now_s < self.looks.next_s:
+            return
+        if self._looks_closed != self.table.closed_total:
+            self._plan_looks(now_s)
+        held_back: list[tuple[Tracked, str, Decision]] = []
+        for job in list_changed(self.looks.take_due(now_s, self.context.stride)):
+            try:
+                decision = self._look_closer(job, now_s)
+            except CpumondError as error:
+                self.context.complain(job, error)
+                continue
+            if decision is not None:
+                held_back.append((job, decision.kind, decision))
+        if held_back:
+            self._write_limits(held_back, now_s)
+            self.context.snapshot = None
+
+    def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
+        """The restore of a job that the agent's limit holds back; None where it does not, or may not be written now:
+        then the next check accounts for it."""
+        before = job.state
+        if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
+            return None
+        if job.settings.actuator == "quota":
+            throttled = job.cgroup.read_throttled()
+            if throttled is None or throttled <= before.seen.nr_throttled:
+                return None
+        reading = job.cgroup.read(self.clock.monotonic_s())
+        looked = None if reading is None else look(before, reading, job.settings)
+        if reading is None or looked is None:
+            return None
+        after, decision = looked
+        if decision.kind != "restore":
+            job.state = after
+            self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
+            return None
+        if _find_obstacle(job, decision, self.context.is_paused(), bool(self.context.covered), now_s):
+            return None
+        found = read_settings_or_none(job)
+        if found is None:
+            return None
+        if self.external.is_foreign(job, found, now_s):
+            # It is not the agent's limit that holds it back; the tick takes over what was written.
+            self.external.changed.add(job.found.path)
+            return None
+        job.state, job.decision = after, decision
+        self.totals.decisions[decision.kind] += 1
+        self.totals.looks_restored += 1
+        self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
+        self.totals.late_cpu_s += after.late_cpu_s - before.late_cpu_s
+        if job.samples is not None and before.base is not None:
+            ratio = compute_throttled_ratio(before.base, reading)
+            job.samples.peak_ratio = max(job.samples.peak_ratio, ratio)
+        return decision
+
+
+def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
+    job, _, decision = item
+    raises, depth = decision.new_cores > decision.old_cores, job.found.path.count("/")
+    return raises, depth if raises else -depth
+
+
+def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
+    """A decision is not written now. The monitor makes another one at the next check; a pin, and what was lost, is
+    written as of ``again_s``."""
+    job.result = result
+    if kind in ("pin", "reapply"):
+        job.hold = job.hold.write(again_s)
+    else:
+        job.state = reject(job.state, decision)
+
+
+def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:
+    """Why a decision is not written now, "" when it is."""
+    if not job.writes:
+        return "shadow"
+    shrinks = decision.new_cores < decision.old_cores
+    hold, decider = job.hold, job.hold.decider
+    waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
+    # More CPU does not wait for PID 1 longer than that.
+    asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
+    obstacles: tuple[tuple[bool, Result], ...] = (
+        (hold.is_contested, "contested"),
+        (isinstance(decider, Respected) or asked, "overridden"),
+        (isinstance(decider, Pinned), "pinned"),
+        (paused or (covered and shrinks), "paused"),
+        (job.mode == "up-only" and shrinks, "up-only"),
+        (waiting, "failed"),
+    )
+    return next((word for holds, word in obstacles if holds), "")

@@ -1,0 +1,317 @@
+"""What other programs write: limits in cgroups, and what systemd says of its units."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Literal
+
+import msgspec
+import structlog
+
+from cpumond.agent.context import AgentContext
+from cpumond.agent.limits.hold import Respected
+from cpumond.agent.limits.judge import RELOAD_S, Verdict
+from cpumond.agent.limits.restore import open_original, restore_cgroup
+from cpumond.agent.limits.units import PROPERTIES, read_labels
+from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
+from cpumond.agent.tracked import Tracked, record
+from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup.find import CgroupFinder
+from cpumond.host.cgroup.settings import CpuSettings, adopt_limit, classify_change, is_raised_above
+from cpumond.host.systemd.properties import QUOTA, UnitEvent
+
+log = structlog.get_logger("cpumond.agent")
+
+SET_PROPERTY = "systemctl set-property"
+
+
+class ExternalWrites:
+    """Changes of limits that are not the agent's, and what follows from them.
+
+    ``changed`` are cgroups whose limit files were written since the last tick; ``read_all``: those of all jobs may have
+    been. ``strays_at_s``: when changed cgroups without a job are looked at, on the monotonic clock.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        self.hierarchies = context.hierarchies
+        self.table = context.table
+        self.writer = context.writer
+        self.units = context.units
+        self.totals = context.totals
+        self.clock = context.clock
+        self.changed: set[str] = set()
+        self.read_all = False
+        self.strays_at_s = math.inf
+        self._reloaded_at_s = -math.inf
+        self._removed: set[str] = set()
+        """Units that systemd unloaded."""
+
+    def take_changes(self, now_s: float) -> None:
+        """Take over what was written since the last tick."""
+        jobs = list(self.table) if self.read_all else [
+            self.table.jobs[path] for path in self.changed if path in self.table.jobs
+        ]  # fmt: skip
+        for job in jobs:
+            found = read_settings_or_none(job)
+            if found is not None:
+                self.handle_write(job, found, now_s)
+        self.changed, self.read_all = set(), False
+        self.store_originals()
+
+    def store_originals(self) -> None:
+        """A new original is on disk before anything is done about it; where that fails it is tried again,
+        and nothing of it is lowered until then."""
+        if self.writer.unsaved:
+            self.context.flush()
+
+    def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over what is ``found`` in force now."""
+        actuator = job.settings.actuator
+        change = classify_change(job.in_force, found, actuator, exact=not job.unit)
+        before = job.in_force
+        job.in_force = found
+        if not job.touched or self._is_still_unset(job):
+            if found != before:
+                job.original = found
+                self.writer.keep(job)
+                self.table.update_hard_limit(job, now_s)
+            return
+        if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
+            # One that is lowered together with the quota had to be: the kernel takes no quota below it.
+            self.writer.follow_burst(job, found)
+        if change == "same" or job.hold.is_contested:
+            return
+        if job.unit:
+            self._judge_unit_write(job, before, None, now_s)
+        else:
+            self._record_write(job, Verdict.FILE, change, {}, now_s)
+
+    def _is_still_unset(self, job: Tracked) -> bool:
+        """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
+        is no file to watch until then."""
+        is_told = self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path)
+        return bool(job.unit) and not (is_told or job.hold.is_contested)
+
+    def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
+        """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since
+        the last look is taken over."""
+        actuator = job.settings.actuator
+        if classify_change(job.in_force, found, actuator, exact=not job.unit) == "same":
+            if found.burst_us != job.in_force.burst_us:
+                self.writer.follow_burst(job, found)  # no event tells of it
+            return False
+        is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (actuator,))
+        if is_ours:
+            self.handle_write(job, found, now_s)
+        return not is_ours
+
+    def _record_write(
+        self, job: Tracked, verdict: Verdict, change: Literal["raise", "lower"], values: dict[str, object], now_s: float
+    ) -> None:
+        """Another program set the limit that is in force: that is what is put back in the end, and respected for a
+        time.
+
+        Of a unit that is so for what systemd wants, too (``values``), and for a raise above what was found: what is
+        written to its file alone does not outlive the next reload.
+        """
+        found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
+        writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
+        self.totals.foreign_writes[change] += 1
+        self.context.report_due = True
+        if is_operators:
+            self.units.confirm(job.unit, found, actuator, values)
+        if is_operators or not job.unit or is_raised_above(found, job.original, actuator):
+            job.original = adopt_limit(job.original, found, actuator)
+            self.writer.keep(job)
+            self.table.update_hard_limit(job, now_s)
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
+        log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
+        # Of a unit a raise is meant, and so is whatever is written after it within its time.
+        meant = change == "raise" or isinstance(job.hold.decider, Respected)
+        meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
+        if is_operators or not job.unit or meant:
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_operators else "")
+            job.restart(found_cores, now_s)
+            return
+        job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
+        if job.hold.is_contested:
+            try:
+                self.writer.abandon(job)
+            except CpumondError as error:
+                self.context.complain(job, error)
+            log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
+
+    # ---- units of systemd
+
+    def take_unit_news(self, now_s: float) -> None:
+        """What systemd said since the last tick."""
+        events = self.units.poll()
+        for event in events:
+            job = self.table.by_unit.get(event.unit)
+            if event.kind == "reloaded":
+                # It applied its stored values to all units, and their properties may be others now.
+                self.read_all = True
+                self._reloaded_at_s = now_s
+                for each in self.table.by_unit.values():
+                    self.table.ask_labels(each)
+            elif event.kind == "connected":
+                self.writer.ask_again(now_s, at_once=True)
+            elif event.kind in ("away", "denied"):
+                # It is so for all of them.
+                for each in self.table.by_unit.values():
+                    if event.kind == "away":
+                        self._resolve_unit_write(each, {}, now_s)
+                    self._lower_by_file(each, event.text, now_s)
+            elif event.kind == "replaced":
+                self._on_property_conflict(event, now_s)
+            elif job is not None:
+                self._take_news_of(job, event, now_s)
+        self._removed = {event.unit for event in events if event.kind == "removed"}
+
+    def _take_news_of(self, job: Tracked, event: UnitEvent, now_s: float) -> None:
+        if event.kind == "answer" and QUOTA in event.values:
+            self._resolve_unit_write(job, event.values, now_s)
+        elif event.kind == "answer":
+            job.labels = read_labels(event.values)
+        elif event.kind in ("refused", "no-unit"):
+            self._lower_by_file(job, event.text or "there is no such unit", now_s)
+        elif event.kind == "done":
+            if job.touched:
+                job.in_force = self.units.read_values(dict(event.properties), job.in_force)
+            self.table.watch_again(job)
+            self.changed.add(job.found.path)
+
+    def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
+        """An operator gave a unit another limit just before the agent's was to be set, which then was not."""
+        job = self.table.by_unit.get(event.unit)
+        if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
+            # Its original was on its way back, or its cgroup is gone.
+            self.writer.accept(event.unit, event.values)
+            return
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.settings.actuator]}
+        if others:
+            # Of a setting that is not moved any more, and was to go back together with what is.
+            job.original = self.units.read_values(others, job.original)
+            self.writer.keep(job)
+            log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
+        if len(others) == len(event.values):
+            return
+        before = job.in_force if job.hold.asking is None else job.hold.asking.before
+        found, job.hold = read_settings_or_none(job) or job.in_force, job.hold.answered()
+        job.in_force = self.units.read_values(
+            event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
+        )
+        try:
+            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
+        except CpumondError as error:
+            self.context.complain(None, error)
+        self._judge_unit_write(job, before, event.values, now_s, is_conflict=True)
+
+    def expire_gone_units(self, now_s: float) -> None:
+        """Units whose time to come again is over, and those that systemd is to have back."""
+        if self.writer.gone:
+            root = self.hierarchies.cpu_root
+            self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
+        if now_s >= self.strays_at_s:
+            self.strays_at_s = now_s + GONE_S
+            self._restore_strays(now_s)
+        if self.writer.returning:
+            self.writer.reap_acknowledged()
+        self.writer.ask_again(now_s)
+
+    def _restore_strays(self, now_s: float) -> None:
+        """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
+        finder = CgroupFinder(self.hierarchies)
+        for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
+            cgroup = None
+            try:
+                cgroup = open_original(self.hierarchies, finder, path, original)
+                in_force = cgroup.read_settings() if cgroup is not None else None
+                if cgroup is None or in_force is None:
+                    is_there = original.unit and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
+                    if finder.find(path, original.inode) is None and not is_there:
+                        self.writer.give_back(path)
+                    continue
+                known = original if cgroup.inode == original.inode else None
+                if known is None:
+                    known = self.writer.take_over(cgroup, in_force, trusted=False)
+                if known is None:
+                    self.writer.forget(path)
+                else:
+                    written = self.writer.log.records.get(original.inode)
+                    self.writer.give_back(path, restore_cgroup(cgroup, known, written, self.writer.note_raise))
+                    log.info("stray_restored", cgroup=path)
+            except CpumondError as error:
+                self.strays_at_s = now_s + ASK_AGAIN_S
+                self.context.complain(None, error)
+            finally:
+                if cgroup is not None:
+                    cgroup.close()
+
+    def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
+        """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
+        then; that is tried again in a minute."""
+        if not (job.touched and job.cgroup.is_there()):
+            return
+        if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
+            job.hold = job.hold.write(now_s)
+            return
+        record = self.units.read(job.unit)
+        if set(record.target) - set(record.applied):
+            self.units.forget(job.unit)
+            job.last_error = f"systemd made no limit file for it: {why}"
+            job.restart(read_limit_cores(job, job.in_force), now_s)
+            job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
+            self.context.report_due = True
+
+    def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
+        """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
+        asking, job.hold = job.hold.asking, job.hold.answered()
+        if asking is None or job.hold.is_contested:
+            return
+        job.in_force = read_settings_or_none(job) or job.in_force
+        self._judge_unit_write(job, asking.before, values, now_s)
+
+    def _judge_unit_write(
+        self,
+        job: Tracked,
+        before: CpuSettings,
+        values: dict[str, object] | None,
+        now_s: float,
+        is_conflict: bool = False,
+    ) -> None:
+        """Find out who gave a unit the limit in force, and do what follows. ``before`` was in force until then;
+        ``values`` as systemd tells them, None where it was not asked yet."""
+        actuator = job.settings.actuator
+        change = classify_change(before, job.in_force, actuator)
+        if change == "same" and not is_conflict:
+            return
+        verdict = self.units.judge(
+            job.unit,
+            actuator,
+            job.in_force,
+            job.original,
+            values,
+            is_conflict=is_conflict,
+            is_reloaded=now_s - self._reloaded_at_s < RELOAD_S,
+            is_inherited=self.writer.is_inherited(job.cgroup.path),
+        )
+        if verdict is Verdict.OWN:
+            less = read_limit_cores(job, job.in_force) < job.state.limit_cores
+            if less or not self.units.can_lower(job.unit):
+                job.hold = job.hold.write(now_s)
+        elif verdict is Verdict.UNKNOWN:
+            job.hold = job.hold.ask(before, now_s)
+            self.units.hold_back(job.unit)
+            if self.units.can_ask:
+                self.units.ask(job.unit)
+            else:
+                self._resolve_unit_write(job, {}, now_s)
+        elif verdict is Verdict.OUTRANKED:
+            self.units.want_again(job.unit, values)
+        else:
+            self._record_write(job, verdict, "raise" if change == "raise" else "lower", values or {}, now_s)

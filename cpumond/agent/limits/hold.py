@@ -1,0 +1,153 @@
+"""Who decides about a job's limit, and when it is written again: one frozen value, each event makes the next (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cpumond.host.cgroup.settings import CpuSettings
+
+CALM_S = 600.0
+"""Losses at least this far apart do not add up to a contest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The monitor decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """An operator's pin decides."""
+
+    cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Respected:
+    """A limit that another program set stays until ``until_s``; ``by`` says how it was set, "" where that is unknown.
+
+    ``pin``: cores of the pin that it overrides.
+    """
+
+    until_s: float
+    by: str = ""
+    pin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contested:
+    """Another program changed the limit back too often: it decides for good. ``pin`` as of ``Respected``."""
+
+    pin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskingSystemd:
+    """systemd was asked at ``since_s`` whether a change of a unit's limit is its own; ``before`` was in force until
+    then."""
+
+    before: CpuSettings
+    since_s: float
+
+
+FREE = Free()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Who decides, and what is due. Times are of the monotonic clock in seconds.
+
+    ``asking``: nothing is lowered until systemd has answered. ``write_at_s``: when the limit is written again, since
+    another one may be in force. ``write_after_s``: before, nothing is lowered, since a write has failed. ``losses``
+    that were in force instead of it, in a row, the last one at ``lost_at_s``.
+    """
+
+    decider: Free | Pinned | Respected | Contested = FREE
+    asking: AskingSystemd | None = None
+    write_at_s: float | None = None
+    write_after_s: float = -math.inf
+    losses: int = 0
+    lost_at_s: float = -math.inf
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the monitor alone decides, and nothing is asked."""
+        return self.decider is FREE and self.asking is None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the agent's limit, the monitor's or a pin, is to be in force."""
+        return isinstance(self.decider, (Free, Pinned)) and self.asking is None
+
+    @property
+    def pinned_cores(self) -> float | None:
+        """An operator's pin in cores, also one that is overridden; None without one."""
+        decider = self.decider
+        if isinstance(decider, Pinned):
+            return decider.cores
+        return None if isinstance(decider, Free) else decider.pin
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program's limit is to stay."""
+        return isinstance(self.decider, (Respected, Contested))
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether the limit was given up to another program."""
+        return isinstance(self.decider, Contested)
+
+    def pin(self, cores: float) -> Hold:
+        """An operator pins the limit."""
+        return replace(self, decider=Pinned(cores), losses=0, write_at_s=None)
+
+    def unpin(self) -> Hold:
+        """A pin is over; what overrides it stays."""
+        decider = self.decider
+        return replace(self, decider=FREE if isinstance(decider, (Free, Pinned)) else replace(decider, pin=None))
+
+    def release(self, now_s: float) -> Hold:
+        """An operator gives the job back to the monitor, whose limit is written at once after a contest."""
+        again = now_s if self.is_contested else None
+        return replace(self, decider=FREE, losses=0, write_at_s=again)
+
+    def respect(self, now_s: float, ttl_s: float, by: str = "") -> Hold:
+        """Another program set the limit: it stays for ``ttl_s``, where that is 0 the monitor goes on from it. A contest
+        is over only when an operator says so."""
+        is_for_a_time = ttl_s > 0 and not self.is_contested
+        decider = Respected(now_s + ttl_s, by, self.pinned_cores) if is_for_a_time else self.decider
+        return replace(self, decider=decider, write_at_s=None)
+
+    def expire(self, now_s: float) -> Hold:
+        """The time of what is respected may be over; a pin that it overrode has to be set anew."""
+        over = isinstance(self.decider, Respected) and now_s >= self.decider.until_s
+        return replace(self, decider=FREE) if over else self
+
+    def lose(self, now_s: float, backoff_s: float, most: int) -> Hold:
+        """The limit was changed by what is no order: it is written again after ``backoff_s``, twice as long each time;
+        the loss number ``most`` in a row is the last, then it is contested."""
+        calm_s = max(CALM_S, 4 * backoff_s * 2**self.losses)
+        losses = self.losses + 1 if now_s - self.lost_at_s < calm_s else 1
+        lost = replace(self, losses=losses, lost_at_s=now_s, write_at_s=now_s + backoff_s * 2 ** (losses - 1))
+        return lost if losses < most else replace(lost, decider=Contested(self.pinned_cores), write_at_s=None)
+
+    def ask(self, before: CpuSettings, now_s: float) -> Hold:
+        """systemd is asked whose a change is; of several before its answer the first counts."""
+        return self if self.asking is not None else replace(self, asking=AskingSystemd(before, now_s))
+
+    def answered(self) -> Hold:
+        """systemd has answered, or its answer does not matter any more."""
+        return self if self.asking is None else replace(self, asking=None)
+
+    def write(self, at_s: float | None) -> Hold:
+        """The limit is to be written again at ``at_s``; None: there is no need."""
+        return self if self.write_at_s == at_s else replace(self, write_at_s=at_s)
+
+    def fail(self, until_s: float) -> Hold:
+        """A write has failed: the limit is not lowered until then."""
+        return replace(self, write_after_s=until_s)
+
+
+UNHELD = Hold()
+"""Of all jobs of which there is nothing to say: thousands share it."""

@@ -1,0 +1,572 @@
+"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd stores.
+
+It must be quick, also on a slow machine: a job may be held down until it is done. So this imports no more than it
+needs, and the library for the bus only when all files are right again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cpumond.agent.limits.written import WRITTEN_FILE, append_written, read_written
+from cpumond.agent.state_file import (
+    STATE_FILE,
+    Original,
+    Originals,
+    count_service_end,
+    identify,
+    is_of_this_boot,
+    load_newest,
+    make_directory,
+    overwrite,
+    save,
+)
+from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.errors import (
+    EXIT_TRY_AGAIN,
+    EXIT_UNAVAILABLE,
+    CgroupWriteError,
+    CpumondError,
+    StateFileError,
+    UnavailableError,
+    UnknownLimitsError,
+    from_os_error,
+)
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.find import CgroupFinder
+from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
+from cpumond.host.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
+from cpumond.host.systemd.properties import (
+    NO_LIMIT,
+    QUOTA,
+    WEIGHT,
+    UnitProperties,
+    is_booted,
+    is_same_value,
+    list_properties,
+    unit_of,
+)
+
+LOCK_FILE = "agent.lock"
+DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
+STRANGERS_TIMEOUT_S = 5.0
+DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
+"""What SetUnitProperties leaves in the folder of a unit's drop-ins."""
+UNITS_TIMEOUT_S = 15.0
+"""For all units together; the quotas in force are right by then."""
+
+
+class LockHolder(msgspec.Struct):
+    """Who holds the lock: written into the lock file for the message of the second agent."""
+
+    pid: int
+    since: float
+    config: str
+
+
+class RunLock:
+    """The lock of a runtime directory: one agent or ``restore`` at a time; the kernel lets go of it at the end."""
+
+    def __init__(self, runtime_dir: str, config_path: str) -> None:
+        """Raises UnavailableError that names the first agent, CreateError or AccessError."""
+        self.path = os.path.join(runtime_dir, LOCK_FILE)
+        self._runtime_dir = runtime_dir
+        self._holder = msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path))
+        self._fd = self._take()
+
+    def _take(self) -> int:
+        make_directory(self._runtime_dir, 0o755, "runtime_dir")
+        try:
+            # The directory is the agent's, and root may be the one who runs this: no link is followed.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise from_os_error(error, f"open the lock {self.path}", "fix runtime_dir or run as root") from error
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UnavailableError(f"{self.path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
+            # On a full disk the next one is told less about this one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.write(fd, self._holder)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def look_after(self) -> list[str]:
+        """Take the lock anew where its file was removed or replaced: another agent could start beside this one. Its
+        path then. Raises UnavailableError when another one has it by now, CreateError or AccessError."""
+        held = os.fstat(self._fd)
+        if identify(self.path) == (held.st_dev, held.st_ino):
+            return []
+        fd = self._take()
+        os.close(self._fd)
+        self._fd = fd
+        return [self.path]
+
+    def close(self) -> None:
+        """Let another agent run."""
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def hold_lock(runtime_dir: str, config_path: str) -> Iterator[RunLock]:
+    """The one agent of a runtime directory. Raises what ``RunLock`` does."""
+    lock = RunLock(runtime_dir, config_path)
+    try:
+        yield lock
+    finally:
+        lock.close()
+
+
+def _describe_holder(content: bytes) -> str:
+    try:
+        holder = decode_json(content, LockHolder)
+    except ContentError:
+        return "another agent is running (it did not say its pid)"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
+
+
+# ---- one cgroup
+
+
+def restore_cgroup(
+    cgroup: Cgroup,
+    original: Original,
+    written: Written | None = None,
+    note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
+) -> CpuSettings | None:
+    """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
+
+    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise;
+    that is another limit of the agent's, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd
+    writes its units' limits itself, so of those it says nothing.
+    """
+    current = cgroup.read_settings()
+    if current is None:
+        return None
+    target = choose_restore(current, original.settings, original.actuators, None if original.unit else written)
+    try:
+        return target if cgroup.write_settings(current, target) else None
+    except CgroupWriteError:
+        allowed = _choose_allowed(cgroup, target)
+        if allowed is not None:
+            if note is not None:
+                note(cgroup.inode, *allowed)
+            cgroup.write_settings(*allowed)
+        raise
+
+
+def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, CpuSettings] | None:
+    """What is in force, and what a quota above allows between that and ``target``."""
+    current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
+    if current is None or not current.cores < cap.cores < target.cores:
+        return None
+    allowed = compute_quota_target(cap.cores, target, cap).settings
+    return current, msgspec.structs.replace(allowed, weight=current.weight)
+
+
+# ---- all of them
+
+
+class RestoreReport(msgspec.Struct):
+    """What ``restore_all`` did: paths put back, gone since, errors in sentences; by path what is in force now, of those
+    that are units what systemd is to be told, where those are now that were renamed, and why nothing is known of those
+    that are ``unseen``."""
+
+    restored: list[str] = []
+    gone: list[str] = []
+    errors: list[str] = []
+    settings: dict[str, CpuSettings] = {}
+    units: dict[str, UnitProperties] = {}
+    renamed: dict[str, str] = {}
+    unseen: dict[str, str] = {}
+
+    def add(self, other: RestoreReport) -> None:
+        """Take in the report about other cgroups."""
+        self.restored += other.restored
+        self.gone += other.gone
+        self.errors += other.errors
+        self.settings.update(other.settings)
+        self.units.update(other.units)
+        self.renamed.update(other.renamed)
+        self.unseen.update(other.unseen)
+
+
+def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
+    """The cgroup that ``original`` is of, whatever it is called now; None when it is gone. Raises CgroupReadError,
+    UnknownLimitsError.
+
+    The cgroup of a unit is the unit's, whenever it was made; ``find_strangers`` tells of which that is not so.
+    """
+    where = finder.find(path, original.inode) or (path if original.unit else None)
+    cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
+    if cgroup is None or cgroup.inode == original.inode or original.unit:
+        return cgroup
+    cgroup.close()
+    return None
+
+
+def restore_all(
+    hierarchies: Hierarchies,
+    originals: Mapping[str, Original],
+    root_id: tuple[int, int] = (0, 0),
+    written: Mapping[int, Written] | None = None,
+    note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
+) -> RestoreReport:
+    """Put every cgroup of ``originals`` back that is still there; errors are collected, none stops the rest.
+
+    ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
+    """
+    report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
+    # Those that are where they were first: to look for the others takes longer.
+    there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
+    for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
+        cgroup = None
+        settings: CpuSettings | None = None
+        try:
+            cgroup = open_original(hierarchies, finder, path, original)
+            if cgroup is not None:
+                settings = restore_cgroup(cgroup, original, known.get(original.inode), note)
+            if cgroup is None or settings is None:
+                report.gone.append(path)
+            else:
+                report.restored.append(path)
+                report.settings[path] = settings
+                if cgroup.path != path:
+                    report.renamed[path] = cgroup.path
+        except UnknownLimitsError as error:
+            report.unseen[path] = str(error)
+        except CpumondError as error:
+            report.errors.append(str(error))
+        finally:
+            if cgroup is not None:
+                cgroup.close()
+        if original.unit:
+            wanted = original.settings if settings is None else settings
+            report.units[path] = list_properties(wanted, original.actuators, hierarchies.cpu_version)
+    return report
+
+
+def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
+    """Those of ``originals`` that are units with another cgroup now: restarted, or new ones of an old name."""
+    return {
+        path: original
+        for path, original in originals.items()
+        if original.unit and read_identity(os.path.join(hierarchies.cpu_root, path))[1] not in (0, original.inode)
+    }
+
+
+def find_strangers(anew: Mapping[str, Original]) -> set[str]:
+    """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
+
+    SetUnitProperties leaves a drop-in, by which a restarted unit comes with the agent's limit; a new one of that name
+    has none. Where systemd does not answer there are no strangers: rather too much CPU than too little. Takes up to
+    STRANGERS_TIMEOUT_S.
+    """
+    if not anew or not is_booted():
+        return set()
+    from cpumond.host.systemd.bus import UnitBus  # costs more than all that was done before
+
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
+        for original in anew.values():
+            bus.ask(original.unit, ("DropInPaths",))
+        bus.flush(STRANGERS_TIMEOUT_S)
+        told = {event.unit: event.values.get("DropInPaths") for event in bus.poll() if event.kind == "answer"}
+    strangers = set()
+    for path, original in anew.items():
+        files, ours = told.get(original.unit), {DROP_INS[actuator] for actuator in original.actuators}
+        if isinstance(files, list) and not ours & {os.path.basename(file) for file in files}:
+            strangers.add(path)
+    return strangers
+
+
+def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
+    """Have systemd store what is in force again; ``units`` by cgroup path, as are the sentences about failures and
+    ``restored``, those that are there.
+
+    Units that have it already are left alone, so are all where systemd is not PID 1.
+    """
+    if not units or not is_booted():
+        return {}
+    from cpumond.host.systemd.bus import UnitBus  # costs more than all that was done before
+
+    # The slice of a unit may have changed: the path that came last, and is there, tells what it is to have.
+    paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
+    left = {path: units[path] for path in paths.values()}
+    problem = "systemd did not answer in time"
+    with contextlib.closing(UnitBus(lambda: None)) as bus:
+        for unit, path in paths.items():
+            bus.ask(unit, tuple(name for name, _ in left[path]))
+        bus.flush(UNITS_TIMEOUT_S)
+        for event in bus.poll():
+            path = paths.get(event.unit, "")
+            problem = event.text if event.kind == "away" else problem
+            if event.kind == "answer" and path in left and _has(event.values, left[path]):
+                del left[path]
+        for path, properties in left.items():
+            bus.set(unit_of(path), properties, urgent=True)
+        bus.flush(UNITS_TIMEOUT_S)
+        for event in bus.poll():
+            if event.kind in ("done", "no-unit"):
+                left.pop(paths.get(event.unit, ""), None)
+            elif event.kind in ("denied", "refused", "away"):
+                problem = event.text
+    return {path: _describe_unit(path, properties, problem) for path, properties in left.items()}
+
+
+def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
+    unit = unit_of(path)
+    return (
+        f"{path}: systemd still believes in the lowered limit ({problem}); "
+        f"run `systemctl set-property --runtime {unit} {_say(properties)}`"
+    )
+
+
+def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
+    told = [(name, values.get(name), value) for name, value in properties if name in (QUOTA, WEIGHT)]
+    return all(isinstance(value, int) and is_same_value(name, value, other) for name, value, other in told)
+
+
+def _say(properties: UnitProperties) -> str:
+    words = {QUOTA: "CPUQuota", WEIGHT: WEIGHT}
+    said = []
+    for name, value in properties:
+        if name in words:
+            text = "" if value == NO_LIMIT else f"{value / 1e4:g}%" if name == QUOTA else str(value)
+            said.append(f"{words[name]}={text}")
+    return " ".join(said)
+
+
+# ---- the command
+
+DEFAULT_PATHS: Final = {
+    "state_dir": "/var/lib/cpumond", "runtime_dir": "/run/cpumond", "mountinfo": "/proc/self/mountinfo",
+}  # fmt: skip
+"""What ``restore`` needs of a configuration; the defaults are those of ``AgentConfig``, which costs more to import."""
+ENVIRONMENT: Final = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY"}
+"""The environment in which systemd says the same."""
+
+
+def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The directories that a configuration names, without a look at what else is in it.
+
+    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count though another
+    line of it is wrong, then those that systemd names, then the built-in ones.
+    """
+    named: dict[str, str] = {}
+    damaged = False
+    for path in _list_files(config_path):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except (OSError, ValueError):
+            # Not even readable: what systemd or the built-in defaults say has to do.
+            damaged = True
+            continue
+        try:
+            table = decode_toml(text)
+        except ContentError:
+            damaged = True
+            table = dict(re.findall(r"""(?m)^[ \t]*([a-z_-]+)[ \t]*=[ \t]*["']([^"'\x00-\x1f]+)["']""", text))
+        named.update({key.replace("-", "_"): value for key, value in table.items() if isinstance(value, str) and value})
+    told = {key: environment[name].partition(":")[0] for key, name in ENVIRONMENT.items() if environment.get(name)}
+    paths = {**DEFAULT_PATHS, **(told if damaged else {}), **named}
+    return {key: os.path.abspath(paths[key]) for key in DEFAULT_PATHS}
+
+
+def _list_files(config_path: str | None) -> list[str]:
+    if config_path is None:
+        return []
+    folder = os.path.join(os.path.dirname(os.path.abspath(config_path)), "conf.d")
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return [config_path, *(os.path.join(folder, name) for name in names if name.endswith(".toml"))]
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What ``cpumond restore`` did: the report, the file it read, why that could not be rewritten, what is wrong with
+    the configuration, and a sentence about a copy that could not be read."""
+
+    report: RestoreReport
+    path: str
+    file_error: CpumondError | None = None
+    config_error: CpumondError | None = None
+    complaint: str = ""
+
+
+def run_restore(config_path: str | None) -> Restored:
+    """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
+
+    Where systemd says how the service ended, that is counted. Raises UnavailableError while an agent runs,
+    StateFileError when no copy of the file is intact, UnknownLimitsError when there is none though an agent may have
+    run.
+    """
+    paths = find_paths(config_path, os.environ)
+    try:
+        done = _restore(paths, config_path)
+    finally:
+        result = os.environ.get("SERVICE_RESULT")
+        if result:
+            with contextlib.suppress(CpumondError):  # a number less; the limits are what matters here
+                count_service_end(paths["state_dir"], result)
+    return msgspec.structs.replace(done, config_error=_check_config(config_path))
+
+
+def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
+    copies = [os.path.join(paths[key], STATE_FILE) for key in ("state_dir", "runtime_dir")]
+    with hold_lock(paths["runtime_dir"], f"{config_path or ''} (restore)"):
+        content, complaint = load_newest(copies, keep_damaged=True)
+        if content is None and complaint:
+            raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
+        report = RestoreReport()
+        if content is None:
+            if _may_have_written(config_path):
+                raise UnknownLimitsError(
+                    f"there is neither {copies[0]} nor {copies[1]}: if an agent ran here since the boot, they were "
+                    "removed, and what it lowered is not known; look at the limits, and set them by hand"
+                )
+            return Restored(report, copies[0], complaint=complaint)
+        file_error = None
+        if not is_of_this_boot(content, copies[1]):
+            report.gone = sorted(content.cgroups)
+        elif content.cgroups:
+            report = _restore_cgroups(paths, content)
+        if content.cgroups:
+            problems = restore_units(report.units, report.settings)
+            report.errors += problems.values()
+            done = {*report.restored, *report.gone} - problems.keys()
+            left = {name: original for name, original in content.cgroups.items() if name not in done}
+            if len(left) < len(content.cgroups):
+                file_error = _rewrite(copies, Originals(content.boot_id, left, content.number + 1, content.root))
+        return Restored(report, copies[0], file_error, complaint=complaint)
+
+
+def _may_have_written(config_path: str | None) -> bool:
+    """Whether an agent with this configuration leaves a file in ``state_dir`` that tells what it changed."""
+    from cpumond.agent.config import load_config
+
+    try:
+        config = load_config(config_path)
+    except CpumondError:
+        return False  # which is said, and an error, anyway
+    return bool(config.managed_roots) or config.executor.kind != "none"
+
+
+def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
+    """Have on disk what is left to do. One copy that is newer than the others is enough.
+
+    The error when there is none: another ``restore`` would put the same back again, over what was set by then.
+    """
+    problem: CpumondError | None = None
+    for path in copies:
+        try:
+            if os.path.isdir(os.path.dirname(path)):
+                save(path, content)
+        except CpumondError as error:
+            try:
+                overwrite(path, content)
+            except OSError:
+                problem = problem or error
+    if problem is None or load_newest(list(copies), keep_damaged=True)[0] == content:
+        return None
+    return type(problem)(f"{problem}; until then another `cpumond restore` would undo limits that were set meanwhile")
+
+
+def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreReport:
+    log = os.path.join(paths["runtime_dir"], WRITTEN_FILE)
+    written = read_written(log)
+
+    def restore(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> RestoreReport:
+        return restore_all(hierarchies, originals, content.root, written, functools.partial(append_written, log))
+
+    with contextlib.ExitStack() as stack:
+        try:
+            hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
+        except UnavailableError as error:
+            report = RestoreReport()
+            report.unseen = dict.fromkeys(content.cgroups, f"nothing is known of the lowered limits: {error}")
+            return report
+        anew = find_anew(hierarchies, content.cgroups)
+        report = restore(hierarchies, _leave_out(anew, content.cgroups))
+        strangers = find_strangers(anew)
+        report.add(restore(hierarchies, _leave_out(strangers, anew)))
+        report.gone += strangers
+    return report
+
+
+def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict[str, Original]:
+    return {path: original for path, original in originals.items() if path not in paths}
+
+
+def _check_config(config_path: str | None) -> CpumondError | None:
+    """What is wrong with the configuration; looked at when the limits are right again."""
+    from cpumond.agent.config import load_config  # takes as long as all the rest
+
+    try:
+        load_config(config_path)
+    except CpumondError as error:
+        return error
+    return None
+
+
+def print_restored(done: Restored) -> int:
+    """Say what was done on stdout and stderr; the exit code: EXIT_TRY_AGAIN when some cgroup cannot be seen,
+    EXIT_UNAVAILABLE when some limit is not back.
+
+    Raises the configuration's error, if it has one, when all are.
+    """
+    report = done.report
+    for name in report.restored:
+        print(f"restored {name}" + (f", which is {report.renamed[name]} now" if name in report.renamed else ""))
+    if not (report.restored or report.gone or report.errors or report.unseen):
+        print(f"nothing to restore in {done.path}")
+    elif report.gone:
+        print(f"{len(report.gone)} cgroups of {done.path} are gone")
+    for error in [*report.errors, *dict.fromkeys(report.unseen.values()), done.complaint, done.file_error]:
+        if error:
+            print(f"cpumond: {error}", file=sys.stderr)
+    if report.unseen:
+        print(f"cpumond: {len(report.unseen)} limits may be low still; they stay in {done.path}", file=sys.stderr)
+    if report.errors or report.unseen or done.file_error is not None:
+        # Worse than a wrong configuration, and what a package's scripts must hear of.
+        if done.config_error is not None:
+            print(f"cpumond: {done.config_error}", file=sys.stderr)
+        if report.unseen:
+            return EXIT_TRY_AGAIN
+        return EXIT_UNAVAILABLE if report.errors or done.file_error is None else done.file_error.exit_code
+    if done.config_error is not None:
+        raise done.config_error
+    return 0
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """``cpumond restore`` without the command line's libraries; the exit code.
+
+    None for other arguments than ``--config FILE`` or none at all: those are for ``cpumond.cli``.
+    """
+    config_path = environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
+    match list(arguments):
+        case []:
+            pass
+        case ["--config", path]:
+            config_path = path
+        case _:
+            return None
+    try:
+        return print_restored(run_restore(config_path))
+    except CpumondError as error:
+        print(f"cpumond: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,313 @@
+"""What systemd is told of the limits of units, and what it told us; the tick's side of ``cgroup.unit_bus``.
+
+systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
+once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a
+restart of the unit keep it. No unit, no thread: the bus is opened when a unit is first set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from cpumond.agent.limits.judge import Observation, UnitTarget, Verdict, judge, merge
+from cpumond.core.measures import MIN_QUOTA_US
+from cpumond.host.cgroup.settings import CpuSettings
+from cpumond.host.systemd.properties import (
+    DEFAULT_WEIGHT,
+    NO_LIMIT,
+    QUOTA,
+    WEIGHT,
+    UnitEvent,
+    UnitProperties,
+    is_booted,
+    list_properties,
+    read_property,
+    shares_of,
+    unit_of,
+)
+
+if TYPE_CHECKING:
+    from cpumond.host.systemd.bus import UnitBus
+
+log = structlog.get_logger("cpumond.agent")
+
+KEPT_TARGETS = 8
+MAX_LABEL = 200
+"""Characters of a unit's property that is shown."""
+PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
+"""What systemd calls the setting that an actuator moves."""
+POLKIT_ADVICE: Final = (
+    "install polkitd and the rule cpumond.rules, or run the agent as root; limits are set by file alone"
+)
+
+
+def _open_bus() -> UnitBus:
+    from cpumond.host.systemd.bus import UnitBus  # costs memory that only agents with units pay
+
+    return UnitBus(lambda: None)
+
+
+class UnitLimits:
+    """The units of this host as the agent sets them. For the thread of the tick.
+
+    ``problem`` says why units are set by file alone, "" while they need not be. ``booted``: systemd is PID 1 here.
+    """
+
+    def __init__(
+        self,
+        cpu_version: int,
+        booted: bool | None = None,
+        open_bus: Callable[[], UnitBus] | None = None,
+    ) -> None:
+        self.problem = ""
+        self._cpu_version = cpu_version
+        self._booted = is_booted() if booted is None else booted
+        self._open_bus = open_bus or _open_bus
+        self._bus: UnitBus | None = None
+        self._missing = False
+        self._away = False
+        self._denied = False
+        self._targets: dict[str, UnitTarget] = {}
+        self._refusals: dict[str, str] = {}
+
+    def name_unit(self, path: str) -> str:
+        """The unit whose cgroup is at ``path``; "" where it is none, or systemd is not PID 1 here."""
+        return unit_of(path) if self._booted else ""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether systemd can be asked; it answers, or is said to be away."""
+        return self._booted and not (self._missing or self._away)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether systemd takes what it is told, as far as is known."""
+        return self._open() is not None and not (self._away or self._denied)
+
+    def can_lower(self, unit: str) -> bool:
+        """Whether a lower limit can be left to systemd: what it refused for a unit is written by the agent."""
+        return self.can_tell and unit not in self._refusals
+
+    def _open(self) -> UnitBus | None:
+        if self._bus is None and self._booted and not self._missing:
+            try:
+                self._bus = self._open_bus()
+            except ImportError as error:
+                self._missing = True
+                self._say(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
+        return self._bus
+
+    def want(
+        self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
+    ) -> bool:
+        """Have systemd want ``settings`` for a unit; ``urgent`` before others, for more CPU. False: it was told the
+        same before. ``again``: it is told once more, if it has answered to that."""
+        if not self._booted:
+            return False
+        properties = list_properties(settings, actuators, self._cpu_version)
+        record = self.read(unit)
+        if not record.is_settled:
+            # What systemd was not told yet, of another actuator, is still to be told.
+            properties += _leave_out(dict(properties), record.target)
+        if not properties or (record.target == properties and not (again and record.is_settled)):
+            return False
+        self._targets[unit] = record
+        if record.target:
+            record.older = (*record.older, record.target)[-KEPT_TARGETS:]
+        self._tell(unit, record, properties, urgent)
+        return True
+
+    def _tell(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
+        record.target, record.is_settled = properties, False
+        record.submitted |= not self._away
+        bus = self._open()
+        if bus is not None:
+            names = dict(record.applied)
+            values = (each for told in (*record.older, record.applied) for each in told if each[0] in names)
+            bus.set(unit, properties, urgent, tuple(values))
+
+    def hold_back(self, unit: str) -> None:
+        """Another program may have set a unit: what it was told first, which it is not looked at for, is not sent."""
+        record = self._targets.get(unit)
+        if record is not None and not record.acknowledged and self._bus is not None:
+            self._bus.drop(unit)
+            record.older, record.target = (*record.older, record.target), ()
+
+    def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
+        """Tell systemd once more; ``values``: what was told to it by others meanwhile."""
+        record = self._targets.get(unit)
+        if record is not None and record.target:
+            record.applied = merge(record.applied, _read_numbers(values or {}))
+            self._tell(unit, record, record.target)
+
+    def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
+        """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
+
+        A value of the agent's may still be on its way and land after it: this one comes after both.
+        """
+        record = self._targets.get(unit)
+        if record is None:
+            return
+        properties = list_properties(found, (actuator,), self._cpu_version)
+        told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
+        # Those before it were carried out before it was sent, and may be an operator's next order.
+        record.older = (record.target,)
+        self._tell(unit, record, told or properties)
+
+    def forget(self, unit: str) -> None:
+        """The agent does not decide about this unit any more, or it is gone."""
+        self._targets.pop(unit, None)
+        if self._bus is not None:
+            self._bus.drop(unit)
+
+    def read(self, unit: str) -> UnitTarget:
+        """What systemd was told of a unit; an empty record where it was told nothing."""
+        return self._targets.get(unit) or UnitTarget()
+
+    def has_told(self, unit: str) -> bool:
+        """Whether systemd was told anything of a unit, as it is with its first limit."""
+        return unit in self._targets
+
+    def may_be_told(self, unit: str) -> bool:
+        """Whether systemd may have taken a value of this run, though its answer is not known."""
+        record = self.read(unit)
+        return record.acknowledged or (record.submitted and not (self._denied or self._missing))
+
+    def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
+        """Whether all that ``actuators`` move is as systemd may apply it for the agent."""
+        record, names = self.read(unit), [PROPERTIES[actuator] for actuator in actuators]
+        return all(record.has(name, read_property(found, name, self._cpu_version)) for name in names)
+
+    def judge(
+        self,
+        unit: str,
+        actuator: str,
+        found: CpuSettings,
+        original: CpuSettings,
+        values: Mapping[str, object] | None = None,
+        *,
+        is_conflict: bool = False,
+        is_reloaded: bool = False,
+        is_inherited: bool = False,
+    ) -> Verdict:
+        """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
+        name = PROPERTIES[actuator]
+        record, told = self.read(unit), (values or {}).get(name)
+        seen = Observation(
+            name,
+            read_property(found, name, self._cpu_version),
+            read_property(original, name, self._cpu_version),
+            DEFAULT_WEIGHT if (name, told) == (WEIGHT, NO_LIMIT) else told if isinstance(told, int) else None,
+            values is not None,
+            is_conflict,
+            is_reloaded,
+            is_inherited,
+        )
+        return judge(record, seen)
+
+    def ask(self, unit: str, names: Iterable[str] = ()) -> None:
+        """Ask for a unit's limits, or for ``names``; the answer is one of the events."""
+        bus = self._open()
+        if bus is not None:
+            bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
+
+    def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
+        """``found`` with those limits that systemd tells (``values``)."""
+        quota, weight = values.get(QUOTA), values.get(WEIGHT)
+        if isinstance(quota, int):
+            quota_us = None if quota == NO_LIMIT else max(quota * found.period_us // 1_000_000, MIN_QUOTA_US)
+            burst_us = found.burst_us if found.burst_us is None or quota_us is None else min(found.burst_us, quota_us)
+            found = msgspec.structs.replace(found, quota_us=quota_us, burst_us=burst_us)
+        if isinstance(weight, int):
+            weight = DEFAULT_WEIGHT if weight == NO_LIMIT else weight
+            found = msgspec.structs.replace(found, weight=weight if self._cpu_version == 2 else shares_of(weight))
+        return found
+
+    def poll(self) -> list[UnitEvent]:
+        """The news of systemd since the last call; what they mean for the targets is noted here."""
+        events = self._bus.poll() if self._bus is not None else []
+        for event in events:
+            self._note(event)
+        return events
+
+    def _note(self, event: UnitEvent) -> None:
+        record = self.read(event.unit)
+        if event.kind in ("done", "no-unit"):
+            record.take(event.properties if event.kind == "done" else None)
+            if record.target == event.properties:
+                record.is_settled, record.older = True, ()
+            self._refusals.pop(event.unit, None)
+            if event.kind == "done":
+                self._denied = False
+                self._solve()
+        elif event.kind == "replaced":
+            # What the agent gave it before has landed before: it is what the other program's replaced.
+            rest = _leave_out(event.values, event.properties)
+            if record.target == event.properties:
+                record.target, record.is_settled = rest, bool(rest)
+            record.applied, record.older = merge(record.applied, _read_numbers(event.values)), ()
+        elif event.kind == "connected":
+            self._away = False
+            for each in self._targets.values():
+                each.submitted = True
+            if not self._denied:
+                self._solve()
+        elif event.kind == "away":
+            self._away = True
+            self._say(event.text, "limits of units are set by file until the system bus is back")
+        elif event.kind == "denied":
+            self._denied = True
+            self._say(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
+        elif event.kind == "refused" and self._refusals.get(event.unit) != event.text:
+            self._refusals[event.unit] = event.text
+            log.warning("unit_refused", unit=event.unit, error=event.text)
+
+    def _say(self, problem: str, advice: str) -> None:
+        text = f"{problem}; {advice}"
+        if text != self.problem:
+            log.warning("units_by_file", error=problem, advice=advice)
+        self.problem = text
+
+    def _solve(self) -> None:
+        if self.problem:
+            log.info("units_by_bus")
+        self.problem = ""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until systemd was told everything; what it answered comes with ``poll``. False: it takes longer."""
+        if self._bus is None:
+            return True
+        return self._bus.flush(timeout_s)
+
+    def close(self) -> None:
+        """End the connection; limits stay as they are."""
+        if self._bus is not None:
+            self._bus.close()
+
+
+def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperties:
+    """``properties`` without those of the settings that ``names`` are of."""
+    settings = {name.startswith("CPUQuota") for name in names}
+    return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
+
+
+def _read_numbers(values: Mapping[str, object]) -> UnitProperties:
+    return tuple((name, value) for name, value in values.items() if isinstance(value, int))
+
+
+def read_labels(values: dict[str, object]) -> dict[str, str]:
+    """Properties of a unit as short texts for people; those that systemd did not tell are ""."""
+    labels = {}
+    for name, value in values.items():
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, list):
+            text = " ".join(str(each) for each in value)
+        else:
+            text = "" if value is None or value == NO_LIMIT else str(value)
+        labels[name] = "".join(c if c.isprintable() else " " for c in text)[:MAX_LABEL]
+    return labels

@@ -1,0 +1,563 @@
+"""Where the running agent changes limits: limits out, originals back, and what of it is on disk.
+
+Before a cgroup's first change its original settings are on disk (``secure``); after that ``restore`` can always put
+them back, here or in ``cpumond restore``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Container, Mapping
+
+import msgspec
+
+from cpumond.agent.config import AgentConfig
+from cpumond.agent.limits.restore import restore_cgroup
+from cpumond.agent.limits.units import UnitLimits
+from cpumond.agent.limits.written import WRITTEN_FILE, LimitLog
+from cpumond.agent.state_file import (
+    STATE_FILE,
+    Identity,
+    Original,
+    Originals,
+    identify,
+    is_of_this_boot,
+    load_newest,
+    make_directory,
+    read_boot_id,
+    save,
+)
+from cpumond.agent.tracked import Tracked, find_refusal
+from cpumond.core.errors import (
+    AccessError,
+    CgroupReadError,
+    CgroupWriteError,
+    CreateError,
+    RefusedError,
+    UnknownLimitsError,
+)
+from cpumond.host.cgroup import Cgroup
+from cpumond.host.cgroup.files import count_threads
+from cpumond.host.cgroup.find import CgroupFinder
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.settings import (
+    V1_SHARES,
+    CpuSettings,
+    Target,
+    choose_restore,
+    classify_change,
+    compute_quota_target,
+    compute_weight_target,
+    is_external,
+    is_raised_above,
+    plan_steps,
+)
+from cpumond.host.systemd.properties import align_weight, round_up
+
+GONE_S = 5.0
+"""So long a unit whose cgroup is gone may take to be started again."""
+ASK_AGAIN_S = 60.0
+"""systemd is told anew of an original that it did not take: it, or polkit, may allow it by now."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The outcome of one write: the cores now in force (None: the cgroup is gone), which bound moved them, and whether
+    anything had to be written."""
+
+    cores: float | None
+    notes: tuple[str, ...] = ()
+    wrote: bool = False
+
+
+class LimitWriter:
+    """Writes limits of tracked jobs and keeps their originals on disk.
+
+    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown`` that no copy of it
+    could; ``writes_total`` counts writes. ``gone`` are units whose cgroup is gone, and until when it may come again;
+    ``returning`` originals that systemd was told of and did not yet take. ``log`` says what was written last;
+    ``unsaved`` are cgroups whose new original is not on disk yet.
+    """
+
+    def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
+        self.config = config
+        self.units = units
+        self.gone: dict[str, float | None] = {}
+        self.returning: dict[str, Original] = {}
+        self._again_at_s = -math.inf
+        self._inherited: set[str] = set()
+        self.path = os.path.join(config.state_dir, STATE_FILE)
+        self.boot_id = read_boot_id()
+        self.originals: dict[str, Original] = {}
+        self.copy_path = os.path.join(config.runtime_dir, STATE_FILE)
+        self.damaged = ""
+        self.unknown = False
+        self.writes_total = 0
+        self._stale = self._untidy = False
+        self._number = 0
+        self._is_loaded = False
+        self.is_ousted = False
+        """Another agent has the files: nothing is written to them any more."""
+        self._saved: Identity | None = None
+        self._copied: Identity | None = None
+        self.log = LimitLog(os.path.join(config.runtime_dir, WRITTEN_FILE))
+        self.unsaved: set[str] = set()
+        self._root_id = (0, 0)
+
+    def load(self, hierarchies: Hierarchies) -> None:
+        """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``.
+
+        Those that were renamed are known by their new names afterwards, those that are gone are forgotten. Raises
+        UnknownLimitsError when they are of a hierarchy that is not to be seen: they would be taken for gone.
+        """
+        self._root_id = hierarchies.read_root_id()
+        content, complaint = load_newest([self.path, self.copy_path])
+        self.unknown = bool(complaint) and content is None
+        if self.unknown:
+            self.damaged = f"{complaint}; jobs start from the cpu_limit they are given, the others keep what is there"
+        elif complaint:
+            self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
+        self._number = 0 if content is None else content.number
+        if content is not None and is_of_this_boot(content, self.copy_path):
+            self.originals = self._find_all(hierarchies, content)
+            self._inherited = set(self.originals)
+            self._stale = self.originals.keys() != content.cgroups.keys()
+        self.log.load({original.inode for original in self.originals.values()})
+        self._is_loaded = True
+
+    def _find_all(self, hierarchies: Hierarchies, content: Originals) -> dict[str, Original]:
+        finder, found = CgroupFinder(hierarchies, content.root), {}
+        for path, original in content.cgroups.items():
+            where: str | None = path
+            try:
+                where = finder.find(path, original.inode)
+            except UnknownLimitsError:
+                if not hierarchies.shows(content.root):
+                    raise
+            if where is not None or original.unit:
+                found[where or path] = original
+        return found
+
+    def find_original(self, cgroup: Cgroup) -> Original | None:
+        """The original of this very cgroup, when an agent changed it before."""
+        original = self.originals.get(cgroup.path)
+        return original if original is not None and original.inode == cgroup.inode else None
+
+    def list_moved(self, cgroup: Cgroup) -> tuple[str, ...]:
+        """The actuators whose original settings of this cgroup are on disk."""
+        known = self.find_original(cgroup)
+        return known.actuators if known is not None else ()
+
+    def secure(self, jobs: list[Tracked]) -> None:
+        """Have the originals of ``jobs`` on disk before they are changed. Raises CreateError or AccessError."""
+        added: dict[str, Original] = {}
+        for job in jobs:
+            # What systemd did not take back yet must not be forgotten for another setting's sake.
+            known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
+            actuators = known.actuators if known else ()
+            if job.settings.actuator not in actuators:
+                moved = (*actuators, job.settings.actuator)
+                if known is not None or job.unit or job.cgroup.path not in self.originals:
+                    added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
+        if added or self._stale:
+            self._save({**self.originals, **added})
+        for job in jobs:
+            # One that waits to be put back is not forgotten for another of its name: that one waits.
+            job.touched = self.find_original(job.cgroup) is not None
+
+    def keep(self, job: Tracked) -> None:
+        """Store a changed ``job.original`` with the next ``flush``."""
+        known = self.find_original(job.cgroup)
+        if known is not None and known.settings != job.original:
+            self.originals[job.cgroup.path] = msgspec.structs.replace(known, settings=job.original)
+            self.unsaved.add(job.cgroup.path)
+            self._stale = True
+
+    def forget(self, path: str, now: bool = True) -> None:
+        """Drop an original that must not be put back any more; stored with the next ``flush``.
+
+        ``now`` False for a cgroup that is gone: what is on disk about it does no harm until the next save.
+        """
+        original = self.originals.pop(path, None)
+        if original is not None:
+            self.log.forget(original.inode)
+            self._stale, self._untidy = self._stale or now, True
+
+    def abandon(self, job: Tracked) -> None:
+        """Give a cgroup up to the program that writes its limit: that one stays, what else was moved goes back to what
+        was found, and nothing of it is put back later. Raises CgroupError."""
+        known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
+        if known is None or current is None:
+            self.forget(job.cgroup.path)
+            return
+        others = tuple(name for name in known.actuators if name != job.settings.actuator)
+        target = choose_restore(current, known.settings, others)
+        if "quota" in known.actuators and known.settings.burst_us is not None:
+            most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
+            target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
+        # systemd is told what the unit ordered: what is written to the file alone does not outlive the unit.
+        self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
+        job.cgroup.write_settings(current, target)
+        job.in_force = target
+
+    # ---- units: systemd remembers their limits longer than their cgroups live
+
+    def lose(self, job: Tracked) -> None:
+        """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
+        known = self.find_original(job.cgroup)
+        if known is not None and known.unit:
+            self.gone[job.cgroup.path] = None
+        else:
+            self.forget(job.cgroup.path, now=False)
+
+    def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
+        """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
+        former = self._find_former(path, unit)
+        original = None if former is None else self._find_unit_original(former)
+        if former is None or original is None:
+            return True
+        if trusted or self._is_unknown(former, unit):
+            return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
+        return self.units.is_ours(unit, in_force, original.actuators)
+
+    def _find_unit_original(self, path: str) -> Original | None:
+        return self.originals.get(path) or self.returning.get(path)
+
+    def _is_unknown(self, path: str, unit: str) -> bool:
+        """Whether systemd may have been told of a unit by an agent before this one, and of nothing by this one."""
+        return path in self._inherited and not self.units.read(unit).acknowledged
+
+    def _find_former(self, path: str, unit: str) -> str | None:
+        """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
+        if self._find_unit_original(path) is not None:
+            return path
+        former = ((old, self._find_unit_original(old)) for old in (*self.gone, *self.returning))
+        return next((old for old, known in former if known is not None and known.unit == unit), None)
+
+    def take_over(self, cgroup: Cgroup, in_force: CpuSettings, trusted: bool) -> Original | None:
+        """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
+
+        Another limit was set by another program, and is the original. ``trusted``: what systemd was told is not known,
+        as an agent before this one did it.
+        """
+        path = cgroup.path
+        former = self._find_former(path, self.units.name_unit(path)) or path
+        original = self._find_unit_original(former)
+        self.returning.pop(former, None)
+        self.gone.pop(former, None)
+        if original is None or not original.unit:
+            return None
+        if former != path:
+            self.originals[path] = original
+            self.forget(former)
+            if former in self._inherited:
+                self._inherited.add(path)
+        self._stale = True
+        is_ours = self.units.is_ours(original.unit, in_force, original.actuators)
+        if not (is_ours or trusted or self._is_unknown(path, original.unit)):
+            self.forget(path)
+            self.units.forget(original.unit)
+            return None
+        self.originals[path] = msgspec.structs.replace(original, inode=cgroup.inode)
+        return self.originals[path]
+
+    def is_inherited(self, path: str) -> bool:
+        """Whether a run before this one changed the cgroup, or told systemd of its unit."""
+        return path in self._inherited
+
+    def claim_unit(self, job: Tracked) -> None:
+        """Have on disk that a job is a unit, which versions before this one did not note: systemd may be told of its
+        limit after that. Raises CreateError or AccessError."""
+        known = self.find_original(job.cgroup)
+        if known is not None and job.unit and not known.unit:
+            self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
+
+    def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
+        """Put back what systemd stores of units that did not come again in time, or were ``removed``.
+
+        Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
+        """
+        for path, until_s in list(self.gone.items()):
+            if until_s is None:
+                self.gone[path] = now_s + GONE_S
+            if path not in self.originals:
+                del self.gone[path]
+            elif is_there(path):
+                continue
+            elif (until_s is not None and now_s >= until_s) or self.originals[path].unit in removed:
+                del self.gone[path]
+                self.give_back(path)
+
+    def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
+        """Changed cgroups that are none of ``jobs``: until they are put back, what has their name is not changed."""
+        return {
+            path: original
+            for path, original in self.originals.items()
+            if (job := jobs.get(path)) is None or not (job.unit or job.cgroup.inode == original.inode)
+        }
+
+    def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
+        """The same but those of units that have time left to come again."""
+        return {
+            path: original
+            for path, original in self.list_left(jobs).items()
+            if (until_s := self.gone.get(path, -math.inf)) is not None and now_s >= until_s
+        }
+
+    def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
+        """Forget a cgroup whose file is as it was found, or gone; a unit only when systemd has taken it, too.
+
+        ``settings``: what is in force there; None for what was found.
+        """
+        original = self.originals.get(path)
+        self.forget(path)
+        if original is not None and original.unit:
+            settings = settings or original.settings
+            self.units.want(original.unit, settings, original.actuators, urgent=True)
+            if not self.units.read(original.unit).is_settled:
+                self.returning[path] = msgspec.structs.replace(original, settings=settings)
+            else:
+                self.units.forget(original.unit)
+
+    def accept(self, unit: str, values: Mapping[str, object]) -> None:
+        """Take what an operator gave a unit (``values``) for its original, which was on its way back or is to go back
+        yet; in the end systemd writes the file again."""
+        for known in (self.originals, self.returning):
+            for path, original in known.items():
+                if original.unit == unit:
+                    settings = self.units.read_values(values, original.settings)
+                    known[path] = msgspec.structs.replace(original, settings=settings)
+                    self._stale = True
+                    if known is self.returning:
+                        self.units.want(unit, settings, original.actuators, urgent=True)
+
+    def ask_again(self, now_s: float, at_once: bool = False) -> None:
+        """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""
+        if not self.returning:
+            self._again_at_s = now_s + ASK_AGAIN_S
+        elif at_once or now_s >= self._again_at_s:
+            self._again_at_s = now_s + ASK_AGAIN_S
+            for original in self.returning.values():
+                if not self.units.read(original.unit).is_settled:
+                    self.units.want_again(original.unit)
+
+    def reap_acknowledged(self, final: bool = False) -> None:
+        """Forget the units that systemd has taken, and those of which it never took a lower limit."""
+        for path, original in list(self.returning.items()):
+            never = not (self.units.may_be_told(original.unit) or path in self._inherited)
+            if path in self.originals or self.units.read(original.unit).is_settled or never:
+                del self.returning[path]
+                self._stale, self._untidy = self._stale or final, True
+                if path not in self.originals:
+                    self.units.forget(original.unit)
+
+    def flush(self, tidy: bool = False) -> None:
+        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm, and a file where is none
+        yet. Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
+        if not self._is_loaded:
+            return
+        if self._stale or (tidy and (self._untidy or self._saved is None)):
+            self._save(self.originals)
+
+    def _save(self, originals: dict[str, Original]) -> None:
+        if self.is_ousted:
+            self.originals = originals
+            return
+        self._number += 1
+        content = Originals(self.boot_id, {**self.returning, **originals}, self._number, self._root_id)
+        try:
+            self._saved = save(self.path, content)
+        except (CreateError, AccessError):
+            if originals is self.originals:
+                # Nothing new in it: what the copy has no more is not put back again, it being the newer one.
+                self._save_copy(content)
+            raise
+        self._save_copy(content)
+        self.originals = originals
+        self._stale = self._untidy = False
+        self.unsaved.clear()
+
+    def _save_copy(self, content: Originals) -> None:
+        """A second copy for the day when the first is lost; without it the first is still there."""
+        with contextlib.suppress(CreateError, AccessError):
+            self._copied = save(self.copy_path, content, sync=False)
+
+    def look_after_files(self) -> list[str]:
+        """Write the files anew that were removed or replaced; which. Raises CreateError or AccessError."""
+        lost = [
+            path
+            for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
+            if known is not None and identify(path) != known
+        ]
+        if lost:
+            make_directory(self.config.state_dir, 0o700, "state_dir")
+            make_directory(self.config.runtime_dir, 0o755, "runtime_dir")
+            self._save(self.originals)
+        return lost
+
+    def write(self, job: Tracked, cores: float) -> Applied:
+        """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
+        if not job.touched:
+            raise RefusedError(f"{job.cgroup.path}: its original settings are not on disk, so it is not changed")
+        refusal = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
+        if refusal:
+            job.refused = refusal
+            self.restore(job)
+            raise RefusedError(f"{job.cgroup.path}: {refusal}, so it is not changed")
+        target, writes = self._compute_target(job, cores), self.writes_total
+        try:
+            written = self._write(job, target)
+        except CgroupWriteError:
+            # The cgroup or a quota above it may have been moved since the last look: look, and try once more.
+            current = job.cgroup.read_settings()
+            job.ancestor = job.cgroup.read_ancestor_cap()
+            if current is None:
+                return Applied(None)
+            assumed, job.in_force = job.in_force, current
+            if current.burst_us not in (assumed.burst_us, target.settings.burst_us):
+                self.follow_burst(job, current)
+            again = self._compute_target(job, cores)
+            if current == assumed and again.settings == target.settings:
+                raise
+            target = again
+            try:
+                written = self._write(job, target)
+            except CgroupWriteError:
+                # Some of its steps may be done: what is in force must not pass for another program's.
+                job.in_force = job.cgroup.read_settings() or job.in_force
+                raise
+        if not written and job.unit and job.cgroup.is_there():
+            raise RefusedError(
+                f"{job.cgroup.path}: it has no limit file, and systemd cannot be told to make one "
+                f"({self.units.problem or 'it refused the limit'}), so it is not changed"
+            )
+        return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
+
+    def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
+        """Take over a burst that another program wrote: it is kept as far as it fits under the quota, and put back in
+        the end; stored with the next ``flush``."""
+        job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
+        job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
+        self.keep(job)
+
+    def has_other_burst(self, job: Tracked, cores: float) -> bool:
+        """Whether the burst in force is not the one of a limit of ``cores``."""
+        return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
+
+    def _look_at_burst(self, job: Tracked) -> bool:
+        """Whether another program wrote the burst since the last look: no event tells. Raises CgroupReadError."""
+        found = job.cgroup.read_settings()
+        if found is None or found.burst_us == job.in_force.burst_us:
+            return False
+        self.follow_burst(job, found)
+        return True
+
+    def _compute_target(self, job: Tracked, cores: float) -> Target:
+        """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
+        s, found = job.settings, job.in_force
+        if s.actuator == "weight":
+            target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
+            weight = target.settings.weight
+            if job.unit and weight is not None and job.cgroup.WEIGHT_BOUNDS == V1_SHARES:
+                weight = align_weight(weight)
+            settings = msgspec.structs.replace(found, weight=weight)
+            return msgspec.structs.replace(target, settings=settings)
+        notes: tuple[str, ...] = ()
+        if s.min_cores_per_thread and cores < found.cores:
+            threads = count_threads(job.cgroup.place)
+            floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
+            if cores < floor:
+                cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
+        wanted = cores
+        if job.unit:
+            cores = min(round_up(cores), job.original.cores)
+        # At its full limit a job has what was found: no burst that it did not order, and that keeps others from
+        # lowering its quota, which the kernel refuses below the burst.
+        burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
+        target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
+        if job.unit and target.cores == cores:
+            # The monitor goes on from its own value: rounded up each time, a small limit would never go down.
+            target = msgspec.structs.replace(target, cores=wanted)
+        settings = msgspec.structs.replace(target.settings, weight=found.weight)
+        return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
+
+    def _write(self, job: Tracked, target: Target) -> bool:
+        """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
+        before, after = job.in_force, target.settings
+        lowered = bool(job.unit) and classify_change(before, after, job.settings.actuator, exact=True) == "lower"
+        by_systemd = lowered and self.units.can_lower(job.unit)
+        if by_systemd:
+            # The kernel takes no quota below the burst, also of systemd.
+            after = msgspec.structs.replace(before, burst_us=after.burst_us)
+        steps = plan_steps(before, after)
+        self.writes_total += len(steps)
+        if steps and not job.unit:
+            self._note(job, after)
+        if not steps or job.cgroup.write_settings(before, after):
+            job.in_force = after
+        elif not (job.unit and self.units.can_tell and job.cgroup.is_there()):
+            return False
+        if job.unit:
+            told = self.units.want(
+                job.unit, target.settings, (job.settings.actuator,), urgent=not lowered, again=by_systemd
+            )
+            self.writes_total += by_systemd and told
+        return True
+
+    def _note(self, job: Tracked, after: CpuSettings) -> None:
+        """Have on record what is about to be written. Raises CreateError or AccessError when less CPU has to wait."""
+        inode, before = job.cgroup.inode, job.in_force
+        if after.cores < before.cores or (after.weight or 0) < (before.weight or 0):
+            self.log.note(inode, before, after)
+        else:
+            self.note_raise(inode, before, after)
+
+    def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
+        """The same for more CPU, which waits for no disk: without a record every lower limit counts as the agent's."""
+        with contextlib.suppress(CreateError, AccessError):
+            self.log.note(inode, before, after)
+
+    def has_external_limit(self, job: Tracked) -> bool:
+        """Whether another program set the limit of a cgroup that a run before this one changed."""
+        known = self.find_original(job.cgroup)
+        return known is not None and not known.unit and is_external(
+            job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
+        )  # fmt: skip
+
+    def restore(self, job: Tracked) -> None:
+        """Put a touched job's original settings back, unless the cgroup is gone.
+
+        Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``.
+        """
+        if "quota" in self.list_moved(job.cgroup):
+            self._look_at_burst(job)
+        known = self.find_original(job.cgroup)
+        if known is not None:
+            try:
+                current = restore_cgroup(job.cgroup, known, self.log.records.get(known.inode), self.note_raise)
+            except CgroupWriteError:
+                job.in_force = job.cgroup.read_settings() or job.in_force
+                raise
+            if current is not None:
+                job.in_force = job.original = current
+            self.give_back(job.cgroup.path, current)
+        job.touched = False
+
+
+def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
+    """The limit in cores that ``current`` stands for under the job's actuator."""
+    if job.settings.actuator == "weight":
+        if not job.original.weight or current.weight is None:
+            return job.state.hard_cores
+        return min(job.state.hard_cores * current.weight / job.original.weight, job.state.hard_cores)
+    return min(current.cores, job.state.hard_cores)
+
+
+def read_settings_or_none(job: Tracked) -> CpuSettings | None:
+    """The settings in force; None when the cgroup is gone or does not answer (said in ``job.last_error``)."""
+    try:
+        return job.cgroup.read_settings()
+    except CgroupReadError as error:
+        job.last_error = str(error)
+        return None

@@ -1,0 +1,65 @@
+"""Heartbeats by HTTP POST to any receiver, whose answers mean nothing but taken or not."""
+
+from __future__ import annotations
+
+import random
+
+import httpx2
+import msgspec
+
+from cpumond.agent.config import Report
+from cpumond.agent.report import read_token
+from cpumond.agent.report.mailbox import Failure, Mailbox
+from cpumond.core.errors import ConfigError
+from cpumond.core.wire import Heartbeat
+
+DEFAULT_PATH = "/v1/heartbeat"
+
+MAX_ANSWER_BYTES = 65_536
+"""An answer is read to its end to keep the connection; behind a longer one the connection is closed instead."""
+
+
+class HttpReporter(Mailbox):
+    """Posts the newest heartbeat as JSON to ``report.url`` until the receiver takes it.
+
+    ``rng`` draws the waits. Raises ConfigError when ``report.url`` cannot be understood; afterwards problems show only
+    in the log and in ``stats``.
+    """
+
+    def __init__(self, report: Report, rng: random.Random | None = None) -> None:
+        self._url = heartbeat_url(report.url)
+        self._token_file = report.token_file
+        shown_url = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        super().__init__("report", shown_url, report.timeout_s, report.retry_max_s, rng)
+
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | None:
+        # The token is read again for each attempt: it is replaced while the agent runs.
+        headers = {"Authorization": f"Bearer {read_token(self._token_file)}"} if self._token_file else {}
+        reply = self._post(self._url, msgspec.json.encode(heartbeat), headers, timeout_s, MAX_ANSWER_BYTES)
+        if reply.is_good:
+            return None
+        return Failure(str(reply.status), f"{self._shown_url}: {describe_status(reply.status)}")
+
+
+def heartbeat_url(url: str) -> httpx2.URL:
+    """Where heartbeats go: ``url`` as it is, with ``/v1/heartbeat`` when it has no path. Raises ConfigError."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ConfigError(f"report.url: is not an address: {error}") from None
+    return parsed.copy_with(path=DEFAULT_PATH) if parsed.path in ("", "/") else parsed
+
+
+def describe_status(status: int) -> str:
+    """What an HTTP status other than 2xx means for a report, with what to do about it."""
+    if 300 <= status < 400:
+        return f"answered {status}; redirects are not followed, set report.url to the final address"
+    advice = {
+        401: "; check report.token_file",
+        403: "; check report.token_file",
+        404: "; check the path of report.url",
+        405: "; check the path of report.url",
+        413: "; the heartbeat is larger than the receiver allows",
+        422: "; the receiver does not understand the heartbeat, check that both have the same version",
+    }
+    return f"answered {status}{advice.get(status, '')}"

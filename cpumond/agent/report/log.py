@@ -1,0 +1,68 @@
+"""Reporters that stay on the node: one line of the log for each heartbeat, or nothing at all."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+import structlog
+
+from cpumond.core.answers import ReporterStats
+from cpumond.core.wire import Heartbeat
+
+_log = structlog.get_logger()
+
+
+class SilentReporter:
+    """Takes heartbeats and forgets them (``report.kind = "none"``); its figures stay zero."""
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Forget ``heartbeat``."""
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing waits; returns at once."""
+
+    def stats(self) -> ReporterStats:
+        """All zero."""
+        return ReporterStats()
+
+
+class LogReporter:
+    """Writes the event ``heartbeat`` with the node's sums, one line for each heartbeat."""
+
+    def __init__(self) -> None:
+        self._stats = ReporterStats()
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Log the sums in cores: ordered, allowed now, used by the jobs whose use is known. Never raises."""
+        now, jobs = self._stats, heartbeat.jobs
+        try:
+            _log.info(
+                "heartbeat",
+                node_id=heartbeat.node_id,
+                sequence=heartbeat.sequence,
+                jobs=len(jobs),
+                ordered_cores=_sum_cores([job.cpu_limit for job in jobs]),
+                limit_cores=_sum_cores([job.current_cpu_limit for job in jobs]),
+                used_cores=_sum_cores([job.smoothed_cpu_usage for job in jobs if job.smoothed_cpu_usage is not None]),
+            )
+        except Exception as error:  # a log that cannot be written must not end the tick
+            self._stats = msgspec.structs.replace(
+                now, failed_total=now.failed_total + 1, last_error=f"the log cannot be written: {error}"
+            )
+            return
+        self._stats = msgspec.structs.replace(
+            now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error=""
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing waits; returns at once."""
+
+    def stats(self) -> ReporterStats:
+        """The figures up to now; nothing is ever dropped."""
+        return self._stats
+
+
+def _sum_cores(cores: list[float]) -> float:
+    return round(math.fsum(cores), 3)

@@ -1,0 +1,274 @@
+"""What the reporters that use a network share: one thread with a mailbox for one heartbeat, and its HTTP requests.
+
+The newest heartbeat wins: one that waits is replaced by the next, also while a failed attempt is waited out, so memory
+stays bounded and a retry carries the newest state. Waits grow with the failures in a row and are drawn from
+[0, bound] ("full jitter"), so that the nodes of a cluster do not come back to a restarted scheduler in step.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import httpx2
+import msgspec
+import structlog
+
+from cpumond import __version__
+from cpumond.core.answers import ReporterStats
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import Heartbeat
+
+FIRST_RETRY_S = 1.0
+"""Upper bound of the wait after the first failure in a row; it doubles with each further one."""
+
+_log = structlog.get_logger()
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why an attempt failed: ``kind`` is the same for what an operator needs to read once, ``sentence`` says it.
+
+    ``retry`` false: the heartbeat is dropped without a line of the log, and the next one goes as if nothing had been.
+    """
+
+    kind: str
+    sentence: str
+    retry: bool = True
+
+
+class Again(msgspec.Struct, frozen=True):
+    """The attempt came to nothing, but no failure: the newest heartbeat there is goes at once."""
+
+
+AGAIN: Final = Again()
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a request; ``problem`` is why ``content`` is not all of it."""
+
+    url: str
+    status: int
+    content: bytes
+    problem: Exception | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the status is one of success."""
+        return 200 <= self.status < 300
+
+
+class Mailbox:
+    """A reporter's thread, which gives the newest heartbeat to ``_deliver`` until one is taken.
+
+    Failures become the event ``<event>_failed``, once for each kind until a heartbeat is taken, which is
+    ``<event>_recovered``. ``rng`` draws the waits. The thread runs at once: attributes of a reporter come first.
+    """
+
+    def __init__(
+        self, event: str, shown_url: str, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
+    ) -> None:
+        self._client = make_client(timeout_s, shown_url)
+        self._event = event
+        self._shown_url = shown_url
+        self._timeout_s = timeout_s
+        self._retry_max_s = retry_max_s
+        self._rng = rng or random.SystemRandom()
+        self._changed = threading.Condition()
+        self._pending: Heartbeat | None = None
+        self._stats = ReporterStats()
+        self._end_at_s: float | None = None
+        self._logged_kinds: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name=f"cpumond-{event}", daemon=True)
+        self._thread.start()
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Leave ``heartbeat`` for the thread in place of one that still waits there."""
+        with self._changed:
+            if self._pending is not None or self._end_at_s is not None:
+                self._drop()
+            if self._end_at_s is None:
+                self._pending = heartbeat
+                self._changed.notify()
+
+    def close(self, timeout_s: float) -> None:
+        """Try once more what waits and end. A request under way for longer than ``timeout_s`` is left to its end."""
+        timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
+        with self._changed:
+            if self._end_at_s is None:
+                self._end_at_s = time.monotonic() + timeout_s
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def stats(self) -> ReporterStats:
+        """The figures up to now."""
+        with self._changed:
+            return self._stats
+
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        """Send ``heartbeat`` within so many seconds; None when the receiver took it. Runs in the thread."""
+        raise NotImplementedError
+
+    def _post(self, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int) -> Reply:
+        """One request and its answer, at most ``max_bytes`` of it; what is longer closes the connection.
+
+        Raises what ``describe_exception`` describes where there is no status.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        content = bytearray()
+        problem: Exception | None = None
+        with self._client.stream(
+            "POST", url, content=_cut(body, deadline_s), headers={"Content-Length": str(len(body)), **headers},
+            timeout=timeout_s,
+        ) as response:  # fmt: skip
+            try:
+                for chunk in response.iter_raw():
+                    content += chunk
+                    if len(content) > max_bytes:
+                        problem = ValueError(f"the answer is larger than {max_bytes} bytes")
+                    elif time.monotonic() > deadline_s:
+                        problem = TimeoutError()
+                    if problem is not None:
+                        break
+            except httpx2.HTTPError as error:
+                problem = error
+        return Reply(str(url), response.status_code, bytes(content), problem)
+
+    def _has_newer(self) -> bool:
+        """Whether a newer heartbeat than the one being delivered waits."""
+        with self._changed:
+            return self._pending is not None
+
+    def _is_closing(self) -> bool:
+        """Whether ``close`` was called."""
+        with self._changed:
+            return self._ending()
+
+    def _run(self) -> None:
+        failures, pause_s = 0, 0.0
+        while self._wait(pause_s):
+            result = self._attempt(self._timeout_s)
+            if isinstance(result, Again):
+                pause_s = 0.0
+                continue
+            failures = failures + 1 if result is not None and result.retry else 0
+            pause_s = backoff_s(failures, self._retry_max_s, self._rng)
+        self._attempt_last()
+        with suppress(Exception):  # nothing is left to tell it to
+            self._client.close()
+
+    def _wait(self, pause_s: float) -> bool:
+        """Wait ``pause_s``, which only ``close`` cuts short, then for a heartbeat; False when the end has come."""
+        with self._changed:
+            self._changed.wait_for(self._ending, pause_s)
+            self._changed.wait_for(lambda: self._ending() or self._pending is not None)
+            return not self._ending()
+
+    def _ending(self) -> bool:
+        return self._end_at_s is not None
+
+    def _attempt_last(self) -> None:
+        result: Failure | Again | None = AGAIN
+        while result is AGAIN:
+            left_s = (self._end_at_s or 0.0) - time.monotonic()
+            if left_s <= 0.0:
+                break
+            result = self._attempt(min(left_s, self._timeout_s))
+        with self._changed:
+            if self._pending is not None:
+                self._pending = None
+                self._drop()
+
+    def _attempt(self, timeout_s: float) -> Failure | Again | None:
+        """Deliver what waits; what was not taken waits again unless a newer one came."""
+        with self._changed:
+            heartbeat, self._pending = self._pending, None
+        if heartbeat is None:
+            return None
+        try:
+            result = self._deliver(heartbeat, timeout_s)
+        except Exception as error:  # whatever it was, the next heartbeat must be tried
+            result = describe_exception(error, self._shown_url, timeout_s)
+        with self._changed:
+            self._settle(heartbeat, result)
+        if result is None or (isinstance(result, Failure) and result.retry):
+            self._log_change(result)
+        return result
+
+    def _settle(self, heartbeat: Heartbeat, result: Failure | Again | None) -> None:
+        """Count the outcome and keep ``heartbeat`` for a retry where no newer one waits; the caller holds the lock."""
+        now, replace = self._stats, msgspec.structs.replace
+        if result is None:
+            self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")
+            return
+        if isinstance(result, Failure):
+            self._stats = replace(now, failed_total=now.failed_total + 1, last_error=result.sentence)
+        if self._pending is None and (isinstance(result, Again) or result.retry):
+            self._pending = heartbeat
+        else:
+            self._drop()
+
+    def _log_change(self, failure: Failure | None) -> None:
+        """One line for each kind of failure and one when it is over, not one for each attempt."""
+        with suppress(Exception):  # a log that cannot be written must not end the thread
+            failed_total = self._stats.failed_total
+            if failure is None and self._logged_kinds:
+                self._logged_kinds.clear()
+                _log.info(f"{self._event}_recovered", url=self._shown_url, failed_total=failed_total)
+            elif failure is not None and failure.kind not in self._logged_kinds:
+                self._logged_kinds.add(failure.kind)
+                _log.warning(f"{self._event}_failed", error=failure.sentence, failed_total=failed_total)
+
+    def _drop(self) -> None:
+        """Count a heartbeat that nobody will take; the caller holds the lock."""
+        self._stats = msgspec.structs.replace(self._stats, dropped_total=self._stats.dropped_total + 1)
+
+
+def backoff_s(failures: int, retry_max_s: float, rng: random.Random) -> float:
+    """Seconds to wait after ``failures`` (>= 0) failures in a row, in [0, retry_max_s]; 0 after none."""
+    if failures == 0:
+        return 0.0
+    return rng.uniform(0.0, min(retry_max_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 30)))
+
+
+def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> Failure:
+    """The failure of a request that was not made, or got no answer, or not all of it."""
+    if isinstance(error, CpumondError):
+        return Failure("token", str(error))
+    if isinstance(error, httpx2.TimeoutException | TimeoutError):
+        return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s")
+    kind = type(error).__name__
+    return Failure(kind, f"{shown_url}: {str(error) or kind}")
+
+
+def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
+    """``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of them."""
+    for start in range(0, len(body), 65_536):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        yield body[start : start + 65_536]
+
+
+def make_client(timeout_s: float, base_url: str) -> httpx2.Client:
+    """A client that sends JSON over one connection, which it keeps, straight to where ``base_url`` says."""
+    # The library logs each request at INFO, which would bury the agent's own lines.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    return httpx2.Client(
+        headers={
+            "User-Agent": f"cpumond/{__version__}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        },
+        timeout=timeout_s,
+        # To read all authorities takes long, and http has no use for them: then nobody is trusted.
+        verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
+        limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),
+        trust_env=False,
+        follow_redirects=False,
+    )

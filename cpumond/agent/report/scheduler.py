@@ -1,0 +1,325 @@
+"""The link to ``cpumond scheduler``: the node registers, sends its heartbeats, and gets its orders in the answers.
+
+One thread and one request at a time, so an answer never overtakes a later one. Whatever goes wrong, the newest
+heartbeat goes on being tried; orders are in each answer until they are carried out, so a lost answer loses nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import httpx2
+import msgspec
+import structlog
+
+from cpumond.agent import config
+from cpumond.agent.report import check_token, read_token
+from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, backoff_s, describe_exception
+from cpumond.core.answers import ReporterStats
+from cpumond.core.base_url import parse_base_url
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobRequest,
+    LogRequest,
+    NodeRegistration,
+    NodeResources,
+    RegistrationAnswer,
+)
+
+NODES: Final = "/api/v1/nodes"
+HEARTBEATS: Final = "/api/v1/heartbeats"
+LOGS: Final = "/api/v1/logs"
+REPLIES: Final = "/api/v1/replies"
+
+MAX_ANSWER_BYTES: Final = 16 * 2**20
+"""An answer may order hundreds of jobs; a longer one is a failure."""
+
+MAX_SENTENCE: Final = 1000
+"""Characters of what the scheduler says that are shown."""
+
+REQUESTS_PER_ANSWER: Final = 4
+REQUESTS_S: Final = 1.0
+"""How long what one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
+
+REFUSED: Final = "status 422"
+"""What the scheduler answers to a registration that is understood and not allowed."""
+
+EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
+"""Stands for what the scheduler has of the node where it refuses what this run wants and takes its heartbeats."""
+
+REQUEST_ATTEMPTS: Final = 5
+REMEMBERED_REQUESTS: Final = 1000
+
+_log = structlog.get_logger()
+_Message = TypeVar("_Message")
+
+
+class _Refusal(msgspec.Struct):
+    """The part of the scheduler's error answers that is read."""
+
+    error: str
+
+
+class SchedulerLink(Mailbox):
+    """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
+
+    ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
+    heartbeat was sent. ``read_log`` gives the end of a log that somebody wants, ``carry_out`` the reply to a request,
+    or None when there is none within so many seconds and it is to be asked again. All are called by the link's thread
+    and must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
+    used; afterwards problems show only in the log and in ``stats``.
+    """
+
+    def __init__(
+        self,
+        options: config.SchedulerLink,
+        registration: NodeRegistration,
+        on_answer: Callable[[HeartbeatAnswer, float], None],
+        read_log: Callable[[LogRequest], JobLog],
+        carry_out: Callable[[JobRequest, float], JobReply | None],
+        rng: random.Random | None = None,
+    ) -> None:
+        self._base = parse_base_url(options.url, "scheduler.url", "scheduler.token_file", 9757)
+        given = options.token.encode("utf-8", "surrogatepass")
+        self._token = check_token(given, "scheduler.token") if given else ""
+        self._options = options
+        self._on_answer = on_answer
+        self._read_log = read_log
+        self._carry_out = carry_out
+        self._lock = threading.Lock()
+        """Of the next four; what follows them is the thread's own."""
+        self._wanted = registration
+        self._known: NodeRegistration | None = None
+        self._registered: RegistrationAnswer | None = None
+        self._change_error = ""
+        self._refused_change: NodeRegistration | None = None
+        self._change_failures = 0
+        self._change_at_s = 0.0
+        self._demand = ""
+        self._taken_since_demand = True
+        self._told_dropped = self._told_broken = False
+        self._attempts: dict[str, int] = {}
+        """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
+        super().__init__("link", str(self._base), options.timeout_s, options.retry_max_s, rng)
+
+    def register(self, registration: NodeRegistration) -> None:
+        """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
+
+        Where the scheduler refuses the change, it keeps the node as it was: heartbeats go on, the change is retried.
+        """
+        with self._lock:
+            self._wanted = registration
+
+    def stats(self) -> ReporterStats:
+        """The figures up to now; a refused change of the registration is the last error until it is accepted."""
+        stats = super().stats()
+        with self._lock:
+            error = stats.last_error or self._change_error
+        return msgspec.structs.replace(stats, last_error=error)
+
+    @property
+    def registered(self) -> RegistrationAnswer | None:
+        """What the scheduler said to the registration that it has; None when it has none."""
+        with self._lock:
+            return self._registered
+
+    # --- heartbeats
+
+    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        with self._lock:
+            wanted, known = self._wanted, self._known
+        is_due = known is None or wanted != self._refused_change or time.monotonic() >= self._change_at_s
+        if wanted != known and is_due:
+            failure = self._register(wanted, timeout_s)
+            if failure is None:
+                return AGAIN
+            if known is None and (failure.kind != REFUSED or self._send(heartbeat, timeout_s) is not None):
+                return failure
+            # The scheduler still has the node as it was, whose jobs would be lost without heartbeats.
+            self._put_off(wanted, failure)
+            if known is None:
+                with self._lock:
+                    self._known = EARLIER_RUN
+                return None
+        return self._send(heartbeat, timeout_s)
+
+    def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        sent_at_s = time.monotonic()
+        reply = self._ask(HEARTBEATS, msgspec.json.encode(heartbeat), timeout_s)
+        if not reply.is_good and reply.status != 409:
+            return self._describe(reply)
+        answer = self._decode(reply, HeartbeatAnswer)
+        if isinstance(answer, Failure):
+            return answer if reply.is_good else self._describe(reply)
+        if answer.register and not answer.accepted:
+            return self._obey_demand(reply, answer.reason)
+        if not reply.is_good:
+            return self._describe(reply)
+        if not answer.accepted:
+            return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
+        self._taken_since_demand, self._told_dropped = True, False
+        self._hand_over(answer, sent_at_s)
+        if (answer.requests or answer.logs) and not self._is_closing():
+            # What somebody wants to know or to have done at once goes before what may be long.
+            self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
+        return None
+
+    def _hand_over(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
+        try:
+            self._on_answer(answer, sent_at_s)
+        except Exception as error:  # the next answer says the same again
+            if not self._told_broken:
+                self._told_broken = True
+                _tell(_log.error, "answer_not_obeyed", exc_info=error)
+
+    def _give_up(self, sentence: str) -> Failure:
+        """The scheduler has it already: it took this one before, and its answer was lost."""
+        if not self._told_dropped:
+            self._told_dropped = True
+            _tell(_log.warning, "heartbeat_dropped", error=sentence)
+        return Failure("dropped", sentence, retry=False)
+
+    # --- registration
+
+    def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
+        """Why the scheduler answered something else; raises when it did not answer."""
+        reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
+        if not reply.is_good:
+            return self._describe(reply)
+        answer = self._decode(reply, RegistrationAnswer)
+        if isinstance(answer, Failure):
+            return answer
+        with self._lock:
+            self._known, self._registered, self._change_error = wanted, answer, ""
+        self._refused_change, self._change_failures = None, 0
+        log = _log.warning if answer.warning else _log.info
+        _tell(log, "node_registered", tree=answer.tree, warning=self._show(answer.warning), reason=self._demand)
+        self._demand = ""
+        return None
+
+    def _obey_demand(self, reply: Reply, reason: str) -> Failure | Again:
+        """The scheduler does not have the node as it was registered: again, at once unless that just did not help."""
+        self._demand = self._show(reason)
+        with self._lock:
+            self._known = self._registered = None
+        if self._taken_since_demand:
+            self._taken_since_demand = False
+            return AGAIN
+        advice = "it was registered just now; check that no other agent runs with this node_id"
+        return Failure("register", f"{reply.url}: {self._demand}; {advice}")
+
+    def _put_off(self, wanted: NodeRegistration, failure: Failure) -> None:
+        if wanted != self._refused_change:
+            self._refused_change, self._change_failures = wanted, 0
+            _tell(_log.warning, "registration_refused", error=failure.sentence)
+        self._change_failures += 1
+        pause_s = backoff_s(self._change_failures, self._options.retry_max_s, self._rng)
+        self._change_at_s = time.monotonic() + pause_s
+        with self._lock:
+            self._change_error = failure.sentence
+
+    # --- what is asked of this node
+
+    def _answer_requests(self, requests: list[LogRequest | JobRequest], node_id: str) -> None:
+        """Answer some of ``requests``; the others come again with the next answer."""
+        end_s = time.monotonic() + REQUESTS_S
+        open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
+        for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
+            is_urgent = self._has_newer() or self._is_closing()
+            if number > 0 and (is_urgent or time.monotonic() >= end_s):
+                return
+            path, body = self._make_answer(request, node_id, end_s)
+            if body is None:
+                return  # those that follow it must not overtake it
+            error = self._send_answer(path, body, end_s)
+            attempts = REQUEST_ATTEMPTS if error is None else self._attempts.get(request.request_id, 0) + 1
+            self._attempts[request.request_id] = attempts
+            if len(self._attempts) > REMEMBERED_REQUESTS:
+                del self._attempts[next(iter(self._attempts))]
+            if error is not None and attempts >= REQUEST_ATTEMPTS:
+                event = "job_log_not_sent" if isinstance(request, LogRequest) else "job_reply_not_sent"
+                _tell(_log.warning, event, job_id=request.job_id, error=error)
+
+    def _make_answer(self, request: LogRequest | JobRequest, node_id: str, end_s: float) -> tuple[str, bytes | None]:
+        """Where the answer goes, and the answer; None when it cannot be given in time."""
+        try:
+            if isinstance(request, LogRequest):
+                return LOGS, msgspec.json.encode(self._read_log(request))
+            reply = self._carry_out(request, max(end_s - time.monotonic(), REQUESTS_S / 4))
+            return REPLIES, None if reply is None else msgspec.json.encode(reply)
+        except Exception as error:  # whoever waits for it gets to know it
+            problem = f"{type(error).__name__}: {error}"
+            if isinstance(request, LogRequest):
+                told = JobLog(node_id, request.request_id, error=self._show(f"the log cannot be read: {problem}"))
+                return LOGS, msgspec.json.encode(told)
+            failed = JobReply(node_id, request.request_id, error=self._show(f"{request.kind} failed: {problem}"))
+            return REPLIES, msgspec.json.encode(failed)
+
+    def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
+        """Send one answer; why it could not be, None when it was or nobody waits for it any more."""
+        timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
+        try:
+            reply = self._ask(path, body, timeout_s)
+        except Exception as error:
+            return describe_exception(error, str(self._url(path)), timeout_s).sentence
+        return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
+
+    # --- requests
+
+    def _ask(self, path: str, body: bytes, timeout_s: float) -> Reply:
+        """One request and its whole answer. Raises what ``describe_exception`` describes."""
+        if self._options.token_file and not self._options.token:
+            # Read again for each attempt: it is replaced while the agent runs.
+            self._token = read_token(self._options.token_file)
+        headers = {"Authorization": f"OAuth {self._token}"} if self._token else {}
+        reply = self._post(self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
+        if reply.problem is not None:
+            raise reply.problem
+        return reply
+
+    def _url(self, path: str) -> httpx2.URL:
+        return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
+
+    def _describe(self, reply: Reply) -> Failure:
+        """A status that means no success, in the scheduler's own words where there are some."""
+        status = reply.status
+        told = ""
+        with suppress(ContentError):
+            told = self._show(decode_json(reply.content, _Refusal).error)
+        said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
+        if status in (401, 403):
+            return Failure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
+        if 300 <= status < 400:
+            return Failure("redirect", f"{said}; redirects are not followed, set scheduler.url to the final address")
+        if not told:
+            said += "; check that scheduler.url is the address of a cpumond scheduler"
+        return Failure(f"status {status}", said)
+
+    def _show(self, text: str) -> str:
+        """What came from outside, fit for a line of a log; whoever echoes the token does not bring it there."""
+        if self._token:
+            text = text.replace(self._token, "...")
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
+
+    def _decode(self, reply: Reply, kind: type[_Message]) -> _Message | Failure:
+        try:
+            return decode_json(reply.content, kind)
+        except ContentError as error:
+            said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
+            advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
+            return Failure("answer", f"{said}; {advice}")
+
+
+def _tell(log: Callable[..., object], event: str, **facts: object) -> None:
+    """A line of the log; one that cannot be written must not end the thread."""
+    with suppress(Exception):
+        log(event, **facts)

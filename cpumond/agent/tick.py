@@ -1,0 +1,302 @@
+"""The agent's tick. Read ``TickLoop.tick`` first: one check period, six phases, values go one way.
+
+Only the tick changes the job records. Signals and requests of the control socket are carried out between
+two ticks, in this same thread (``service.py``).
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import time
+
+import structlog
+
+from cpumond.agent.clock import Clock
+from cpumond.agent.config import AgentConfig
+from cpumond.agent.context import AgentContext
+from cpumond.agent.discovery import concerns, list_jobs
+from cpumond.agent.jobs.assigned import AssignedJobs
+from cpumond.agent.jobs.job import Usage
+from cpumond.agent.limits.apply import Applier, Decided
+from cpumond.agent.limits.external import ExternalWrites
+from cpumond.agent.limits.units import UnitLimits
+from cpumond.agent.publish import Publisher
+from cpumond.agent.report import Reporter
+from cpumond.agent.snapshot import TickEnd
+from cpumond.agent.tracked import Tracked
+from cpumond.agent.watch import existing_directories
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import FinishedJob, HeartbeatAnswer
+from cpumond.host.cgroup.files import is_leaf
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.monitor.peak import forgive
+from cpumond.monitor.policy import rebase
+from cpumond.monitor.rules import check
+
+log = structlog.get_logger("cpumond.agent")
+
+LATE_PERIODS = 3
+MAX_STRIDE = 16
+LEAF_TURNS = 10
+
+
+class TickLoop(AgentContext):
+    """One tick after the other; when, and what happens between them, is ``service.Agent``'s part."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        hierarchies: Hierarchies,
+        reporter: Reporter,
+        clock: type[Clock] = Clock,
+        assigned: AssignedJobs | None = None,
+        units: UnitLimits | None = None,
+    ) -> None:
+        super().__init__(config, hierarchies, reporter, clock, assigned, units)
+        self.external = ExternalWrites(self)
+        self.limits = Applier(self, self.external)
+        self.publisher = Publisher(self)
+        self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
+        """Of the scheduler, with the moment their heartbeat was sent; any thread may add one."""
+        self._stale_pins: set[str] = set()
+        """Of jobs that ended, to be forgotten as soon as the disk allows it."""
+        self._forget_pins_at_s = -math.inf
+        self.stopping = False
+        self._rescan_at_s = 0.0
+        self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
+        self._cost_mark = (clock.monotonic_s(), time.process_time())
+
+    def tick(self, now_s: float, late_s: float = 0.0) -> None:
+        """One check period. Never raises for what a single job or file does."""
+        started_s = self.clock.monotonic_s()
+        self._look_around(now_s)  # 1. which files, units and jobs are there
+        self._take_over(now_s)  # 2. what other programs wrote, what the scheduler ordered
+        decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out
+        self.limits.apply(decided, now_s)  # 4. decisions to cgroups
+        self.publisher.report(now_s)  # 5. newest state to the scheduler
+        self._export(now_s, started_s)  # 6. this tick is what all others read from now on
+
+    # ---- 1. look around
+
+    def _look_around(self, now_s: float) -> None:
+        self._look_after_places(now_s)
+        self.external.take_unit_news(now_s)
+        self._discover(now_s)
+
+    def _look_after_places(self, now_s: float) -> None:
+        """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""
+        self.places.look(now_s)
+        if self.places.is_ousted and not self.stopping:
+            log.error("another_agent", error=self.places.problem, advice="this one puts its limits back and ends")
+            self.writer.is_ousted = self.stopping = True
+
+    def _discover(self, now_s: float) -> None:
+        paths, owners, lost = self.watcher.drain()
+        children = any(self._concerns_a_source(path) for path in paths)
+        # Kept until the tick takes them: a request between two ticks comes here too.
+        self.external.changed |= owners
+        self.external.read_all |= lost
+        due = self.rescan_due or now_s >= self._rescan_at_s
+        if not (children or lost or due or self._gained_children()):
+            return
+        self.rescan_due = False
+        self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
+        self.external.read_all |= self.watcher.short
+        known = self.registered.found_jobs() + (self.assigned.found_jobs() if self.assigned is not None else [])
+        scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root)
+        self.rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
+        if self.table.refresh(scan.jobs, now_s):
+            self.report_due = True
+        self.rescan_due |= self.table.waits_for_half()
+        self.discovery_problems = scan.problems
+        self._look_at_mounts()
+        self.writer.log.check()
+        self.empty_rescans = 0 if len(self.table) or not self.config.source else self.empty_rescans + 1
+        self._choose_period()
+
+    def _look_at_mounts(self) -> None:
+        """See whether others find the hierarchies, too: else no limit could be put back after this agent."""
+        covered = self.hierarchies.list_covered()
+        if covered != self.covered:
+            say = log.error if covered else log.warning
+            say("mounts_covered" if covered else "mounts_back", mounts=covered or self.covered)
+            self.covered, self.report_due = covered, True
+
+    def _choose_period(self) -> None:
+        """As often as the job that is looked at most often."""
+        self.period_s = min(
+            [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
+        )
+        self.limits.has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
+
+    def _gained_children(self) -> bool:
+        """Whether a cgroup that was changed is no leaf any more; a tenth of them is looked at in each tick."""
+        turn = self.totals.ticks % LEAF_TURNS
+        return any(
+            number % LEAF_TURNS == turn and job.touched and not is_leaf(job.cgroup.place)
+            for number, job in enumerate(self.table)
+        )
+
+    def _concerns_a_source(self, path: str) -> bool:
+        """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
+        relative = os.path.relpath(path, self.hierarchies.cpu_root)
+        return any(concerns(source, relative) for source in self.config.source)
+
+    # ---- 2. take over
+
+    def _take_over(self, now_s: float) -> None:
+        self.external.expire_gone_units(now_s)
+        self.external.take_changes(now_s)
+        self._serve_scheduler(beat=False)
+
+    def _serve_scheduler(self, beat: bool) -> None:
+        """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""
+        if self.link is None and self.assigned is None:
+            return
+        now_s = self.clock.monotonic_s()
+        try:
+            if self.assigned is not None:
+                self._obey_scheduler(self.assigned, now_s)
+            if beat and (self.beat_due or now_s >= self.publisher.beat_at_s):
+                self.publisher.report(now_s)
+        except Exception:
+            # As a bad tick: counted, and the monitor goes on.
+            self.totals.errors += 1
+            self.publisher.beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
+            log.exception("assigned_jobs_failed")
+
+    def _obey_scheduler(self, assigned: AssignedJobs, now_s: float) -> None:
+        """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
+        while self.answers:
+            answer, sent_at_s = self.answers.popleft()
+            assigned.apply_answer(answer, sent_at_s, now_s)
+        self.beat_due |= assigned.advance(now_s, self._count_cores)
+        self.beat_due |= assigned.adjust(now_s, self._count_cores)
+        self._forget_pins(assigned, now_s)
+        paths = {job.path for job in assigned.found_jobs()}
+        for path in self.followed - paths:
+            # Its cgroup is removed already, or will be at once.
+            if path in self.table.jobs:
+                self.table.drop(self.table.jobs[path])
+        for found in assigned.found_jobs():
+            if found.path not in self.followed:
+                self.table.add(found, now_s)
+        if paths != self.followed:
+            self._choose_period()
+        self.followed = paths
+
+    def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
+        """The scheduler's jobs never come again: the pins of those that ended are of no use."""
+        pins = self.registered.content.pins
+        if not pins:
+            return
+        for finished in assigned.finished_jobs():
+            if finished.job_id in pins and not self._has_other(finished):
+                self._stale_pins.add(finished.job_id)
+        for job_id in list(self._stale_pins) if now_s >= self._forget_pins_at_s else ():
+            try:
+                self.registered.pin(job_id, None)
+            except CpumondError as error:
+                # The disk refuses the others as well.
+                self._forget_pins_at_s = now_s + self.config.discovery.rescan_period_s
+                self.complain(None, error)
+                return
+            self._stale_pins.discard(job_id)
+
+    def _has_other(self, finished: FinishedJob) -> bool:
+        """Whether a job of the same id is none of the scheduler's, so that the pin may be for that one."""
+        same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
+        return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
+
+    def _count_cores(self) -> tuple[dict[str, Usage], float]:
+        """``read_usage``, and the cores that all other jobs may use now."""
+        others = [job.current_cores for path, job in self.table.jobs.items() if path not in self.followed]
+        return self.read_usage(), math.fsum(others)
+
+    # ---- 3. sample, smooth, vote, decide
+
+    def _lost_time(self, late_s: float) -> bool:
+        """Whether the last interval cannot be trusted: a tick far too late, or a suspend."""
+        offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
+        suspended_s = offset_s - self._boot_offset_s
+        self._boot_offset_s = offset_s
+        return late_s > LATE_PERIODS * self.period_s or suspended_s > self.period_s
+
+    def _sample_and_decide(self, now_s: float, late_s: float) -> list[Decided]:
+        if self._lost_time(late_s):
+            self.totals.rebaselines += 1
+            for job in self.table:
+                job.state = rebase(job.state, None)
+        decided: list[Decided] = []
+        gone: list[Tracked] = []
+        clock_s, counts, stride = self.clock.monotonic_s, self.totals.decisions, self.stride
+        slack_s = self.period_s / 2
+        for number, job in enumerate(self.table, self.totals.ticks):
+            if job.mode == "off" or now_s + slack_s < job.next_check_s:
+                continue
+            if stride > 1 and number % stride:
+                self.totals.shed_checks += 1
+                continue
+            # Fixed rate: a check that came half a tick early or late does not move the next one.
+            on_time = job.next_check_s > now_s - slack_s
+            job.next_check_s = (job.next_check_s if on_time else now_s) + job.settings.check_period_s
+            try:
+                at_s = clock_s()
+                reading = job.cgroup.read(at_s)
+                if reading is None:
+                    gone.append(job)
+                    continue
+                before = job.state
+                job.state, decision = check(before, reading, at_s, job.settings)
+            except CpumondError as error:
+                self.complain(job, error)
+                continue
+            job.decision = decision
+            if job.state.held is not before.held and not job.hold.is_free:
+                job.state = forgive(job.state, before)
+            if job.state.throttled_cpu_s != before.throttled_cpu_s:
+                self.totals.throttled_cpu_s += job.state.throttled_cpu_s - before.throttled_cpu_s
+                self.totals.late_cpu_s += job.state.late_cpu_s - before.late_cpu_s if job.writes else 0.0
+            if decision.throttled_ratio and job.samples is not None:
+                job.samples.peak_ratio = max(job.samples.peak_ratio, decision.throttled_ratio)
+            counts[decision.kind] += 1
+            if decision.new_cores != decision.old_cores:
+                decided.append((job, decision))
+        for job in gone:
+            self.report_due = self.rescan_due = True
+            self.table.drop(job)
+        return decided
+
+    # ---- 6. export
+
+    def _export(self, now_s: float, started_s: float) -> None:
+        self.publisher.take_samples(now_s)
+        duration_s = self.clock.monotonic_s() - started_s
+        self.totals.add_tick(duration_s)
+        self._adjust_check_stride()
+        self.snapshot = None
+        self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
+
+    def _adjust_check_stride(self) -> None:
+        """Over the budget of ``[cost]``, look at each job less often; back when there is room."""
+        now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
+        since_s, cpu_s = self._cost_mark
+        if budget <= 0 or now_s - since_s < 10 * self.period_s:
+            return
+        used = (time.process_time() - cpu_s) / (now_s - since_s)
+        self._cost_mark = (now_s, time.process_time())
+        stride, self.stride = self.stride, choose_stride(self.stride, used, budget)
+        if stride != self.stride:
+            log.warning("checks_shed", every=self.stride, used_cores=used, budget_cores=budget)
+
+
+def choose_stride(stride: int, used: float, budget: float) -> int:
+    """Every so many ticks a job is checked from now on, 1 to MAX_STRIDE; ``used`` and ``budget`` are cores.
+
+    Half as often over the budget, twice as often below a third of it: in between a change would be undone at once.
+    """
+    if used > budget:
+        return min(stride * 2, MAX_STRIDE)
+    return max(stride // 2, 1) if used < budget / 3 else stride

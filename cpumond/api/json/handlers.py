@@ -1,0 +1,515 @@
+"""What each request of the JSON interface does, by the names of ``openapi``'s table."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import itertools
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from cpumond import __version__
+from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api.json import openapi
+from cpumond.api.updated_tree import UpdatedTree
+from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
+from cpumond.core.wire import RequestKind
+from cpumond.fairshare.explain import Explanation, explain
+from cpumond.scheduler import operations
+from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.model import NO_SUCH_JOB, RESOLVE, CommandError, Config, OperationRecord, TreeConfig
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.tokens import User
+from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
+
+READY_PERIODS: Final = 5
+"""Updates that may be missing before the scheduler is called stuck."""
+
+READY_S: Final = 2.0
+
+ALERT_S: Final = 600.0
+"""How long after the last time something went wrong it is an alert."""
+
+GZIP_LEVEL: Final = 4
+THREAD_BYTES: Final = 65_536
+"""From this size on in a thread: it would hold up heartbeats."""
+
+SUMMED_AT_ONCE: Final = 1000
+"""Operations whose jobs are added up, or names made ready for a search, before something else has its turn."""
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with a status of its own."""
+
+    value: Any
+    status: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """A good answer that was encoded before, and compressed; ``etag`` is weak and names both."""
+
+    content: bytes
+    compressed: bytes
+    etag: str
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """One request, read and checked."""
+
+    path: Mapping[str, str]
+    user: str
+    body: Any
+    query: Any
+    node: User | None = None
+    """Who speaks for a node, where the endpoint is for that."""
+
+
+@dataclasses.dataclass(slots=True)
+class Requests:
+    """How often an endpoint was asked, and the seconds that its answers took in all and at most."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+async def compress(content: bytes) -> bytes:
+    """By gzip, what is large in a thread."""
+    if len(content) < THREAD_BYTES:
+        return gzip.compress(content, GZIP_LEVEL, mtime=0)
+    return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
+
+
+class JsonApi:
+    """The functions of the table, by their names."""
+
+    def __init__(
+        self, scheduler: Scheduler, cluster_name: str = "", needs_token: bool = False, is_open: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.cluster_name = cluster_name
+        self.needs_token = needs_token
+        self.is_open = is_open
+        self.requests: dict[str, Requests] = {}
+        self._cores: dict[str, tuple[tuple[Tree, int], asyncio.Task[tables.CoreSums]]] = {}
+        self._tables: dict[str, tuple[tuple[Tree, int, TreeConfig], asyncio.Task[Made]]] = {}
+        self._table_numbers = itertools.count(1)
+        self._texts = views.SearchTexts()
+        self._document: Made | None = None
+        self._thinking = asyncio.Lock()
+        """Plans and explanations are made one at a time: the threads are there for updates and the store."""
+
+    def handler(self, name: str) -> Handler:
+        """What answers the requests of that endpoint."""
+        if name in _COMMANDS:
+            return partial(self._execute, _COMMANDS[name])
+        return partial(self._show, _SHOWN[name]) if name in _SHOWN else getattr(self, name)
+
+    async def _execute(self, make: Callable[[JsonApi, Call], Command], call: Call) -> views.Done:
+        command = make(self, call)
+        reply = await self.scheduler.execute(command, call.user)
+        return views.Done(getattr(command, "operation_id", reply.id), list(reply.warnings))
+
+    async def _show(self, show: Callable[[JsonApi, Call], Any], call: Call) -> Any:
+        return show(self, call)
+
+    @property
+    def state(self) -> State:
+        return self.scheduler.state
+
+    def now(self) -> float:
+        return self.scheduler.clock.now()
+
+    def find_tree(self, call: Call) -> Tree:
+        """The tree in the path. Raises CommandError."""
+        return self.state.find_tree(call.path["tree"])
+
+    def find_pool(self, call: Call) -> PoolElement:
+        """The pool in the path. Raises CommandError."""
+        return pool_views.find_pool(self.find_tree(call), call.path["pool"])
+
+    def find_operation(self, call: Call) -> OperationRecord:
+        """The operation in the path, by id or alias. Raises CommandError."""
+        return self.state.find_record(call.path["operation"])
+
+    # --- trees and pools
+
+    async def get_pool_table(self, call: Call) -> Made:
+        tree = self.find_tree(call)
+        # A changed pool shows at once, not only with the next update.
+        made_of = (tree, tree.update_count, tree.config)
+        known = self._tables.get(tree.name)
+        if known is None or known[0] != made_of or _has_failed(known[1]):
+            self._tables = {name: each for name, each in self._tables.items() if name in self.state.trees}
+            known = self._tables[tree.name] = (made_of, asyncio.create_task(self._make_pool_table(tree)))
+        return await asyncio.shield(known[1])
+
+    async def _make_pool_table(self, tree: Tree) -> Made:
+        content = encode(tables.make_pool_table(tree, await self._cores_of(tree), self.now()))
+        etag = f'W/"{tree.update_count}.{next(self._table_numbers)}-{self.scheduler.started_at:.3f}"'
+        return Made(content, await compress(content), etag)
+
+    async def _cores_of(self, tree: Tree) -> tables.CoreSums:
+        """Summed up once for each update."""
+        known = self._cores.get(tree.name)
+        if known is None or known[0] != (tree, tree.update_count) or _has_failed(known[1]):
+            self._cores = {name: each for name, each in self._cores.items() if name in self.state.trees}
+            known = self._cores[tree.name] = ((tree, tree.update_count), asyncio.create_task(_sum_cores(tree)))
+        return await asyncio.shield(known[1])
+
+    def look_at(self, tree: Tree) -> UpdatedTree:
+        kept = self.scheduler.updates.get(tree.name)
+        return UpdatedTree(tree, None if kept is None else kept.result)
+
+    async def make_plan(self, call: Call) -> Plan:
+        scheduler = self.scheduler
+        async with self._thinking:
+            now = self.now()
+            change = try_command(scheduler.state, call.body, call.user, now)
+            if isinstance(change, Plan):
+                return change
+            material = collect(scheduler.state)
+            previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
+            return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+
+    # --- operations
+
+    async def list_operations(self, call: Call) -> views.OperationList:
+        query: openapi.OperationsQuery = call.query
+        if query.search:
+            await self._read_texts()
+        return views.show_operations(
+            self.state, self.now(), limit=query.limit, offset=query.offset, operation_state=query.state,
+            user=query.user, tree=query.tree, pool=query.pool, search=query.search, sort=query.sort,
+            descending=query.descending == "true", texts=self._texts,
+        )  # fmt: skip
+
+    async def _read_texts(self) -> None:
+        """Make what is searched, in parts: heartbeats must not wait for all of it."""
+        records = views.list_records(self.state)
+        for start in range(0, len(records), SUMMED_AT_ONCE):
+            for record in records[start : start + SUMMED_AT_ONCE]:
+                self._texts.of(record)
+            await asyncio.sleep(0)
+        self._texts.forget_gone(self.state)
+
+    async def get_operation_orchid(self, call: Call) -> dict[str, dict[str, Any]]:
+        live = self.state.operations.get(self.find_operation(call).id)
+        return {
+            name: operation_attributes(self.look_at(element.tree), element).to_dict()
+            for name, element in (live.elements.items() if live is not None else ())
+        }
+
+    async def get_job_log(self, call: Call) -> Response:
+        query: openapi.LogQuery = call.query
+        found = await self.scheduler.read_log(call.path["operation"], call.path["job"], query.stream, query.tail)
+        # Whatever a job wrote, no browser may take it for a page.
+        headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
+        return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
+
+    async def take_job_log(self, call: Call) -> views.Taken:
+        return views.Taken(self.scheduler.logs.take(call.body))
+
+    async def explain_job(self, call: Call) -> dict[str, Any]:
+        return await self._ask_job(call, "explain")
+
+    async def pin_job(self, call: Call) -> views.Done:
+        body: openapi.PinBody = call.body
+        job = await self._ask_job(call, "pin", body.cpu_limit, body.ttl_s)
+        warnings = []
+        if job.get("last_result") == "failed" and job.get("last_error"):
+            warnings.append(f"the limit could not be written: {job.get('last_error')}")
+        elif job.get("pinned_cpu_limit") is None:
+            warnings.append("writes are paused on its node; the pin takes effect when the pause file is gone")
+        return views.Done(call.path["job"], warnings)
+
+    async def unpin_job(self, call: Call) -> views.Done:
+        await self._ask_job(call, "unpin")
+        return views.Done(call.path["job"], [])
+
+    async def _ask_job(
+        self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
+    ) -> dict[str, Any]:
+        operation, job = call.path["operation"], call.path["job"]
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
+
+    async def take_job_reply(self, call: Call) -> views.Taken:
+        return views.Taken(self.scheduler.requests.take(call.body))
+
+    async def explain_operation(self, call: Call) -> OperationAnswer:
+        record = self.find_operation(call)
+        shares = {}
+        async with self._thinking:
+            for name in record.trees:
+                told = await self._explain_share(name, GUARANTEE_PREFIX + record.id)
+                told = told or await self._explain_share(name, OPERATION_PREFIX + record.id)
+                if told is not None:
+                    shares[name] = (told.rule, name_operations(self.state, told.lines))
+        record = self.state.find_record(record.id)
+        return explain_operation(self.state, record, self.now(), shares)
+
+    async def _explain_share(self, tree: str, element: str) -> Explanation | None:
+        """What the last update of a tree says about an element; None where it does not know it."""
+        kept = self.scheduler.updates.get(tree)
+        snapshot, result = (kept.snapshot, kept.result) if kept is not None else (None, None)
+        if snapshot is None or result is None:
+            return None
+        try:
+            return await asyncio.to_thread(explain, snapshot, result, element)
+        except KeyError:
+            return None
+
+    async def register_node(self, call: Call) -> Any:
+        # Without tokens whoever gets here may do everything.
+        may_replace = not self.needs_token or (call.node is not None and call.node.is_bound)
+        return await self.scheduler.register(call.body, may_replace)
+
+    async def heartbeat(self, call: Call) -> Any:
+        answer = await self.scheduler.heartbeat(call.body)
+        return Answer(answer, 409) if answer.register else answer
+
+    # --- what is going on
+
+    async def get_me(self, call: Call) -> overview.Me:
+        scheduler = self.scheduler
+        return overview.Me(
+            user=call.user,
+            needs_token=self.needs_token,
+            is_open=self.is_open,
+            version=__version__,
+            cluster_name=self.cluster_name,
+            started_at=scheduler.started_at,
+            now=self.now(),
+            history_length_s=0.0 if scheduler.history is None else scheduler.history.length_s,
+        )
+
+    async def get_overview(self, call: Call) -> overview.Overview:
+        state = self.state
+        default = state.config.default_tree
+        return overview.Overview(
+            status=await self.get_status(call),
+            health=self._health(),
+            alerts=(await self.list_alerts(call)).alerts,
+            trees=[
+                overview.show_totals(each, await self._cores_of(each), each.name == default)
+                for each in list(state.trees.values())
+            ],
+            history=None if self.scheduler.history is None else self.scheduler.history.describe(),
+        )
+
+    async def read_history(self, call: Call) -> HistoryView:
+        query: openapi.HistoryQuery = call.query
+        history, now = self._history(), self.now()
+        if query.kind == "pool" and not query.tree:
+            default = self.state.config.default_tree
+            query = msgspec.structs.replace(query, tree=default)
+        tree, name, refusal = query.tree, query.name, None
+        try:
+            tree, name = self._find_series(query)
+        except CommandError as error:
+            refusal = error
+        found = await history.read(query.kind, tree, name, now - query.since_s, now, query.max_points)
+        if refusal is not None and not found.times:
+            raise refusal
+        return found
+
+    def _find_series(self, query: openapi.HistoryQuery) -> tuple[str, str]:
+        """The tree and the name by which the history knows it. Raises CommandError for what there is not now."""
+        state, tree, name = self.state, query.tree, query.name
+        if query.kind == "pool":
+            return tree, pool_views.find_pool(state.find_tree(tree), name).name
+        if query.kind == "operation":
+            record = state.find_record(name)
+            if tree and tree not in record.trees:
+                raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
+            return tree, record.id
+        if query.kind == "node":
+            return "", node_views.find_node(state, name).id
+        if name not in state.jobs and not any(name in jobs for jobs in state.finished_jobs.values()):
+            raise CommandError(f"No such job {name}", NO_SUCH_JOB)
+        return "", name
+
+    async def make_report(self, call: Call) -> ReportView:
+        query: openapi.ReportQuery = call.query
+        now = self.now()
+        found = await self._history().report(now - query.since_s, now, query.tree or None, query.top)
+        if query.tree and not found.trees:
+            self.state.find_tree(query.tree)
+        return found
+
+    def _history(self) -> History:
+        history = self.scheduler.history
+        if history is None:
+            raise CommandError("history is turned off: [history] length = 0", RESOLVE)
+        return history
+
+    async def list_alerts(self, _: Call) -> overview.AlertList:
+        return overview.find_alerts(self.state, self.now(), list(self._own_alerts()))
+
+    def _own_alerts(self) -> Iterator[overview.Alert]:
+        timings = self.scheduler.timings
+        since = self.now() - ALERT_S
+        if (timings.store_error_at or 0.0) > since:
+            message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
+            yield overview.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
+        if (timings.store_lost_at or 0.0) > since:
+            message = (
+                "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
+            )
+            yield overview.Alert("store_lost", "error", "", message)
+        if (timings.failed_at or 0.0) > since:
+            message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
+            yield overview.Alert("failed_updates", "error", "", message)
+        if (timings.late_at or 0.0) > since:
+            message = (
+                f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
+                "fair_share_update_period or give the scheduler more CPU"
+            )
+            yield overview.Alert("late_updates", "warning", "", message)
+        health = self._health()
+        if health.status == "stuck":
+            message = f"the last fair-share update was {health.last_update_age_s or 0.0:.1f} s ago"
+            yield overview.Alert("stuck", "error", "", message)
+
+    async def get_status(self, _: Call) -> overview.Status:
+        scheduler, now = self.scheduler, self.now()
+        return overview.Status(
+            version=__version__,
+            uptime_s=now - scheduler.started_at,
+            now=now,
+            update_period_s=scheduler.update_period_s,
+            last_update_age_s=self.update_age_s(),
+            default_tree=scheduler.state.config.default_tree,
+            timings={
+                name: float(value)
+                for name, value in dataclasses.asdict(scheduler.timings).items()
+                if isinstance(value, int | float)
+            },
+            requests={
+                name: overview.RequestTiming(taken.count, taken.total_s, taken.longest_s)
+                for name, taken in self.requests.items()
+                if taken.count
+            },
+            counts=overview.count_all(scheduler.state),
+        )
+
+    async def get_openapi(self, _: Call) -> Made:
+        if self._document is None:
+            content = encode(openapi.make_document(__version__))
+            self._document = Made(content, await compress(content), f'W/"{__version__}-{zlib.crc32(content):x}"')
+        return self._document
+
+    async def readyz(self, _: Call) -> Any:
+        health = self._health()
+        return health if health.status == "ok" else Answer(health, 503)
+
+    def _health(self) -> overview.Health:
+        age_s = self.update_age_s()
+        if not self.scheduler.ready.is_set():
+            return overview.Health("starting", age_s)
+        stuck = age_s is not None and age_s > max(READY_PERIODS * self.scheduler.update_period_s, READY_S)
+        status: Literal["ok", "stuck", "refusing"] = "refusing" if self.scheduler.store_problem else "ok"
+        return overview.Health("stuck" if stuck else status, age_s)
+
+    def update_age_s(self) -> float | None:
+        """Since the update of the tree that was updated longest ago; None before there was one."""
+        times = [kept.previous_time for kept in self.scheduler.updates.values() if kept.previous_time is not None]
+        return max(self.now() - min(times), 0.0) if times else None
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _sum_cores(tree: Tree) -> tables.CoreSums:
+    sums = tables.CoreSums()
+    elements = list(tree.operations.values())
+    for start in range(0, len(elements), SUMMED_AT_ONCE):
+        sums.add(elements[start : start + SUMMED_AT_ONCE])
+        await asyncio.sleep(0)
+    return sums.finish(tree)
+
+
+def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:
+    return tuple(Edit(tuple(each.path), each.value, each.recursive) for each in body.edits)
+
+
+_COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
+    "create_tree": lambda _, c: commands.CreateTree(c.body.name, c.body.attributes, c.body.ignore_existing),
+    "change_tree": lambda _, c: commands.ChangeTree(c.path["tree"], _edits(c.body)),
+    "remove_tree": lambda _, c: commands.RemoveTree(c.path["tree"], c.query.recursive),
+    "set_default_tree": lambda _, c: commands.SetDefaultTree(c.body.tree),
+    "create_pool": lambda _, c: commands.CreatePool(
+        c.path["tree"], c.body.name, c.body.parent, c.body.attributes, c.body.ignore_existing
+    ),
+    "change_pool": lambda _, c: commands.ChangePool(c.path["tree"], c.path["pool"], _edits(c.body)),
+    "remove_pool": lambda _, c: commands.RemovePool(c.path["tree"], c.path["pool"], c.query.recursive),
+    "move_pool": lambda api, c: _move_pool(api.state.config, c),
+    "transfer_resources": lambda _, c: commands.TransferPoolResources(
+        c.path["tree"], c.path["pool"], c.body.destination, c.body.delta
+    ),
+    "start_operation": lambda _, c: operations.StartOperation(c.body.spec, c.body.type),
+    "update_operation": lambda api, c: operations.UpdateOperation(api.find_operation(c).id, c.body.parameters),
+    "abort_operation": lambda api, c: operations.AbortOperation(api.find_operation(c).id, c.body.message),
+    "suspend_operation": lambda api, c: operations.SuspendOperation(
+        api.find_operation(c).id, c.body.abort_running_jobs
+    ),
+    "resume_operation": lambda api, c: operations.ResumeOperation(api.find_operation(c).id),
+    "complete_operation": lambda api, c: operations.CompleteOperation(api.find_operation(c).id),
+}
+"""What is one command of the scheduler."""
+
+_SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
+    "list_trees": lambda api, _: pool_views.show_trees(api.state),
+    "get_tree": lambda api, c: pool_views.show_tree(api.state, api.find_tree(c)),
+    "list_pools": lambda api, c: pool_views.show_pools(api.find_tree(c), api.now()),
+    "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now()),
+    "get_pool_orchid": lambda api, c: pool_attributes(api.look_at(api.find_tree(c)), api.find_pool(c)).to_dict(),
+    "get_operation": lambda api, c: views.show_operation_details(api.state, api.find_operation(c), api.now()),
+    "get_specification": lambda api, c: views.show_specification(api.state, api.find_operation(c)),
+    "list_jobs": lambda api, c: views.show_jobs(
+        api.state, api.find_operation(c), limit=c.query.limit, offset=c.query.offset, job_state=c.query.state,
+        node_id=c.query.node,
+    ),
+    "get_job": lambda api, c: views.find_job(api.state, api.find_operation(c), c.path["job"]),
+    "list_nodes": lambda api, c: node_views.show_nodes(
+        api.state, api.now(), limit=c.query.limit, offset=c.query.offset, tree=c.query.tree, tag=c.query.tag,
+        online=c.query.online == "true" if c.query.online else None,
+    ),
+    "get_node": lambda api, c: node_views.show_node_details(
+        node_views.find_node(api.state, c.path["node"]), api.now()
+    ),
+    "list_preemptions": lambda api, c: node_views.show_preemptions(
+        api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool
+    ),
+    "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
+}  # fmt: skip
+"""What is made of the state as it is."""
+
+
+def _move_pool(config: Config, call: Call) -> commands.MovePool:
+    tree = commands.find_tree(config, call.path["tree"])
+    pool = commands.find_pool(tree, call.path["pool"])
+    return commands.MovePool(tree.name, pool.name, call.body.parent or pool.parent, call.body.name or pool.name)

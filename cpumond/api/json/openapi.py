@@ -1,0 +1,555 @@
+"""The table of the JSON API: every route with what goes in and out, and the OpenAPI 3.1 document made of it.
+
+``json`` serves exactly what stands here, so that the document and the routes cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.core.wire import (
+    MAX_LOG_BYTES,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+)
+from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.why.operation import OperationAnswer
+from cpumond.scheduler.why.plan import Plan
+
+PREFIX: Final = "/api/v1"
+MAX_PAGE: Final = 1000
+DEFAULT_TAIL_BYTES: Final = 65_536
+TEXT: Final = "text/plain; charset=utf-8"
+TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
+"""Header: how much a job wrote in all."""
+
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+_Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+# --- bodies ------------------------------------------------------------------------------------------------------
+
+
+_Spec = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description=(
+            "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
+            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment, interruptible, "
+            "working_directory (absolute; a fresh one of each job's own). Besides them: pool (the user's name), "
+            "pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, title, alias, "
+            "preemption_mode, is_gang, max_failed_job_count, job_cpu_monitor."
+        ),
+        examples=[
+            {
+                "pool": "research",
+                "tasks": {"main": {"job_count": 4, "cpu_limit": 2.0, "command": "sleep 60"}},
+                "job_cpu_monitor": {"enable_cpu_reclaim": True, "min_cpu_limit": 0.1},
+            }
+        ],
+    ),
+]
+_PoolAttributes = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description="Options of a pool by the documents' names; GET .../pools/{pool} shows those that hold.",
+        examples=[
+            {
+                "weight": 2.0,
+                "strong_guarantee_resources": {"cpu": 50},
+                "resource_limits": {"cpu": 200},
+                "max_running_operation_count": 20,
+                "integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}},
+            }
+        ],
+    ),
+]
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what a request carries."""
+
+
+class CreateTreeBody(Body, frozen=True):
+    """A tree to make; with ``ignore_existing`` one of this name is left as it is."""
+
+    name: _Name
+    attributes: dict[str, Any] = {}
+    ignore_existing: bool = False
+
+
+class CreatePoolBody(Body, frozen=True):
+    """A pool to make, under ``parent``; ``<Root>`` is the root."""
+
+    name: _Name
+    parent: _Name = "<Root>"
+    attributes: _PoolAttributes = {}
+    ignore_existing: bool = False
+
+
+class EditBody(Body, frozen=True):
+    """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes.
+
+    ``recursive``: dictionaries are made on the way, inside of what is no option, too.
+    """
+
+    path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
+    value: Any = None
+    recursive: bool = False
+
+
+class EditsBody(Body, frozen=True):
+    """Changes of one tree or pool: all of them, or none."""
+
+    edits: Annotated[list[EditBody], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class DefaultTreeBody(Body, frozen=True):
+    """The tree of operations that name none; null: there is none, and they are refused."""
+
+    tree: _Name | None
+
+
+class MoveBody(Body, frozen=True):
+    """Another parent, another name, or both; null leaves it."""
+
+    parent: _Name | None = None
+    name: _Name | None = None
+
+
+class TransferBody(Body, frozen=True):
+    """What goes from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
+    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
+
+    destination: _Name
+    delta: dict[str, Any]
+
+
+class StartBody(Body, frozen=True):
+    """An operation to start: tasks, pool and all else stand in ``spec``."""
+
+    spec: _Spec
+    type: _Text = "vanilla"
+
+
+class AbortBody(Body, frozen=True):
+    """``message`` is kept as the operation's error; "" for the usual one."""
+
+    message: _Text = ""
+
+
+class SuspendBody(Body, frozen=True):
+    """Whether running jobs are stopped, too."""
+
+    abort_running_jobs: bool = False
+
+
+class PinBody(Body, frozen=True):
+    """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
+
+    cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+    ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+
+
+class ParametersBody(Body, frozen=True):
+    """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
+
+    parameters: dict[str, Any]
+
+
+# --- queries -----------------------------------------------------------------------------------------------------
+
+
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what may stand behind the question mark."""
+
+
+class RemoveQuery(Query, frozen=True):
+    """``recursive``: with all pools below."""
+
+    recursive: bool = False
+
+
+class PlanQuery(Query, frozen=True):
+    """``everything``: also what stays as it is."""
+
+    everything: bool = False
+
+
+class OperationsQuery(Query, frozen=True):
+    """Filters; those not given let everything through. ``search``: part of id, title, alias, user or pool."""
+
+    limit: _Limit = 100
+    offset: _Offset = 0
+    state: Literal["", "pending", "running", "completed", "failed", "aborted"] = ""
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    search: _Text = ""
+    sort: views.OperationOrder = "start_time"
+    descending: Literal["true", "false"] = "true"
+
+
+class JobsQuery(Query, frozen=True):
+    """Filters; those not given let everything through."""
+
+    limit: _Limit = 100
+    offset: _Offset = 0
+    state: Literal["", "starting", "running", "stopping", "completed", "failed", "aborted", "lost"] = ""
+    node: _Text = ""
+
+
+class LogQuery(Query, frozen=True):
+    """Which of a job's two logs, and how many bytes of its end."""
+
+    stream: LogStream = "stdout"
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LOG_BYTES)] = DEFAULT_TAIL_BYTES
+
+
+class NodesQuery(Query, frozen=True):
+    """Filters; those not given let everything through."""
+
+    limit: _Limit = 1000
+    offset: _Offset = 0
+    tree: _Text = ""
+    tag: _Text = ""
+    online: Literal["", "true", "false"] = ""
+
+
+class HistoryQuery(Query, frozen=True):
+    """Which series, and how much of it: ``tree`` is of pools and operations, "" for a pool is the default tree."""
+
+    kind: Literal["pool", "operation", "node", "job"]
+    name: _Name
+    tree: _Text = ""
+    since_s: _Since = 3600.0
+    max_points: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 1500
+
+
+class ReportQuery(Query, frozen=True):
+    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most."""
+
+    since_s: _Since = 86_400.0
+    tree: _Text = ""
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
+
+
+class PreemptionsQuery(Query, frozen=True):
+    """``operation`` and ``pool`` may be those of the job that was stopped, or of the one it was stopped for."""
+
+    limit: _Limit = 100
+    operation: _Text = ""
+    pool: _Text = ""
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One request that is answered. ``name`` is that of the function in ``json`` and the document's operationId.
+
+    ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
+    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` is not counted as
+    anybody's requests.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    answer: Any
+    body: Any = None
+    query: type[Query] | None = None
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+    others: dict[int, Any] = field(default_factory=dict)
+    needs_body: bool = True
+    is_public: bool = False
+    has_etag: bool = False
+    """Whether a good answer has an ETag; 304 without a body for whoever shows that."""
+    content_type: str = "application/json"
+    """Of a good answer; all others are JSON."""
+
+    @property
+    def is_change(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether it is for agents."""
+        return self.body in (Heartbeat, NodeRegistration, JobLog, JobReply)
+
+    @property
+    def statuses(self) -> dict[int, Any]:
+        """All statuses that it may answer with, and the type of the body of each."""
+        known = {self.status: self.answer, **self.others}
+        found = set(self.refusals)
+        if not self.is_public:
+            found |= {401, 403, 500}
+        if self.body is not None:
+            found |= {400, 413, 422}
+        if self.query is not None or "{" in self.path:
+            found |= {422}
+        if self.is_change and not self.is_public:
+            found |= {503}
+        return {**known, **dict.fromkeys(sorted(found - set(known)), views.Failure)}
+
+
+_TREE: Final = PREFIX + "/trees/{tree}"
+_POOL: Final = _TREE + "/pools/{pool}"
+_OPERATION: Final = PREFIX + "/operations/{operation}"
+_CHANGE: Final = (404, 409, 422)
+_ASK_NODE: Final = (404, 429, 503, 504)
+"""What has to wait for a node, or for the disk of the history."""
+
+ENDPOINTS: Final = (
+    Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", pool_views.TreeList),
+    Endpoint(
+        "POST", PREFIX + "/trees", "create_tree", "Make a pool tree", views.Done, CreateTreeBody, status=201,
+        refusals=(409,),
+    ),
+    Endpoint("GET", _TREE, "get_tree", "One pool tree", pool_views.TreeView, refusals=(404,)),
+    Endpoint("PATCH", _TREE, "change_tree", "Change a tree's options", views.Done, EditsBody, refusals=_CHANGE),
+    Endpoint("DELETE", _TREE, "remove_tree", "Remove a tree", views.Done, query=RemoveQuery, refusals=_CHANGE),
+    Endpoint(
+        "PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", views.Done, DefaultTreeBody,
+        refusals=(404,),
+    ),
+    Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList, refusals=(404,)),
+    Endpoint(
+        "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
+        tables.PoolTable, refusals=(404,), has_etag=True,
+    ),
+    Endpoint(
+        "POST", _TREE + "/pools", "create_pool", "Make a pool", views.Done, CreatePoolBody, status=201,
+        refusals=(404, 409),
+    ),
+    Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView, refusals=(404,)),
+    Endpoint(
+        "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
+        dict[str, Any], refusals=(404,),
+    ),
+    Endpoint("PATCH", _POOL, "change_pool", "Change a pool's attributes", views.Done, EditsBody, refusals=_CHANGE),
+    Endpoint("DELETE", _POOL, "remove_pool", "Remove a pool", views.Done, query=RemoveQuery, refusals=_CHANGE),
+    Endpoint("POST", _POOL + "/move", "move_pool", "Move or rename a pool", views.Done, MoveBody, refusals=_CHANGE),
+    Endpoint(
+        "POST", _POOL + "/transfer", "transfer_resources", "Give guarantees and counts of a pool to another",
+        views.Done, TransferBody, refusals=_CHANGE,
+    ),
+    Endpoint(
+        "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
+        Plan, ConfigCommand, PlanQuery,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",
+        views.OperationList, query=OperationsQuery,
+    ),
+    Endpoint(
+        "POST", PREFIX + "/operations", "start_operation", "Start an operation", views.Done, StartBody, status=201,
+        refusals=(404, 409),
+    ),
+    Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails,
+             refusals=(404,)),
+    Endpoint(
+        "PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", views.Done, ParametersBody,
+        refusals=_CHANGE,
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has", OperationAnswer,
+        refusals=(404,),
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
+        views.Specification, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
+        dict[str, dict[str, Any]], refusals=(404,),
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", views.JobList, query=JobsQuery,
+        refusals=(404,),
+    ),
+    Endpoint("GET", _OPERATION + "/jobs/{job}", "get_job", "One job", views.JobView, refusals=(404,)),
+    Endpoint(
+        "GET", _OPERATION + "/jobs/{job}/log", "get_job_log",
+        f"The end of what a job wrote, byte by byte; header {TOTAL_BYTES}: how much it wrote in all",
+        str, query=LogQuery, refusals=_ASK_NODE, content_type=TEXT,
+    ),
+    Endpoint(
+        "GET", _OPERATION + "/jobs/{job}/explain", "explain_job", "Why a job's limit is what it is, told by its node",
+        dict[str, Any], refusals=_ASK_NODE,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/jobs/{job}/pin", "pin_job", "Hold a job's limit; on its node's disk when answered",
+        views.Done, PinBody, refusals=_ASK_NODE, needs_body=False,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/jobs/{job}/unpin", "unpin_job", "Give a job's limit back to its monitor", views.Done,
+        refusals=_ASK_NODE,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs", views.Done, AbortBody,
+        refusals=_CHANGE, needs_body=False,
+    ),
+    Endpoint(
+        "POST", _OPERATION + "/suspend", "suspend_operation", "Start no more jobs of it", views.Done, SuspendBody,
+        refusals=_CHANGE, needs_body=False,
+    ),
+    Endpoint("POST", _OPERATION + "/resume", "resume_operation", "Take back a suspension", views.Done,
+             refusals=_CHANGE),
+    Endpoint("POST", _OPERATION + "/complete", "complete_operation", "End it as completed", views.Done,
+             refusals=_CHANGE),
+    Endpoint("GET", PREFIX + "/nodes", "list_nodes", "Nodes by id", node_views.NodeList, query=NodesQuery),
+    Endpoint(
+        "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration,
+    ),
+    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails,
+             refusals=(404,)),
+    Endpoint(
+        "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
+        HeartbeatAnswer, Heartbeat, others={409: HeartbeatAnswer},
+    ),
+    Endpoint(
+        "POST", PREFIX + "/logs", "take_job_log", "A log that the answer to a heartbeat asked for", views.Taken, JobLog,
+    ),
+    Endpoint(
+        "POST", PREFIX + "/replies", "take_job_reply", "The reply to a request in the answer to a heartbeat",
+        views.Taken, JobReply,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", node_views.PreemptionList,
+        query=PreemptionsQuery,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/history", "read_history", "What was when, of a pool, operation, node or job", HistoryView,
+        query=HistoryQuery, refusals=_ASK_NODE,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/report", "make_report", "What pools and operations came to, in core-hours", ReportView,
+        query=ReportQuery, refusals=_ASK_NODE,
+    ),
+    Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", overview.AlertList),
+    Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", overview.Status),
+    Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
+    Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", overview.Overview),
+    Endpoint("GET", PREFIX + "/openapi.json", "get_openapi", "This document", dict[str, Any], is_public=True),
+    Endpoint("GET", "/healthz", "healthz", "Whether the process answers", overview.Health, is_public=True),
+    Endpoint(
+        "GET", "/readyz", "readyz", "Whether updates are made in time", overview.Health, others={503: overview.Health},
+        is_public=True,
+    ),
+)  # fmt: skip
+
+MEANING: Final = {
+    200: "Done, or what was asked for",
+    201: "Made",
+    304: "It is still what If-None-Match names",
+    400: "The body is not JSON",
+    401: "The token is missing or wrong",
+    403: "The user may not do this",
+    404: "There is no such thing",
+    409: "It is there already, or a limit is reached; a heartbeat: register again",
+    413: "The body is too large",
+    422: "A value is wrong or the change is refused; the sentence says what and where",
+    429: "Too many such requests are waiting",
+    500: "A mistake of the scheduler; see its log",
+    503: "Nothing can be stored at the moment, the scheduler is not ready or ends, or a node is away",
+    504: "The node, or the disk of the history, did not answer in time",
+}
+
+REF: Final = "#/components/schemas/{name}"
+
+
+def make_document(version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of ``ENDPOINTS``."""
+    types: list[Any] = [views.Failure]
+    for endpoint in ENDPOINTS:
+        types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
+    kinds = _unique(kind for kind in types if kind is not None)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    used: set[str] = set()
+    for endpoint in ENDPOINTS:
+        queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
+        used |= set() if endpoint.query is None else {endpoint.query.__name__}
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
+    return {
+        "openapi": "3.1.0",
+        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
+        "info": {
+            "title": "cpumond scheduler",
+            "version": version,
+            "description": "Pool trees, operations and nodes of one scheduler. CPU is in cores, memory in bytes, "
+            "options have the documents' names and units.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in used},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _unique(kinds: Any) -> list[Any]:
+    return list({repr(kind): kind for kind in kinds}.values())
+
+
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": inner}
+        for name, inner in schema["properties"].items()
+    ]
+
+
+def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", endpoint.path)
+    steps: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    described: dict[str, Any] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "responses": {
+            str(status): {
+                "description": MEANING[status],
+                "content": {
+                    endpoint.content_type if status == endpoint.status else "application/json": {
+                        "schema": schema_of[repr(kind)]
+                    }
+                },
+            }
+            for status, kind in endpoint.statuses.items()
+        },
+    }
+    if steps or queries:
+        described["parameters"] = [*steps, *queries]
+    if endpoint.body is not None:
+        described["requestBody"] = {
+            "required": endpoint.needs_body,
+            "content": {"application/json": {"schema": schema_of[repr(endpoint.body)]}},
+        }
+    if not endpoint.is_public:
+        # Where no tokens are configured, none is needed.
+        described["security"] = [{"token": []}, {}]
+    if endpoint.has_etag:
+        described["responses"]["304"] = {"description": MEANING[304]}
+    return described

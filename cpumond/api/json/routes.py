@@ -1,0 +1,381 @@
+"""The JSON interface ``/api/v1``: serves the table of ``openapi``, nothing else. Changes go through the scheduler.
+
+Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+from msgspec import inspect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cpumond.api import views
+from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
+from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
+from cpumond.api.yt.formats import has_too_many_values
+from cpumond.api.yt.values import MAX_VALUES
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, Heartbeat, JobLog, JobReply
+from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.model import (
+    ACCESS_DENIED,
+    ALREADY_EXISTS,
+    AUTHENTICATION,
+    GENERIC,
+    NO_SUCH_JOB,
+    NO_SUCH_OPERATION,
+    NODE_OFFLINE,
+    RESOLVE,
+    TIMEOUT,
+    TOO_MANY_OPERATIONS,
+    TOO_MANY_REQUESTS,
+    CommandError,
+)
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.store import StoreError
+from cpumond.scheduler.tokens import User
+from cpumond.web import accepts_gzip, matches_etag
+
+log = structlog.get_logger("cpumond.api")
+
+MIN_BODY: Final = {
+    JobLog: 4 * MAX_LOG_BYTES // 3 + 65_536,
+    JobReply: MAX_REPLY_BYTES + 65_536,
+    Heartbeat: MAX_HEARTBEAT_BYTES,
+}
+"""The longest log in base64, reply and heartbeat, whatever [api] max_body allows others."""
+
+STATUS_OF_CODE: Final = {
+    RESOLVE: 404,
+    NO_SUCH_OPERATION: 404,
+    NO_SUCH_JOB: 404,
+    ALREADY_EXISTS: 409,
+    TOO_MANY_OPERATIONS: 409,
+    AUTHENTICATION: 401,
+    ACCESS_DENIED: 403,
+    TOO_MANY_REQUESTS: 429,
+    NODE_OFFLINE: 503,
+    TIMEOUT: 504,
+}
+"""Codes of refusals -> HTTP status; others are 422."""
+
+Authenticate = Callable[[Request], str]
+AuthenticateNode = Callable[[Request], User]
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+SLASH: Final = "\0"
+"""Stands in a path for an encoded slash; no name holds it."""
+
+JSON: Final = "application/json"
+GZIP_BYTES: Final = 8192
+"""Answers from this size on are compressed for clients that accept gzip."""
+
+
+class HttpError(Exception):
+    """A request that does not get as far as a command."""
+
+    def __init__(
+        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+def make_json_routes(
+    scheduler: Scheduler,
+    authenticate: Authenticate,
+    max_body: int = 2**20,
+    max_depth: int = 64,
+    count: Callable[[str], None] = lambda _: None,
+    *,
+    authenticate_node: AuthenticateNode = lambda _: User("", node=True),
+    bodies: Bodies | None = None,
+    cluster_name: str = "",
+    needs_token: bool = False,
+    is_open: bool = False,
+) -> list[Route]:
+    """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
+
+    ``authenticate`` names the user of a request, ``authenticate_node`` who speaks for a node; both raise CommandError.
+    ``max_body``: bytes of a request's body;
+    ``max_depth``: how deep its values may be nested. ``count`` is told whose request it is, and raises CommandError
+    when there are too many; nodes are not counted. ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells.
+    """
+    service = JsonApi(scheduler, cluster_name, needs_token, is_open)
+    bodies = bodies or Bodies()
+    by_path: dict[str, dict[str, _Served]] = {}
+    for endpoint in ENDPOINTS:
+        served = _Served(
+            endpoint, service.handler(endpoint.name), authenticate, authenticate_node, max_body, max_depth, count,
+            bodies,
+        )  # fmt: skip
+        service.requests[endpoint.name] = served.requests
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = served
+    # Paths are tried one after another: what nodes ask for all the time goes first, then the others as they stand.
+    paths = sorted(by_path, key=lambda path: not any(each.endpoint.is_of_nodes for each in by_path[path].values()))
+    routes = [Route(path, _Dispatcher(by_path[path])) for path in paths]
+    return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
+
+
+@dataclass(eq=False)
+class _Served:
+    """One endpoint with its function; its decoders are made once."""
+
+    endpoint: Endpoint
+    handler: Handler
+    authenticate: Authenticate
+    authenticate_node: AuthenticateNode
+    max_body: int
+    max_depth: int
+    count_request: Callable[[str], None]
+    bodies: Bodies
+
+    def __post_init__(self) -> None:
+        body = self.endpoint.body
+        self.max_body = max(self.max_body, MIN_BODY.get(body, 0))
+        self.decoder = None if body is None else msgspec.json.Decoder(body)
+        self.requests = Requests()
+
+    async def answer(self, request: Request) -> Response:
+        """The answer, good or bad."""
+        begun = time.perf_counter()
+        try:
+            return await self._answer(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as error:
+            return describe(request, error)
+        finally:
+            spent_s = time.perf_counter() - begun
+            taken = self.requests
+            taken.count += 1
+            taken.total_s += spent_s
+            taken.longest_s = max(taken.longest_s, spent_s)
+
+    async def _answer(self, request: Request) -> Response:
+        endpoint = self.endpoint
+        user, node = "", None
+        if not endpoint.is_public:
+            if endpoint.is_change:
+                _check_origin(request)
+            if endpoint.is_of_nodes:
+                node = self.authenticate_node(request)
+            else:
+                user = self.authenticate(request)
+                self.count_request(user)
+        query = _read_query(request, endpoint)
+        if self.decoder is None:
+            return await self._act(request, Call(_read_names(request), user, None, query, node))
+        with self.bodies.hold(user, endpoint.is_of_nodes) as held:
+            data = await held.read(request, self.max_body)
+            await held.work_on(data)
+            body = _decode(data, self.decoder, endpoint)
+            if node is None:
+                _check_depth(body, self.max_depth)
+            elif not node.may_be(body.node_id):
+                raise _not_its_node(node, body.node_id)
+            return await self._act(request, Call(_read_names(request), user, body, query, node))
+
+    async def _act(self, request: Request, call: Call) -> Response:
+        endpoint = self.endpoint
+        value = await self.handler(call)
+        if isinstance(value, Response):
+            return value
+        if isinstance(value, Made):
+            return _send_made(request, value)
+        status = endpoint.status
+        if isinstance(value, Answer):
+            value, status = value.value, value.status
+        content = encode(value)
+        if endpoint.is_change or len(content) < GZIP_BYTES:
+            return Response(content, status, media_type=JSON)
+        headers = {"Vary": "Accept-Encoding"}
+        if accepts_gzip(request.headers):
+            content = await compress(content)
+            headers["Content-Encoding"] = "gzip"
+        return Response(content, status, headers, JSON)
+
+
+def _send_made(request: Request, made: Made) -> Response:
+    headers = {"ETag": made.etag, "Vary": "Accept-Encoding"}
+    if matches_etag(request.headers, made.etag):
+        return Response(status_code=304, headers=headers)
+    if accepts_gzip(request.headers):
+        return Response(made.compressed, 200, {**headers, "Content-Encoding": "gzip"}, JSON)
+    return Response(made.content, 200, headers, JSON)
+
+
+class _Dispatcher:
+    """All methods of one path, as an ASGI application."""
+
+    def __init__(self, methods: Mapping[str, _Served]) -> None:
+        self.methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        served = self.methods.get("GET" if request.method == "HEAD" else request.method)
+        if served is not None:
+            response = await served.answer(request)
+        elif self.methods:
+            allowed = ", ".join(sorted([*self.methods, *(["HEAD"] if "GET" in self.methods else [])]))
+            text = f"{request.method} {request.url.path}: this method is not offered here; use {allowed}"
+            response = describe(request, HttpError(405, text, headers={"Allow": allowed}))
+        else:
+            known = [endpoint.path for endpoint in ENDPOINTS if "{" not in endpoint.path]
+            near = nearest(request.url.path, known, 0.85)
+            hint = f"did you mean {near}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
+            text = f"{request.method} {request.url.path}: there is nothing here; {hint}"
+            response = describe(request, HttpError(404, text, RESOLVE))
+        await response(scope, receive, send)
+
+
+def _check_origin(request: Request) -> None:
+    """No page of another site may change something: a token is not always asked for."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise HttpError(403, f"pages of {origin[:200]!r} may not do this", ACCESS_DENIED)
+
+
+def _not_its_node(node: User, node_id: str) -> CommandError:
+    return CommandError(
+        f"the token of {node.name} is for nodes that match {node.pattern[:200]!r}, and this is {node_id[:200]!r}; "
+        "correct the agent's node_id, or the pattern in the scheduler's [api] tokens_file",
+        ACCESS_DENIED,
+    )
+
+
+def _read_names(request: Request) -> dict[str, str]:
+    """The names in the path; SLASH stands for a slash inside of one."""
+    return {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
+
+
+def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint) -> Any:
+    if not data:
+        if not endpoint.needs_body:
+            return endpoint.body()
+        raise HttpError(400, "the request has no body; it must be a JSON object")
+    if not endpoint.is_of_nodes and has_too_many_values(data):
+        raise HttpError(413, f"the body of the request holds more than {MAX_VALUES} values; send less at once")
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise HttpError(422, _tell_validation(error, "body", endpoint.body)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HttpError(400, f"the body of the request is not JSON: {error}") from None
+    except RecursionError:
+        raise HttpError(400, "the body of the request is not JSON: it is nested too deep") from None
+
+
+def _check_depth(body: Any, limit: int) -> None:
+    """What is stored must be readable by everything that shows it."""
+    values = [(body, 1)]
+    while values:
+        value, depth = values.pop()
+        if depth > limit:
+            raise HttpError(422, f"the body of the request is nested deeper than {limit}, the limit of [api] max_depth")
+        if isinstance(value, msgspec.Struct):
+            values += [(getattr(value, name), depth + 1) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            values += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list | tuple):
+            values += [(item, depth + 1) for item in value]
+
+
+def _read_query(request: Request, endpoint: Endpoint) -> Any:
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in given:
+            raise HttpError(422, f"query: {name[:100]}: given twice; give it once")
+        given[name] = value
+    kind = endpoint.query
+    if kind is None:
+        if given:
+            raise HttpError(422, f"query: {next(iter(given))[:100]}: unknown; nothing may stand behind the ? here")
+        return None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise HttpError(422, _tell_validation(error, "query", kind)) from None
+
+
+def _tell_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
+    """msgspec's message as a sentence: place, what is wrong, and the name that may be meant."""
+    text, _, path = str(error).partition(" - at `")
+    place = re.sub(r"^\$\.?", "", path.rstrip("`")).replace(".", "/")
+    unknown = _UNKNOWN_FIELD.fullmatch(text)
+    start = f"{where}: {place}: " if place else f"{where}: "
+    if unknown is None:
+        return start + text[0].lower() + text[1:]
+    name = unknown[1]
+    known = sorted(set(_field_names(inspect.type_info(kind))))
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return f"{start}{name[:100]!r} is unknown; {hint}"
+
+
+def _field_names(kind: inspect.Type) -> Iterator[str]:
+    """The names of all fields in a type, and in what it holds."""
+    if isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            yield field.encode_name
+            yield from _field_names(field.type)
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        yield from _field_names(kind.item_type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _field_names(member)
+
+
+def _respond(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, JSON)
+
+
+async def describe_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of exceptions: any refusal in the form of this interface."""
+    return describe(request, error)
+
+
+def describe(request: Request, error: Exception) -> Response:
+    """The answer that an exception becomes. An unexpected one is logged, and no part of it is shown."""
+    code, attributes = GENERIC, {}
+    headers: Mapping[str, str] = {}
+    text = str(error)
+    if isinstance(error, BodyError):
+        status, headers = error.status, {"Connection": "close"}
+        code = TOO_MANY_REQUESTS if status == 429 else GENERIC
+    elif isinstance(error, HttpError):
+        status, code, headers = error.status, error.code, error.headers
+    elif isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers or {}
+        text = f"{request.method} {request.url.path}: {error.detail}"
+    elif isinstance(error, CommandError):
+        status, code = STATUS_OF_CODE.get(error.code, 422), error.code
+        attributes = dict(error.attributes)
+    elif isinstance(error, StoreError):
+        status = 503
+    elif isinstance(error, CpumondError):
+        status = 422
+    elif isinstance(error, RecursionError):
+        # What could just be read may be too deep to be written.
+        status, text = 422, "the request is nested too deep"
+    else:
+        log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
+        status, text = 500, "the scheduler failed at this request; see its log"
+    if status == 401:
+        headers = {**headers, "WWW-Authenticate": "Bearer"}
+    return _respond(views.Failure(text, code, attributes), status, headers)

@@ -1,0 +1,1 @@
+"""The `yt` protocol (yt_protocol.md): transport, formats, paths and commands."""

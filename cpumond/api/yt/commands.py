@@ -1,0 +1,584 @@
+"""The commands of the ``yt`` protocol, for one scheduler (yt_protocol.md 6 and 10).
+
+``YtBackend`` answers one command after the other from the living state; what changes something is a command of the
+scheduler, and is the only thing that waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.api.updated_tree import look_once
+from cpumond.api.views import list_jobs, order_of_start
+from cpumond.api.yt import orchid
+from cpumond.api.yt.cypress import (
+    Cypress,
+    CypressNode,
+    Document,
+    PoolNode,
+    PoolParent,
+    PoolTrees,
+    TreeNode,
+    Turn,
+    show_in_pieces,
+)
+from cpumond.api.yt.lazy import MISSING, Lazy, materialise
+from cpumond.api.yt.parameters import (
+    YtRequest,
+    get_flag,
+    get_names,
+    get_number,
+    get_path,
+    get_table,
+    get_text,
+    get_time,
+    plain,
+)
+from cpumond.api.yt.replies import export_reply
+from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attributes
+from cpumond.api.yt.ypath import YPath
+from cpumond.core.wire import MAX_LOG_BYTES
+from cpumond.scheduler import operations
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    NO_SUCH_JOB,
+    NODE_OFFLINE,
+    RESOLVE,
+    ROOT_POOL,
+    TIMEOUT,
+    CommandError,
+    JobRecord,
+    OperationRecord,
+)
+from cpumond.scheduler.service import Reply, Scheduler
+from cpumond.scheduler.settings.attributes import Edit, canonical_name
+from cpumond.scheduler.settings.commands import (
+    CreatePool,
+    CreateTree,
+    MovePool,
+    RemovePool,
+    RemoveTree,
+    TransferPoolResources,
+)
+from cpumond.scheduler.settings.values import REMOVE
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.store import Change
+from cpumond.scheduler.stored import MUTATION
+
+MAX_EDITS: Final = 1000
+MAX_LISTED_OPERATIONS: Final = 1000
+MAX_LISTED_BYTES: Final = 16 * 2**20
+"""Of specifications in one answer, in memory."""
+SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
+MAX_LISTED_JOBS: Final = 10_000
+DEFAULT_LISTED_OPERATIONS: Final = 100
+DEFAULT_LISTED_JOBS: Final = 1000
+
+LISTED_ATTRIBUTES: Final = (
+    "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
+    "brief_progress", "runtime_parameters",
+)  # fmt: skip
+"""What ``list_operations`` says of an operation without ``attributes`` in the request."""
+
+
+class YtBackend:
+    """Answers the commands for one scheduler; a ``Backend`` of ``cpumond.api.yt.transport``.
+
+    Raises YtError and CommandError for what is refused, StoreError when a change cannot be stored.
+    """
+
+    def __init__(self, scheduler: Scheduler, cluster_name: str, *version: str) -> None:
+        self.scheduler = scheduler
+        self.cypress = Cypress(scheduler, cluster_name, *version)
+
+    async def __call__(self, request: YtRequest) -> Any:
+        handler, change = _HANDLERS.get(request.command), _CHANGES.get(request.command)
+        if handler is not None:
+            return await handler(self, request)
+        if change is None:
+            raise YtError(f"Command {quote_text(request.command)} is not offered")
+        return await self.execute(change(self, request), request)
+
+    async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
+        """Carry out a command of the scheduler; the request's answer: the id that it gives back under ``key``.
+
+        The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
+        is answered and not run.
+        """
+        mutation_id = strip_attributes(request.parameters.get("mutation_id"))
+
+        def remember(reply: Reply) -> Change:
+            answer = {key: reply.id} if key else {}
+            entry = export_reply(request.user, str(mutation_id), request.command, self.scheduler.clock.now(), answer)
+            return Change(MUTATION, f"{request.user} {mutation_id}", msgspec.json.encode(entry))
+
+        is_kept = isinstance(mutation_id, str)
+        reply = await self.scheduler.execute(command, request.user, remember if is_kept else None)
+        return {key: reply.id} if key else {}
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+async def _get(backend: YtBackend, request: YtRequest) -> Any:
+    path = get_path(request)
+    if path.attribute is not None:
+        return {"value": backend.cypress.read(path)}
+    node, attributes = backend.cypress.resolve(path), get_names(request, "attributes") or ()
+    if isinstance(node, Document):
+        return {"value": node.with_attributes(await show_in_pieces(node.value), attributes)}
+    return {"value": await node.show(attributes, Turn())}
+
+
+async def _list(backend: YtBackend, request: YtRequest) -> Any:
+    path = get_path(request)
+    if path.attribute is not None:
+        value = backend.cypress.read(path)
+        if not isinstance(value, Mapping):
+            raise YtError(f"{path} is no map: it has no children to list")
+        return {"value": list(value)}
+    node = backend.cypress.resolve(path)
+    if isinstance(node, Document) and not isinstance(node.value, Mapping):
+        raise YtError(f"{path} is no map: it has no children to list")
+    names = list(node.names())
+    limit = get_number(request, "max_size", len(names), len(names))
+    attributes = get_names(request, "attributes") or ()
+    shown: list[Any] = names[:limit]
+    if attributes:
+        shown, turn = [], Turn()
+        for name in names[:limit]:
+            child = node.find(name)
+            if child is not None:
+                shown.append(child.with_attributes(name, attributes))
+            await turn.give()
+    return {"value": Attributed(shown, {"incomplete": True}) if limit < len(names) else shown}
+
+
+async def _exists(backend: YtBackend, request: YtRequest) -> Any:
+    path = get_path(request)
+    try:
+        if path.attribute is None:
+            backend.cypress.resolve(path, with_hints=False)
+        else:
+            backend.cypress.read(path, with_hints=False)
+    except YtError as error:
+        if error.code != RESOLVE:
+            raise
+        return {"value": False}
+    return {"value": True}
+
+
+# --- changing attributes -----------------------------------------------------------------------------------------
+
+
+def _settable(backend: YtBackend, path: YPath) -> CypressNode:
+    """The node whose attributes are changed: never a link itself."""
+    return backend.cypress.resolve(YPath(path.root, path.steps, path.attribute))
+
+
+async def _set(backend: YtBackend, request: YtRequest) -> Any:
+    path, value = get_path(request), plain(request.value)
+    if path.attribute is None:
+        raise YtError(
+            f"{path} cannot be set as a whole; set an attribute, {path}/@name, or create and remove pools below it"
+        )
+    node = _settable(backend, path)
+    if path.attribute:
+        edits: list[Edit] = [Edit(path.attribute, value, get_flag(request, "recursive"))]
+    elif isinstance(value, dict):
+        stale = _stale(node, value)
+        edits = [*(Edit((name,), REMOVE) for name in stale), *(Edit((name,), item) for name, item in value.items())]
+    else:
+        raise YtError(f"{path}: the attributes of a node are a map, not {quote_text(value)}")
+    return await _change(backend, request, node, edits)
+
+
+async def _change(backend: YtBackend, request: YtRequest, node: CypressNode, edits: Sequence[Edit]) -> dict[str, str]:
+    if len(edits) > MAX_EDITS:
+        raise YtError(f"{len(edits)} attributes are more than the limit of {MAX_EDITS} at once; change some at a time")
+    return await backend.execute(node.change(tuple(edits)), request) if edits else {}
+
+
+def _stale(node: CypressNode, value: Mapping[str, Any]) -> list[str]:
+    """Stored attributes that a new set of attributes does not name."""
+    kind: Any = "tree" if isinstance(node, TreeNode) else "pool"
+    given = {canonical_name(kind, name) for name in value}
+    return [name for name in node.stored() if name not in given]
+
+
+async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
+    path, value = get_path(request), plain(request.value)
+    if path.attribute is None:
+        raise YtError(f'multiset_attributes: the path ends with "/@", not as in {path}')
+    if not isinstance(value, dict):
+        raise YtError("multiset_attributes: the value is a map of attributes")
+    node = _settable(backend, path)
+    is_recursive = get_flag(request, "recursive")
+    edits = [Edit((*path.attribute, name), item, is_recursive) for name, item in value.items()]
+    return await _change(backend, request, node, edits)
+
+
+async def _remove(backend: YtBackend, request: YtRequest) -> Any:
+    path = get_path(request)
+    is_forced = get_flag(request, "force")
+    try:
+        if path.attribute is not None:
+            node = _settable(backend, path)
+            if path.attribute and not is_forced:
+                backend.cypress.read(YPath(path.root, path.steps, path.attribute))
+            removed = [path.attribute] if path.attribute else [(name,) for name in node.stored()]
+            return await _change(backend, request, node, [Edit(keys) for keys in removed])
+        node = backend.cypress.resolve(path)
+    except YtError as error:
+        if is_forced and error.code == RESOLVE:
+            return {}
+        raise
+    command: Any
+    if isinstance(node, PoolNode):
+        command = RemovePool(node.tree.name, node.pool.name, get_flag(request, "recursive"))
+    elif isinstance(node, TreeNode) and path.steps != ("sys", "pools"):
+        command = RemoveTree(node.tree.name, get_flag(request, "recursive"))
+    else:
+        raise YtError(f"{path} cannot be removed; pools, pool trees and their attributes can")
+    return await backend.execute(command, request)
+
+
+# --- creating and moving -----------------------------------------------------------------------------------------
+
+
+async def _create(backend: YtBackend, request: YtRequest) -> Any:
+    kind = get_text(request, "type")
+    attributes = get_table(request, "attributes")
+    may_exist = get_flag(request, "ignore_existing")
+    if kind not in ("scheduler_pool", "scheduler_pool_tree", "map_node"):
+        raise YtError(f'create: type {quote_text(kind)} is not offered; use "scheduler_pool" or "scheduler_pool_tree"')
+    if request.parameters.get("path") is not None:
+        return await _create_at(backend, request, kind, attributes, may_exist)
+    if kind == "map_node":
+        raise YtError('create: parameter "path" is missing')
+    name = attributes.pop("name", None)
+    if not isinstance(name, str):
+        raise YtError(f'create: a {kind} needs the attribute "name"')
+    if kind == "scheduler_pool_tree":
+        return await backend.execute(CreateTree(name, attributes, may_exist), request, "object_id")
+    tree = attributes.pop("pool_tree", None) or backend.cypress.config.default_tree
+    parent = attributes.pop("parent_name", None) or ROOT_POOL
+    if not tree:
+        raise YtError('create: a scheduler_pool needs the attribute "pool_tree": there is no default tree')
+    for key, value in (("pool_tree", tree), ("parent_name", parent)):
+        if not isinstance(value, str):
+            raise YtError(f"create: attribute {key} must be text, not {quote_text(value)}")
+    return await backend.execute(CreatePool(tree, name, parent, attributes, may_exist), request, "object_id")
+
+
+async def _create_at(
+    backend: YtBackend, request: YtRequest, kind: str, attributes: dict[str, Any], may_exist: bool
+) -> dict[str, str]:
+    """A pool or tree made by its path; with ``recursive`` the pools above it, too."""
+    path = get_path(request)
+    if path.attribute is not None or not path.steps:
+        raise YtError(f"create: {path} is no place for a node")
+    name = path.steps[-1]
+    for key in ("name", "pool_tree", "parent_name"):
+        if key in attributes:
+            raise YtError(f"create: the path says the place, leave the attribute {key} out")
+    missing = [name]
+    above = YPath(path.root, path.steps[:-1])
+    while True:
+        try:
+            parent = backend.cypress.resolve(above)
+            break
+        except YtError as error:
+            if error.code != RESOLVE or not get_flag(request, "recursive") or not above.steps:
+                raise
+            missing.append(above.steps[-1])
+            above = YPath(path.root, above.steps[:-1])
+    if isinstance(parent, PoolTrees) and len(missing) == 1 and kind != "scheduler_pool":
+        return await backend.execute(CreateTree(name, attributes, may_exist), request, "node_id")
+    if not isinstance(parent, PoolParent) or kind == "scheduler_pool_tree":
+        raise YtError(f"create: a {kind} cannot be made at {path}; pools are in //sys/pool_trees/<tree>")
+    tree, parent_name, first = parent.tree.name, parent.pool_name, ""
+    try:
+        for step in reversed(missing[1:]):
+            await backend.scheduler.execute(CreatePool(tree, step, parent_name), request.user)
+            first, parent_name = first or step, step
+        return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, "node_id")
+    except CommandError:
+        # Nothing is changed by what is refused: the pools above the one that cannot be made go again.
+        if first:
+            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), request.user)
+        raise
+
+
+async def _move(backend: YtBackend, request: YtRequest) -> Any:
+    source, target = get_path(request, "source_path"), get_path(request, "destination_path")
+    node = backend.cypress.resolve(source)
+    if not isinstance(node, PoolNode) or source.attribute is not None:
+        raise YtError(f"{source} cannot be moved; pools can")
+    if not target.steps or target.attribute is not None:
+        raise YtError(f"{target} is no place for a pool")
+    parent = backend.cypress.resolve(YPath(target.root, target.steps[:-1]))
+    if not isinstance(parent, PoolParent):
+        raise YtError(f"{target} is no place for a pool; pools are in //sys/pool_trees/<tree>")
+    if parent.tree.name != node.tree.name:
+        raise YtError(f'pool "{node.name}" of tree "{node.tree.name}" cannot go to tree "{parent.tree.name}"')
+    name = target.steps[-1]
+    if name == node.name and parent.pool_name == node.pool.parent and not get_flag(request, "force"):
+        raise YtError(f"Node {target} already exists", ALREADY_EXISTS)
+    command = MovePool(node.tree.name, node.name, parent.pool_name, name)
+    return await backend.execute(command, request, "node_id")
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+
+def _operation_id(request: YtRequest) -> str:
+    if request.parameters.get("operation_id") is None and request.parameters.get("operation_alias") is None:
+        raise YtError(f'{request.command}: "operation_id" or "operation_alias" is missing')
+    name = "operation_id" if request.parameters.get("operation_id") is not None else "operation_alias"
+    return get_text(request, name)
+
+
+async def _start(backend: YtBackend, request: YtRequest) -> Any:
+    name = "operation_type" if "operation_type" in request.parameters else "type"
+    command = operations.StartOperation(get_table(request, "spec"), get_text(request, name))
+    return await backend.execute(command, request, "operation_id")
+
+
+async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
+    record = backend.scheduler.state.find_record(_operation_id(request))
+    info = orchid.operation_info(backend.scheduler.state, record, look_once(backend.cypress.results()))
+    return await _pick(info, get_names(request, "attributes"), Turn())
+
+
+async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
+    """Those of the attributes that there are; names that mean nothing here are passed over."""
+    found = {}
+    for name, value in info.parts() if names is None else ((name, info.get(name, MISSING)) for name in names):
+        if value is not MISSING:
+            found[name] = materialise(value)
+        await turn.give()
+    return found
+
+
+async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
+    state = backend.scheduler.state
+    tests = _operation_tests(request)
+    chosen: list[OperationRecord] = []
+    almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
+    """Those that only the filter of this name leaves out."""
+    live = [operation.record for operation in state.operations.values()]
+    for record in (*live, *state.finished.values()):
+        failing = [name for name, test in tests.items() if not test(record)]
+        if not failing:
+            chosen.append(record)
+        elif len(failing) == 1:
+            almost[failing[0]].append(record)
+    chosen.sort(key=lambda record: (record.start_time, record.sequence), reverse=True)
+    limit = get_number(request, "limit", DEFAULT_LISTED_OPERATIONS, MAX_LISTED_OPERATIONS)
+    if get_text(request, "cursor_direction", "past") == "past":
+        shown = chosen[:limit]
+    else:
+        shown = chosen[max(len(chosen) - limit, 0) :]
+    attributes, view = get_names(request, "attributes") or LISTED_ATTRIBUTES, look_once(backend.cypress.results())
+    specs = len(SPECIFICATIONS.intersection(attributes))
+    if specs * sum(map(state.spec_room.weight_of, shown)) > MAX_LISTED_BYTES:
+        raise YtError(
+            f"list_operations: the specifications of these {len(shown)} operations take more than {MAX_LISTED_BYTES} "
+            "bytes; list fewer (limit), or leave them out of the attributes"
+        )
+    turn = Turn()
+    described = [await _pick(orchid.operation_info(state, record, view), attributes, turn) for record in shown]
+    answer: dict[str, Any] = {
+        "operations": described,
+        "incomplete": len(chosen) > limit,
+    }
+    if strip_attributes(request.parameters.get("include_counters", True)) is not False:
+        answer.update(_count_operations(chosen, almost))
+    return answer
+
+
+Test = Callable[[OperationRecord], bool]
+
+
+def _operation_tests(request: YtRequest) -> dict[str, Test]:
+    """The filters of the request, by the dimension that each is about."""
+    since, until, cursor = (get_time(request, name) for name in ("from_time", "to_time", "cursor_time"))
+    direction = get_text(request, "cursor_direction", "past")
+    if direction not in ("past", "future"):
+        raise YtError(f'list_operations: cursor_direction is "past" or "future", not {quote_text(direction)}')
+    state, user, kind = get_text(request, "state", ""), get_text(request, "user", ""), get_text(request, "type", "")
+    pool, tree = get_text(request, "pool", ""), get_text(request, "pool_tree", "")
+    text = get_text(request, "filter", "").lower()
+    with_failed = plain(request.parameters.get("with_failed_jobs"))
+
+    def is_in_time(record: OperationRecord) -> bool:
+        at = record.start_time
+        if cursor is not None and not (at < cursor if direction == "past" else at > cursor):
+            return False
+        return (since is None or at >= since) and (until is None or at <= until)
+
+    def has_text(record: OperationRecord) -> bool:
+        texts = (record.id, record.title, record.alias, record.user, record.type, record.state)
+        return any(text in part.lower() for part in (*texts, *_pools(record)))
+
+    return {
+        "time": is_in_time,
+        "filter": lambda record: not text or has_text(record),
+        "tree": lambda record: not tree or tree in record.trees,
+        "pool": lambda record: not pool or pool in _pools(record, tree),
+        "user": lambda record: not user or record.user == user,
+        "type": lambda record: not kind or record.type == kind,
+        "state": lambda record: not state or record.state == state,
+        "failed": lambda record: not isinstance(with_failed, bool) or _has_failed(record) is with_failed,
+    }
+
+
+def _pools(record: OperationRecord, tree: str = "") -> list[str]:
+    return [options.pool for name, options in record.trees.items() if not tree or name == tree]
+
+
+def _has_failed(record: OperationRecord) -> bool:
+    return any(counts.failed for counts in record.counts.values())
+
+
+def _count_operations(
+    chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
+) -> dict[str, Any]:
+    """How many operations there are of each kind, with all filters but the one that is about it."""
+    return {
+        "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
+        "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),
+        "state_counts": dict(Counter(record.state for record in (*chosen, *almost["state"]))),
+        "type_counts": dict(Counter(record.type for record in (*chosen, *almost["type"]))),
+        "failed_jobs_count": sum(map(_has_failed, (*chosen, *almost["failed"]))),
+    }
+
+
+async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
+    state = backend.scheduler.state
+    record = state.find_record(_operation_id(request))
+    wanted = get_text(request, "job_state", "") or get_text(request, "state", "")
+    task, address = get_text(request, "task_name", ""), get_text(request, "address", "")
+
+    jobs = [
+        job
+        for job in list_jobs(state, record)
+        if (not task or task == job.task_name) and (not address or address == _address(backend, job))
+    ]
+    if any(get_flag(request, name) for name in ("with_stderr", "with_fail_context", "with_competitors")):
+        jobs = []
+    counts = Counter(orchid.job_state(job) for job in jobs)
+    if wanted:
+        jobs = [job for job in jobs if orchid.job_state(job) == wanted]
+    jobs.sort(key=order_of_start, reverse=get_text(request, "sort_order", "") == "descending")
+    offset = get_number(request, "offset", 0, 2**31)
+    limit = get_number(request, "limit", DEFAULT_LISTED_JOBS, MAX_LISTED_JOBS)
+    described, turn = [], Turn()
+    for job in jobs[offset : offset + limit]:
+        described.append(orchid.job_info(job, _address(backend, job)))
+        await turn.give()
+    return {
+        "jobs": described,
+        "errors": [],
+        "state_counts": dict(counts),
+        "type_counts": {"vanilla": sum(counts.values())} if counts else {},
+    }
+
+
+def _address(backend: YtBackend, job: Job | JobRecord) -> str:
+    node = backend.scheduler.state.nodes.get(job.node_id)
+    return job.node_id if node is None else node.address
+
+
+async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
+    state = backend.scheduler.state
+    job_id = get_text(request, "job_id")
+    job: Job | JobRecord | None = state.jobs.get(job_id)
+    if job is None and request.parameters.get("operation_id") is not None:
+        job = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
+    if job is None:
+        raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
+    info = orchid.job_info(job, _address(backend, job))
+    names = get_names(request, "attributes")
+    return info if names is None else {name: info[name] for name in names if name in info}
+
+
+async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
+    """The end of what a job wrote, fetched from its node.
+
+    Who tracks an operation asks for the last words of its failed jobs, and goes on without them when it is told that
+    there is no such job; any other error would hide why the operation failed.
+    """
+    job_id = get_text(request, "job_id")
+    kind = get_text(request, "type", "user_job_stderr")
+    if kind != "user_job_stderr":
+        raise YtError(f"No such job {job_id} with a stderr of type {quote_text(kind)}", NO_SUCH_JOB)
+    live = backend.scheduler.state.jobs.get(job_id)
+    named = any(request.parameters.get(name) is not None for name in ("operation_id", "operation_alias"))
+    operation = live.element.operation.id if live is not None and not named else _operation_id(request)
+    try:
+        return (await backend.scheduler.read_log(operation, job_id, "stderr", MAX_LOG_BYTES)).content
+    except CommandError as error:
+        if error.code not in (NODE_OFFLINE, TIMEOUT):
+            raise
+        raise YtError(f"No such job {job_id} at the moment: {error}", NO_SUCH_JOB) from None
+
+
+async def _get_version(backend: YtBackend, _: YtRequest) -> Any:
+    return {"version": backend.cypress.version}
+
+
+async def _get_features(_: YtBackend, __: YtRequest) -> Any:
+    return {"features": {"primitive_types": [], "compression_codecs": [], "erasure_codecs": []}}
+
+
+async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
+    """Who has a token may do everything."""
+    backend.cypress.resolve(get_path(request).node)
+    return {"action": "allow"}
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+_HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = {
+    "get": _get,
+    "list": _list,
+    "exists": _exists,
+    "set": _set,
+    "multiset_attributes": _multiset,
+    "remove": _remove,
+    "create": _create,
+    "move": _move,
+    "start_operation": _start,
+    "get_operation": _get_operation,
+    "list_operations": _list_operations,
+    "list_jobs": _list_jobs,
+    "get_job": _get_job,
+    "get_job_stderr": _get_job_stderr,
+    "check_permission": _check_permission,
+    "get_version": _get_version,
+    "get_supported_features": _get_features,
+}
+
+_CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
+    "abort_operation": lambda _, r: operations.AbortOperation(_operation_id(r), get_text(r, "abort_message", "")),
+    "complete_operation": lambda _, r: operations.CompleteOperation(_operation_id(r)),
+    "suspend_operation": lambda _, r: operations.SuspendOperation(_operation_id(r), get_flag(r, "abort_running_jobs")),
+    "resume_operation": lambda _, r: operations.ResumeOperation(_operation_id(r)),
+    "update_operation_parameters": lambda _, r: operations.UpdateOperation(
+        _operation_id(r), get_table(r, "parameters")
+    ),
+    "transfer_pool_resources": lambda backend, r: TransferPoolResources(
+        get_text(r, "pool_tree", backend.cypress.config.default_tree),
+        get_text(r, "source_pool"),
+        get_text(r, "destination_pool"),
+        get_table(r, "resource_delta"),
+    ),
+}
+"""What is one command of the scheduler, and has nothing to answer."""

@@ -1,0 +1,355 @@
+"""What ``//sys/scheduler/orchid`` shows: trees, operations, jobs and nodes as they are now (semantics.md 5). Pure.
+
+From the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing is
+computed before it is asked for: a ``Lazy`` map makes one value at a time. One is made for every request; where the
+state changes while a large one is being read, what it gives is of different moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
+from cpumond.api.views import count_jobs
+from cpumond.api.yt.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
+from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
+from cpumond.core.wire import JobReport
+from cpumond.fairshare.folding import fold_weight
+from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
+from cpumond.scheduler import operations, resulting
+from cpumond.scheduler.decide import admission, placement
+from cpumond.scheduler.elements import Job, Node, Operation, PoolElement, Tree
+from cpumond.scheduler.model import (
+    ROOT_POOL,
+    SUBPOOL_DELIMITER,
+    JobRecord,
+    OperationRecord,
+    PreemptionRecord,
+    to_vector,
+)
+from cpumond.scheduler.settings.attributes import ALIASES
+from cpumond.scheduler.state import State
+
+SHOWN_PREEMPTIONS: Final = 1000
+
+
+def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
+    """All pools, the root first, each as ``show`` has it."""
+
+    def find(name: str) -> Any:
+        pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
+        return MISSING if pool is None else show(pool)
+
+    return Lazy(lambda: (ROOT_POOL, *tree.pools), find, lambda name: f'Pool tree "{tree.name}" has no pool "{name}"')
+
+
+def tree_orchid(view: UpdatedTree) -> Lazy:
+    """``pool_trees/<tree>``: pools, operations, and what the tree as a whole has (5.1)."""
+    tree = view.tree
+
+    show_pool, show_operation = partial(pool_attributes, view), partial(operation_attributes, view)
+
+    return fixed(
+        {
+            "pools": lambda: _by_pool(tree, show_pool),
+            "child_pools_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.children, show_pool)),
+            "operations": lambda: table(tree.operations, show_operation),
+            "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.operations, show_operation)),
+            "config": lambda: _tree_options(tree),
+            "resource_usage": lambda: amounts(tree.root.usage),
+            "resource_limits": lambda: amounts(tree.total),
+            "node_count": lambda: len(tree.nodes),
+            "node_addresses": lambda: sorted(node.address for node in tree.nodes.values()),
+            "pool_count": lambda: len(tree.pools),
+            "operation_count": lambda: tree.root.operation_count,
+            "running_operation_count": lambda: tree.root.running_operation_count,
+            "resource_distribution_info": lambda: resource_distribution_info(view),
+            "user_to_ephemeral_pools": lambda: _ephemeral_pools(tree),
+            "errors": lambda: list(tree.errors),
+        },
+        frozenset({"child_pools_by_pool", "operations", "operations_by_pool"}),
+    )
+
+
+def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
+    """What the root's children have of the cluster: guarantees of each kind, and what is left (5.3)."""
+    strong, burst, flow, distributed = ZERO, ZERO, ZERO, ZERO
+    for pool in view.tree.root.children.values():
+        given = pool.settings.integral_guarantees
+        own = to_vector(pool.settings.strong_guarantee_resources, 0.0)
+        own_burst = to_vector(given.burst_guarantee_resources, 0.0)
+        own_flow = to_vector(given.resource_flow, 0.0)
+        strong, burst, flow = add(strong, own), add(burst, own_burst), add(flow, own_flow)
+        distributed = add(add(distributed, own), greatest(own_burst, own_flow))
+    return {
+        "distributed_resources": amounts(distributed),
+        "distributed_strong_guarantee_resources": amounts(strong),
+        "distributed_burst_guarantee_resources": amounts(burst),
+        "distributed_resource_flow": amounts(flow),
+        "undistributed_resources": amounts(subtract(view.total, distributed)),
+        "undistributed_resource_flow": amounts(positive_part(subtract(burst, flow))),
+        "undistributed_burst_guarantee_resources": amounts(positive_part(subtract(flow, burst))),
+    }
+
+
+def _tree_options(tree: Tree) -> dict[str, Any]:
+    """All options of a tree as they hold, under every name that is accepted for them (2.4)."""
+    options = _plain(tree.config.settings)
+    rules = tree.root.rules
+    if rules is not None:
+        options["min_share_preemption_timeout"] = rules.min_share_timeout_s * 1e3
+        options["min_share_preemption_timeout_limit"] = rules.min_share_timeout_limit_s * 1e3
+        options["fair_share_preemption_timeout_limit"] = rules.fair_share_timeout_limit_s * 1e3
+        options["fair_share_starvation_tolerance_limit"] = rules.tolerance_limit
+    for given in (options, options["integral_guarantees"]):
+        for name, value in given.items():
+            if name.endswith(("_timeout", "_timeout_limit", "_period", "_backoff")) and float(value).is_integer():
+                given[name] = int(value)
+    known = {alias: options[name] for alias, name in ALIASES["tree"].items() if name in options}
+    return {**known, **options}
+
+
+def _plain(value: Any) -> Any:
+    """Settings as dictionaries with all their defaults; what is not set is left out."""
+    if isinstance(value, msgspec.Struct):
+        parts = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: _plain(part) for name, part in parts.items() if part is not None}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
+    """User -> names of the ephemeral pools that were made for it, those under ``parent$user`` left aside (2.9)."""
+    found: dict[str, list[str]] = {}
+    for pool in tree.pools.values():
+        if pool.is_ephemeral and SUBPOOL_DELIMITER not in pool.name:
+            found.setdefault(pool.owner, []).append(pool.name)
+    return found
+
+
+def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
+    plain = {name: msgspec.to_builtins(options) for name, options in record.trees.items()}
+    return {name: {"weight": fold_weight(name, record.trees[name].weight), **plain[name]} for name in plain}
+
+
+def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int]:
+    """Jobs of an operation by what became of them; ``total`` are those that it shall have."""
+    counts = count_jobs(record, live)
+    names = ("total", "pending", "active", "completed", "failed", "aborted", "lost")
+    return {"running" if name == "active" else name: getattr(counts, name) for name in names}
+
+
+def _tasks(record: OperationRecord, live: Operation | None) -> list[dict[str, Any]]:
+    active: dict[str, int] = {}
+    for element in live.elements.values() if live is not None else ():
+        for job in element.jobs.values():
+            active[job.task.name] = active.get(job.task.name, 0) + 1
+    shown = []
+    for task in record.tasks:
+        counts = record.counts.get(task.name)
+        counter = {
+            "total": task.job_count,
+            "pending": live.needed.get(task.name, 0) if live is not None else 0,
+            "running": active.get(task.name, 0),
+            **{name: getattr(counts, name, 0) for name in ("completed", "failed", "aborted", "lost")},
+        }
+        shown.append({"task_name": task.name, "job_counter": counter, "job_resources": amounts(task.resources)})
+    return shown
+
+
+def _error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
+
+
+def _result(record: OperationRecord) -> Any:
+    return {"error": _error(record.error, int(record.state != "completed"))} if record.is_finished else MISSING
+
+
+def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
+    """3.2: which pool is full, of an operation that waits; and jobs that no node can ever hold."""
+    alerts: dict[str, Any] = {}
+    for element in live.elements.values() if live is not None and not record.running_in else ():
+        full = admission.find_full(element)
+        if full is not None:
+            details = {"pool": full.name, "limit": full.max_running_operation_count, "pool_tree": element.tree.name}
+            alerts["operation_pending"] = _error("Max running operation count violated", 1, details)
+            break
+    too_large = [] if live is None else placement.find_stuck_tasks(live)
+    if too_large:
+        alerts["job_fits_no_node"] = _error("; ".join(too_large))
+    return alerts
+
+
+def _brief_spec(record: OperationRecord) -> dict[str, Any]:
+    pool = next((options.pool for options in record.trees.values()), "")
+    brief = {"title": record.title, "alias": record.alias, "pool": pool}
+    return {name: value for name, value in brief.items() if value}
+
+
+def operation_info(state: State, record: OperationRecord, look_at: LookAt) -> Lazy:
+    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10)."""
+    live = state.operations.get(record.id)
+
+    def per_tree() -> Lazy:
+        return table(live.elements if live is not None else {}, lambda e: operation_attributes(look_at(e.tree), e))
+
+    def progress() -> Lazy:
+        return fixed(
+            {
+                "jobs": lambda: job_counts(record, live),
+                "tasks": lambda: _tasks(record, live),
+                "scheduling_info_per_pool_tree": per_tree,
+            }
+        )
+
+    return fixed(
+        {
+            "id": lambda: record.id,
+            "type": lambda: record.type,
+            "operation_type": lambda: record.type,
+            "state": lambda: record.state,
+            "authenticated_user": lambda: record.user,
+            "start_time": lambda: iso_time(record.start_time),
+            "finish_time": lambda: MISSING if record.finish_time is None else iso_time(record.finish_time),
+            "suspended": lambda: record.suspended,
+            "alias": lambda: record.alias or MISSING,
+            "brief_spec": lambda: _brief_spec(record),
+            "spec": lambda: record.spec,
+            "provided_spec": lambda: record.spec,
+            "full_spec": lambda: resulting.full_spec(record, live),
+            "unrecognized_spec": lambda: operations.find_unrecognized(record.spec),
+            "runtime_parameters": lambda: {
+                "scheduling_options_per_pool_tree": _options_per_tree(record),
+                "owners": [],
+            },
+            "brief_progress": lambda: {"jobs": job_counts(record, live)},
+            "progress": progress,
+            "task_names": lambda: [task.name for task in record.tasks],
+            "result": lambda: _result(record),
+            "alerts": lambda: _alerts(record, live),
+            "alert_events": list,
+            "events": list,
+        }
+    )
+
+
+_JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
+_FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
+_FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory")
+"""Shown where they are known."""
+
+
+def job_state(job: Job | JobRecord) -> str:
+    """The state of a job in the words of ``list_jobs``."""
+    return _JOB_STATES.get(job.state, job.state)
+
+
+def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
+    """A job, living or ended, as ``list_jobs`` answers; limits in cores. ``address`` is its node's."""
+    told: JobReport | JobRecord
+    figures: tuple[str, ...]
+    if isinstance(job, Job):
+        told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
+        operation_id, tree = job.element.name, job.element.tree.name
+        cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
+    else:
+        told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
+        operation_id, tree = job.operation_id, job.tree
+        cpu_limit, current_cpu_limit = job.cpu_limit, job.current_cpu_limit
+    info: dict[str, Any] = {
+        "id": job.id,
+        "operation_id": operation_id,
+        "type": "vanilla",
+        "state": job_state(job),
+        "address": address,
+        "task_name": job.task_name,
+        "start_time": iso_time(job.start_time),
+        "pool_tree": tree,
+        "cpu_limit": cpu_limit,
+        "current_cpu_limit": current_cpu_limit,
+        "is_stale": False,
+    }
+    if isinstance(job, Job):
+        info["pool"], info["cpu_monitor_mode"] = job.element.options.pool, job.report.mode
+    else:
+        info["finish_time"] = iso_time(job.finish_time)
+        if job.state != "completed":
+            info["error"] = _error(job.reason)
+    for name in figures:
+        if (value := getattr(told, name)) is not None:
+            info[name] = value
+    if told.cgroup:
+        info["cgroup"] = told.cgroup
+    if preemption is not None:
+        info["why_preempted"] = _preemption(preemption)
+    return info
+
+
+def _preemption(record: PreemptionRecord) -> dict[str, Any]:
+    return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
+
+
+def node_info(node: Node) -> dict[str, Any]:
+    """A node as its registration and its last heartbeat say."""
+    return {
+        "id": node.id,
+        "address": node.address,
+        "state": "online" if node.is_online else "offline",
+        "tags": sorted(node.tags),
+        "pool_tree": node.tree or "",
+        "resource_limits": amounts(node.capacity),
+        "resource_usage": amounts(node.used),
+        "foreign_resource_usage": amounts(node.foreign_usage),
+        "last_seen_time": iso_time(node.last_seen),
+        "running_job_count": len(node.jobs),
+        "stopping_job_count": len(node.stopping),
+        "overcommit_count": node.overcommit_count,
+        "is_overcommitted": node.overcommitted_since is not None,
+    }
+
+
+def nodes_by_address(state: State) -> dict[str, Node]:
+    """The nodes under their addresses; one that shares its address with an earlier one is under its id."""
+    found: dict[str, Node] = {}
+    for node in state.nodes.values():
+        found[node.address if node.address not in found else node.id] = node
+    return found
+
+
+def _operations(state: State, look_at: LookAt) -> Lazy:
+    def find(operation_id: str) -> Any:
+        live = state.operations.get(operation_id)
+        record = live.record if live is not None else state.finished.get(operation_id)
+        return MISSING if record is None else operation_info(state, record, look_at)
+
+    return Table(lambda: list(state.operations), find, lambda name: f"No such operation {name}")
+
+
+def scheduler_orchid(state: State, results: Results) -> Lazy:
+    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1)."""
+
+    look_at = look_once(results)
+
+    def old_tree(tree: Tree) -> Lazy:
+        return fixed({"fair_share_info": lambda: tree_orchid(look_at(tree))})
+
+    def preemptions() -> list[dict[str, Any]]:
+        recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
+        return [_preemption(record) for record in reversed(recent)]
+
+    return fixed(
+        {
+            "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(look_at(tree))),
+            "scheduling_info_per_pool_tree": lambda: table(state.trees, old_tree),
+            "default_pool_tree": lambda: state.config.default_tree,
+            "default_fair_share_tree": lambda: state.config.default_tree,
+            "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},
+            "operations": lambda: _operations(state, look_at),
+            "nodes": lambda: table(nodes_by_address(state), node_info),
+            "preemptions": preemptions,
+        },
+        frozenset({"pool_trees", "scheduling_info_per_pool_tree", "operations", "nodes", "preemptions"}),
+    )

@@ -1,0 +1,374 @@
+"""The dynamic attributes of pools and operations: each by its name and how it is read (semantics.md 5.2 to 5.4). Pure.
+
+Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods have the
+documents' milliseconds, times are ISO 8601.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from cpumond.api.figures import absolute
+from cpumond.api.updated_tree import UpdatedTree, own_options
+from cpumond.api.yt.lazy import MISSING, Description, Lazy, amounts, iso_time, whole
+from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, least, scale, share
+from cpumond.fairshare.result import FairShare
+from cpumond.scheduler.decide import placement, victims
+from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.elements import (
+    AGGRESSIVELY_PREEMPTIBLE,
+    PREEMPTIBLE,
+    Element,
+    OperationElement,
+    PoolElement,
+    is_integral,
+    usage_share,
+    volume_capacity,
+    volume_ratio,
+)
+from cpumond.scheduler.model import Resources, to_amounts
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules
+
+MAX_SATISFACTION: Final = 1e9
+"""Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
+
+Reader = Callable[[UpdatedTree, Any], Any]
+
+
+def _given(resources: Resources) -> dict[str, Any]:
+    """Resources of the configuration: only those that it names."""
+    return {name: amount if name == "cpu" else whole(amount) for name, amount in resources.items()}
+
+
+def _detailed(show: Callable[[Vector], Any]) -> Reader:
+    """The parts that a fair share has, each shown in this way."""
+
+    def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
+        shares = view.shares(element)
+        parts = FairShare() if shares is None else shares.fair_share
+        names = ("strong_guarantee", "integral_guarantee", "weight_proportional", "total")
+        return {name: show(getattr(parts, name)) for name in names}
+
+    return read
+
+
+def _demand(view: UpdatedTree, element: Element) -> Vector:
+    return share(element.demand, view.total)
+
+
+def _limited_demand(view: UpdatedTree, element: Element) -> Vector:
+    return share(view.limited_demand(element), view.total)
+
+
+def _dominant_resource(view: UpdatedTree, element: Element) -> str:
+    used = usage_share(element)
+    shares = used if any(used) else _demand(view, element)
+    return RESOURCES[shares.index(max(shares))]
+
+
+def _max_share_ratio(_: UpdatedTree, element: Element) -> float:
+    own = own_options(element).max_share_ratio
+    return 1.0 if own is None else own
+
+
+def _strong(_: UpdatedTree, element: Element) -> dict[str, Any]:
+    is_pool = isinstance(element, PoolElement)
+    return _given(getattr(own_options(element), "strong_guarantee_resources" if is_pool else "min_share_resources"))
+
+
+def _starving_ancestor(*statuses: str) -> Reader:
+    def find(_: UpdatedTree, element: Element) -> str:
+        above: Iterable[Element] = (element, *element.ancestors())
+        return next((each.name for each in above if each.starvation_status in statuses), "")
+
+    return find
+
+
+def _rule(name: str) -> Reader:
+    """Reader of a rule that holds for the element; seconds are shown as milliseconds."""
+
+    def read(_: UpdatedTree, element: Element) -> Any:
+        value = getattr(_rules(element), name)
+        return whole(value * 1e3) if name.endswith("_s") else value
+
+    return read
+
+
+def _own_rule(option: str, effective: str) -> Reader:
+    """Reader of an option about starvation: the element's own value, where it has none the one that holds."""
+    read_effective = _rule(effective)
+
+    def read(view: UpdatedTree, element: Element) -> Any:
+        own = _own_rule_value(element, option)
+        if own is None:
+            return read_effective(view, element)
+        return own if isinstance(own, bool) or not effective.endswith("_s") else whole(own)
+
+    return read
+
+
+def _own_rule_value(element: Element, option: str) -> Any:
+    """What the element itself says about starvation; the root says nothing that its rules do not say."""
+    return None if element.parent is None else getattr(own_options(element), option, None)
+
+
+def _rules(element: Element) -> PreemptionRules:
+    assert element.rules is not None
+    return element.rules
+
+
+def _threshold(_: UpdatedTree, element: Element) -> dict[str, Any]:
+    found = _rules(element).non_preemptible_threshold
+    if found is None:
+        return {}
+    return _given({name: value for name, value in zip(RESOURCES, found, strict=True) if value != float("inf")})
+
+
+def _own_threshold(view: UpdatedTree, element: Element) -> dict[str, Any]:
+    own = _own_rule_value(element, "non_preemptible_resource_usage_threshold")
+    return _threshold(view, element) if own is None else _given(own)
+
+
+def _finite(number: float) -> float:
+    return min(number, MAX_SATISFACTION)
+
+
+def _starving_since(_: UpdatedTree, element: Element) -> Any:
+    if element.below_since is None or element.starvation_status == "non_starving":
+        return MISSING
+    return iso_time(element.below_since)
+
+
+def _below_since(_: UpdatedTree, element: Element) -> Any:
+    return MISSING if element.below_since is None else iso_time(element.below_since)
+
+
+_COMMON: Final[Mapping[str, Reader]] = {
+    # Shares.
+    "fair_share_ratio": lambda _, e: max(e.fair_share),
+    "dominant_fair_share": lambda _, e: max(e.fair_share),
+    "fair_share": lambda _, e: to_amounts(e.fair_share),
+    "detailed_fair_share": _detailed(to_amounts),
+    "detailed_dominant_fair_share": _detailed(max),
+    "fair_resources": lambda view, e: amounts(absolute(e.fair_share, view.total)),
+    "usage_ratio": lambda _, e: max(usage_share(e)),
+    "dominant_usage_share": lambda _, e: max(usage_share(e)),
+    "usage_share": lambda _, e: to_amounts(usage_share(e)),
+    "demand_ratio": lambda view, e: max(_demand(view, e)),
+    "dominant_demand_share": lambda view, e: max(_demand(view, e)),
+    "demand_share": lambda view, e: to_amounts(_demand(view, e)),
+    "limited_demand_share": lambda view, e: to_amounts(_limited_demand(view, e)),
+    "limits_share": lambda view, e: to_amounts(view.limits_share(e)),
+    "max_share_ratio": _max_share_ratio,
+    "max_possible_usage_ratio": lambda view, e: max(_limited_demand(view, e)),
+    "best_allocation_share": lambda view, e: to_amounts(view.best_allocation(e)),
+    "best_allocation_ratio": lambda view, e: _least_share(view, view.best_allocation(e)),
+    "dominant_resource": _dominant_resource,
+    # Guarantees.
+    "min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
+    "adjusted_min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
+    "recursive_min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
+    "min_share": lambda _, e: to_amounts(e.strong_guarantee_share),
+    "strong_guarantee_share": lambda _, e: to_amounts(e.strong_guarantee_share),
+    "min_share_resources": _strong,
+    "strong_guarantee_resources": _strong,
+    "guaranteed_resources_ratio": lambda view, e: max(view.guaranteed(e)),
+    "guaranteed_resources": lambda view, e: amounts(scale(view.total, max(view.guaranteed(e)))),
+    "estimated_guarantee_share": lambda view, e: to_amounts(view.guaranteed(e)),
+    "promised_fair_share": lambda view, e: to_amounts(view.guaranteed(e)),
+    # Resources.
+    "resource_usage": lambda _, e: amounts(e.usage),
+    "resource_demand": lambda _, e: amounts(e.demand),
+    "limited_resource_demand": lambda view, e: amounts(view.limited_demand(e)),
+    "resource_limits": lambda view, e: amounts(least(view.limits(e), view.total)),
+    "specified_resource_limits": lambda _, e: _given(own_options(e).resource_limits),
+    "aggregated_preempted_cpu_x100": lambda _, e: int(100.0 * e.reclaimed_cpu_seconds),
+    # Satisfaction and starvation.
+    "satisfaction_ratio": lambda view, e: _finite(view.satisfaction(e)),
+    "local_satisfaction_ratio": lambda _, e: _finite(placement.satisfaction(e)),
+    "scheduling_status": lambda _, e: e.scheduling_status,
+    "starving": lambda _, e: e.starvation_status != "non_starving",
+    "starvation_status": lambda _, e: e.starvation_status,
+    "starving_since": _starving_since,
+    "below_fair_share_since": _below_since,
+    "lowest_starving_ancestor": _starving_ancestor("starving", "aggressively_starving"),
+    "lowest_aggressively_starving_ancestor": _starving_ancestor("aggressively_starving"),
+    "fair_share_starvation_tolerance": _own_rule("fair_share_starvation_tolerance", "tolerance"),
+    "fair_share_starvation_timeout": _own_rule("fair_share_starvation_timeout", "fair_share_timeout_s"),
+    "fair_share_preemption_timeout": _own_rule("fair_share_starvation_timeout", "fair_share_timeout_s"),
+    "min_share_preemption_timeout": _own_rule("min_share_preemption_timeout", "min_share_timeout_s"),
+    "fair_share_aggressive_starvation_timeout": _own_rule(
+        "fair_share_aggressive_starvation_timeout", "aggressive_timeout_s"
+    ),
+    "adjusted_fair_share_starvation_tolerance": _rule("tolerance"),
+    "adjusted_fair_share_preemption_timeout": _rule("fair_share_timeout_s"),
+    "adjusted_min_share_preemption_timeout": _rule("min_share_timeout_s"),
+    "effective_fair_share_starvation_tolerance": _rule("tolerance"),
+    "effective_fair_share_starvation_timeout": _rule("fair_share_timeout_s"),
+    "effective_fair_share_preemption_timeout": _rule("fair_share_timeout_s"),
+    "effective_min_share_preemption_timeout": _rule("min_share_timeout_s"),
+    "effective_fair_share_aggressive_starvation_timeout": _rule("aggressive_timeout_s"),
+    "aggressive_starvation_enabled": _own_rule("enable_aggressive_starvation", "aggressive_starvation"),
+    "effective_aggressive_starvation_enabled": _rule("aggressive_starvation"),
+    "aggressive_preemption_allowed": _own_rule("allow_aggressive_preemption", "aggressive_preemption"),
+    "effective_aggressive_preemption_allowed": _rule("aggressive_preemption"),
+    "non_preemptible_resource_usage_threshold": _own_threshold,
+    "effective_non_preemptible_resource_usage_threshold": _threshold,
+}
+
+
+def _least_share(view: UpdatedTree, shares: Vector) -> float:
+    return min((part for part, whole in zip(shares, view.total, strict=True) if whole > 0.0), default=0.0)
+
+
+def _always(value: Any) -> Reader:
+    return lambda _view, _element: value
+
+
+def _below_root(read: Reader) -> Reader:
+    """The root has no such attribute (5.1)."""
+    return lambda view, pool: MISSING if pool.is_root else read(view, pool)
+
+
+def _if_integral(read: Reader) -> Reader:
+    return lambda view, pool: read(view, pool) if is_integral(pool) else MISSING
+
+
+def _full_path(_: UpdatedTree, pool: PoolElement) -> str:
+    names = [pool.name, *(each.name for each in pool.ancestors())]
+    return "/" + "/".join(reversed(names[:-1]))
+
+
+def _if_flowing(read: Reader) -> Reader:
+    """Also of a pool that has a flow and no type yet: what its capacity will be."""
+    return lambda view, pool: (
+        read(view, pool) if is_integral(pool) or pool.settings.integral_guarantees.resource_flow else MISSING
+    )
+
+
+def _burst_duration(view: UpdatedTree, pool: PoolElement) -> Any:
+    if pool.settings.integral_guarantees.guarantee_type != "burst":
+        return MISSING
+    consumed = view.burst_ratio(pool) - view.flow_ratio(pool)
+    return volume_ratio(pool) / consumed if consumed > 0.0 else MISSING
+
+
+def _effective_strong(view: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
+    found = view.shares(pool)
+    return amounts(ZERO if found is None else found.inferred_strong_guarantee_resources)
+
+
+def _integral_resources(name: str) -> Reader:
+    def read(_: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
+        return _given(getattr(pool.settings.integral_guarantees, name))
+
+    return read
+
+
+_POOL: Final[Mapping[str, Reader]] = {
+    **_COMMON,
+    "parent": _below_root(lambda _, pool: pool.parent.name),
+    "full_path": _below_root(_full_path),
+    "mode": _below_root(lambda _, pool: pool.mode),
+    "is_ephemeral": _below_root(lambda _, pool: pool.is_ephemeral),
+    "weight": lambda view, pool: view.weight(pool),
+    "fifo_sort_parameters": lambda _, pool: (
+        list(pool.settings.fifo_sort_parameters) if pool.mode == "fifo" and not pool.is_root else MISSING
+    ),
+    "forbid_immediate_operations": lambda view, pool: (
+        view.tree.config.settings.forbid_immediate_operations_in_root
+        if pool.is_root
+        else pool.settings.forbid_immediate_operations
+    ),
+    "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
+    "child_pool_count": lambda _, pool: len(pool.children),
+    "enabled": _always(True),
+    "schedulable": lambda _, pool: pool.running_operation_count > 0,
+    # Counts.
+    "operation_count": lambda _, pool: pool.operation_count,
+    "running_operation_count": lambda _, pool: pool.running_operation_count,
+    "pending_operation_count": lambda _, pool: pool.operation_count - pool.running_operation_count,
+    "pool_operation_count": lambda _, pool: len(pool.operations),
+    "lightweight_running_operation_count": _always(0),
+    "schedulable_operation_count": lambda _, pool: sum(map(_is_schedulable, pool.operations.values())),
+    "max_operation_count": lambda _, pool: pool.max_operation_count,
+    "max_running_operation_count": lambda _, pool: pool.max_running_operation_count,
+    # Guarantees (5.3).
+    "effective_strong_guarantee_resources": _effective_strong,
+    "integral_guarantee_type": lambda _, pool: pool.settings.integral_guarantees.guarantee_type,
+    "accumulated_resource_ratio_volume": _if_integral(lambda _, pool: volume_ratio(pool)),
+    "accumulated_resource_volume": _if_integral(lambda _, pool: amounts(pool.volume)),
+    "integral_pool_capacity": _if_flowing(lambda _, pool: volume_capacity(pool)),
+    "integral_pool_capacity_resources": _if_flowing(
+        lambda view, pool: amounts(scale(view.total, volume_capacity(pool)))
+    ),
+    "specified_burst_ratio": lambda view, pool: view.burst_ratio(pool),
+    "specified_burst_guarantee_resources": _integral_resources("burst_guarantee_resources"),
+    "specified_resource_flow_ratio": lambda view, pool: view.flow_ratio(pool),
+    "specified_resource_flow": _integral_resources("resource_flow"),
+    "total_burst_ratio": lambda view, pool: view.total_ratios(pool)[0],
+    "total_resource_flow_ratio": lambda view, pool: view.total_ratios(pool)[1],
+    "estimated_burst_usage_duration_seconds": _burst_duration,
+}
+
+
+def _is_schedulable(element: OperationElement) -> bool:
+    return element.is_running and not element.operation.record.suspended
+
+
+def _count_jobs(preemptibility: int) -> Reader:
+    def count(_: UpdatedTree, element: OperationElement) -> int:
+        # Only what the next preemption would compute anyhow.
+        victims.sort_jobs(element)
+        return sum(job.preemptibility == preemptibility for job in element.jobs.values())
+
+    return count
+
+
+_OPERATION: Final[Mapping[str, Reader]] = {
+    **_COMMON,
+    "pool": lambda _, e: e.options.pool,
+    "parent": lambda _, e: e.options.pool,
+    "weight": lambda _, e: operation_weight(e),
+    "start_time": lambda _, e: iso_time(e.operation.record.start_time),
+    "user": lambda _, e: e.operation.record.user,
+    "title": lambda _, e: e.operation.record.title,
+    "type": lambda _, e: e.operation.record.type,
+    "state": lambda _, e: "running" if e.is_running else "pending",
+    "enabled": lambda _, e: e.is_running,
+    "schedulable": lambda _, e: _is_schedulable(e),
+    "suspended": lambda _, e: e.operation.record.suspended,
+    "tentative": _always(False),
+    "is_gang": lambda _, e: e.operation.record.is_gang,
+    "fifo_index": lambda _, e: MISSING if e.fifo_index is None else e.fifo_index,
+    "slot_index": lambda view, e: view.slot_index(e),
+    "scheduling_index": lambda view, e: view.scheduling_index(e),
+    "job_count": lambda _, e: len(e.jobs),
+    "pending_job_count": lambda _, e: e.operation.needed_job_count,
+    "preemptible_job_count": _count_jobs(PREEMPTIBLE),
+    "aggressively_preemptible_job_count": _count_jobs(AGGRESSIVELY_PREEMPTIBLE),
+    "deactivation_reasons": lambda _, e: dict(e.deactivations),
+    "min_needed_resources_unsatisfied_count": lambda _, e: e.deactivations.get("node_resources", 0),
+}
+
+POOL_ATTRIBUTES: Final = frozenset(_POOL)
+OPERATION_ATTRIBUTES: Final = frozenset(_OPERATION)
+
+
+def _attributes(view: UpdatedTree, element: Element, readers: Mapping[str, Reader]) -> Lazy:
+    def find(name: str) -> Any:
+        read = readers.get(name)
+        return MISSING if read is None else read(view, element)
+
+    return Description(lambda: readers, find)
+
+
+def pool_attributes(view: UpdatedTree, pool: PoolElement) -> Lazy:
+    """Everything about a pool or the root (5.2, 5.3, 5.4)."""
+    return _attributes(view, pool, _POOL)
+
+
+def operation_attributes(view: UpdatedTree, element: OperationElement) -> Lazy:
+    """Everything about an operation in one tree (5.2, 5.4)."""
+    return _attributes(view, element, _OPERATION)

@@ -1,0 +1,170 @@
+"""The parameters of a command of the ``yt`` protocol, each read as the kind that it must be."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from cpumond.api.yt.formats import Format, read_value
+from cpumond.api.yt.values import ParseError, YtError, quote_text, strip_attributes
+from cpumond.api.yt.ypath import YPath, parse_ypath
+from cpumond.api.yt.yson import read_yson
+
+MAX_QUERY_FIELDS = 100
+_PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+
+
+@dataclass(frozen=True)
+class YtRequest:
+    """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are the backend's to
+    ignore. ``value`` is the body of ``set`` and ``multiset_attributes``."""
+
+    command: str
+    parameters: dict[str, Any]
+    value: Any
+    user: str
+    correlation_id: str
+
+
+def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
+    """Parameters in a text; ``where`` it stands, for errors. Raises YtError, as the next two do."""
+    try:
+        value = strip_attributes(read_value(text, form, depth))
+    except ParseError as error:
+        raise error.located(where) from None
+    if not isinstance(value, dict):
+        raise YtError(f"Error parsing request: {where}: the parameters are a map")
+    return value
+
+
+def gather_parameters(request: Request) -> bytes:
+    """The text of ``X-YT-Parameters``, or of its pieces ``X-YT-Parameters0``, ``X-YT-Parameters-1``... in base64."""
+    whole = request.headers.get("x-yt-parameters")
+    if whole is not None:
+        return whole.encode("latin-1")
+    pieces: dict[int, str] = {}
+    for name, value in request.headers.items():
+        found = _PIECE.fullmatch(name)
+        if found is not None:
+            pieces[int(found[1])] = value.strip()
+    if not pieces:
+        return b""
+    if sorted(pieces) != list(range(min(pieces), max(pieces) + 1)) or min(pieces) > 1:
+        raise YtError("Error parsing request: a piece of the header X-YT-Parameters is missing")
+    texts = [pieces[number] for number in sorted(pieces)]
+    # Encoded one by one, or cut after they were encoded.
+    apart = all(len(text) % 4 == 0 for text in texts)
+    try:
+        return b"".join(base64.b64decode(text, validate=True) for text in (texts if apart else ["".join(texts)]))
+    except (binascii.Error, ValueError):
+        raise YtError("Error parsing request: the pieces of the header X-YT-Parameters are not base64") from None
+
+
+def read_query(request: Request, depth: int) -> dict[str, Any]:
+    """The parameters in the URL: ``?path=//sys&recursive=true&attributes=["weight"]``.
+
+    A text that begins like YSON's maps, lists, attributes, literals or quoted strings is YSON; ``true``, ``false`` and
+    integers are values; everything else is a string as it stands.
+    """
+    parameters: dict[str, Any] = {}
+    query = request.scope["query_string"].decode("latin-1")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError:
+        raise YtError(f"Error parsing request: more than {MAX_QUERY_FIELDS} parameters in the URL") from None
+    for name, text in pairs:
+        if name in parameters:
+            raise YtError(f"Error parsing request: {quote_text(name)} is given twice in the URL")
+        if text.startswith(("{", "[", "<", "%", '"')):
+            try:
+                parameters[name] = read_yson(text.encode("utf-8", "surrogateescape"), depth)
+            except ParseError as error:
+                raise error.located(f"{quote_text(name)} in the URL") from None
+        elif text in ("true", "false"):
+            parameters[name] = text == "true"
+        else:
+            parameters[name] = int(text) if _INTEGER.fullmatch(text) else text
+    return parameters
+
+
+def plain(value: Any) -> Any:
+    """A value of the protocol without attributes on any level."""
+    value = strip_attributes(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def get_path(request: YtRequest, name: str = "path") -> YPath:
+    """Raises YtError, as all of these do, for what is missing or is of another kind."""
+    if name not in request.parameters:
+        raise YtError(f'{request.command}: parameter "{name}" is missing')
+    return parse_ypath(request.parameters[name])
+
+
+def get_text(request: YtRequest, name: str, otherwise: str | None = None) -> str:
+    value = strip_attributes(request.parameters.get(name))
+    if value is None and otherwise is not None:
+        return otherwise
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"must be text, not {quote_text(value)}"
+        raise YtError(f'{request.command}: parameter "{name}" {what}')
+    return value
+
+
+def get_flag(request: YtRequest, name: str) -> bool:
+    return strip_attributes(request.parameters.get(name)) is True
+
+
+def get_table(request: YtRequest, name: str) -> dict[str, Any]:
+    value = plain(request.parameters.get(name, {}))
+    if not isinstance(value, dict):
+        raise YtError(f'{request.command}: parameter "{name}" must be a map, not {quote_text(value)}')
+    return value
+
+
+def get_names(request: YtRequest, name: str) -> list[str] | None:
+    value = plain(request.parameters.get(name))
+    if isinstance(value, dict) and isinstance(value.get("keys"), list):
+        value = value["keys"]
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise YtError(f'{request.command}: parameter "{name}" must be a list of names')
+    return value
+
+
+def get_number(request: YtRequest, name: str, otherwise: int, most: int) -> int:
+    value = plain(request.parameters.get(name))
+    if value is None:
+        return otherwise
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise YtError(f'{request.command}: parameter "{name}" must be a whole number, not {quote_text(value)}')
+    return min(value, most)
+
+
+def get_time(request: YtRequest, name: str) -> float | None:
+    """Seconds since 1970 of an ISO time or of microseconds since 1970."""
+    value = plain(request.parameters.get(name))
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value / 1e6
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise YtError(
+            f'{request.command}: parameter "{name}" must be a time such as 2026-11-20T23:23:17Z, not '
+            f"{quote_text(value)}"
+        ) from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

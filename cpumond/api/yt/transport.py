@@ -1,0 +1,507 @@
+"""Transport of the ``yt`` protocol: all that lies between a socket and the commands (yt_protocol.md 3 to 8).
+
+A request is checked, read and turned into a ``YtRequest``; a ``Backend`` answers with a plain value; the transport
+writes that in the format that was asked for. What the paths and operations mean is the backend's business.
+
+The server needs a header limit above its default: ``X-YT-Parameters`` carries whole specifications.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cpumond import __version__
+from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.yt.formats import (
+    BINARY,
+    MIME_FORMATS,
+    PRETTY,
+    Format,
+    format_of,
+    parse_format,
+    read_value,
+    to_json_tree,
+    write_value,
+)
+from cpumond.api.yt.parameters import YtRequest, gather_parameters, read_map, read_query
+from cpumond.api.yt.replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimits
+from cpumond.api.yt.values import (
+    Attributed,
+    FormatError,
+    ParseError,
+    YtError,
+    error_value,
+    quote_text,
+    strip_attributes,
+)
+from cpumond.core.errors import CpumondError
+from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.model import GENERIC
+from cpumond.scheduler.state.spec_room import weigh as weigh_value
+
+log = structlog.get_logger("cpumond.api")
+
+PROXY_NAME = "cpumond"
+AUTHENTICATION, ACCESS_DENIED, UNAVAILABLE = 900, 901, 105
+STATUS_OF_CODE = {AUTHENTICATION: 401, TOO_MANY_REQUESTS: 429, 108: 429}
+METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
+MAX_ERROR_HEADER_CHARS = 16 * 1024
+MAX_MESSAGE_HEADER_CHARS = 2 * 1024
+LARGE_ANSWERS = frozenset({"get", "list", "list_operations", "list_jobs", "execute_batch"})
+LARGE_ANSWERS_AT_ONCE = 4
+MAX_BATCH_BYTES = 32 * 2**20
+"""Of the answers to one execute_batch, in memory."""
+GIVE_WAY_S = 50e-6
+"""How long the thread that writes a large answer lets go of the interpreter, again and again: an update in the event
+loop's thread, and with it each heartbeat, would take twice as long beside it."""
+READ_AT_ONCE_BYTES = 4096
+"""A longer request is read in a thread: it would hold up heartbeats."""
+
+
+Backend = Callable[[YtRequest], Awaitable[Any]]
+"""Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
+
+The answer must not change after it is given: large ones are written in another thread. It raises YtError or
+CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``inner`` are taken over when it has them.
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as the client learns of it (section 3)."""
+
+    name: str
+    volatile: bool = False
+    has_input: bool = False
+    is_binary: bool = False
+    """The answer is bytes as they are, in no format."""
+
+    def describe(self) -> dict[str, Any]:
+        """The descriptor, of exactly five keys: the client fails at a sixth."""
+        return {
+            "name": self.name,
+            "input_type": "structured" if self.has_input else "null",
+            "output_type": "binary" if self.is_binary else "structured",
+            "is_volatile": self.volatile,
+            "is_heavy": False,
+        }
+
+
+_READING = (
+    "get", "list", "exists", "list_operations", "get_operation", "list_jobs", "get_version", "get_supported_features",
+    "check_permission", "get_job",
+)  # fmt: skip
+_WRITING = (
+    "create", "remove", "move", "start_operation", "abort_operation", "update_operation_parameters",
+    "suspend_operation", "resume_operation", "complete_operation", "execute_batch", "transfer_pool_resources",
+    "start_transaction", "ping_transaction", "commit_transaction", "abort_transaction",
+)  # fmt: skip
+_TAKING_A_VALUE = ("set", "multiset_attributes")
+COMMANDS = {
+    **{name: Command(name) for name in _READING},
+    **{name: Command(name, volatile=True) for name in _WRITING},
+    **{name: Command(name, volatile=True, has_input=True) for name in _TAKING_A_VALUE},
+    "get_job_stderr": Command("get_job_stderr", is_binary=True),
+}
+
+
+def make_yt_routes(
+    backend: Backend,
+    authenticate: Callable[[Request], str],
+    limits: YtLimits,
+    replies: ReplyCache,
+    bodies: Bodies | None = None,
+) -> list[Route]:
+    """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900."""
+    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies())
+    tell = transport.tell
+    descriptions = [command.describe() for command in COMMANDS.values()]
+    version = f"{__version__}-{PROXY_NAME}"
+    routes = {
+        "/api": tell(lambda _: _json(["v4"]), "GET"),
+        "/api/v4": tell(lambda _: _json(descriptions), "GET"),  # the first request of every client, without a token
+        "/api/v4/{command}": transport.handle(transport.run),
+        "/api/{rest:path}": transport.handle(transport.refuse_version),
+        "/auth/whoami": tell(
+            lambda request: _json({"login": authenticate(request), "realm": PROXY_NAME}), "GET", "POST"
+        ),
+        "/hosts": tell(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
+        "/version": tell(lambda _: Response(version, media_type="text/plain"), "GET"),
+        "/ping": tell(lambda _: Response(), "GET"),
+    }
+    return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
+
+
+# --- a request -------------------------------------------------------------------------------------------------------
+
+_ID = re.compile(r"[!-~]{1,160}")
+
+
+class _StatusError(Exception):
+    """A request that is refused before it is a command: an HTTP status of its own beside the error."""
+
+    def __init__(self, status: int, error: YtError, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(error.message)
+        self.status = status
+        self.error = error
+        self.headers = dict(headers or {})
+
+
+@dataclass(frozen=True)
+class _Ids:
+    request_id: str
+    correlation_id: str
+
+
+Handler = Callable[[Request, _Ids], Awaitable[Response]]
+
+
+@dataclass(eq=False)
+class _Transport:
+    _backend: Backend
+    _authenticate: Callable[[Request], str]
+    _limits: YtLimits
+    _replies: ReplyCache
+    _bodies: Bodies
+
+    def __post_init__(self) -> None:
+        self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
+        self._rates = Rates(self._limits)
+
+    def handle(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """The handler with its errors in the form of the protocol, and with the headers of every answer."""
+
+        async def answer(request: Request) -> Response:
+            request_id = make_id()
+            given = request.headers.get("x-yt-correlation-id", "")
+            ids = _Ids(request_id, given if _ID.fullmatch(given) else request_id)
+            try:
+                response = await handler(request, ids)
+            except _StatusError as refused:
+                response = _describe_error(refused.error, refused.status)
+                response.headers.update(refused.headers)
+            except BodyError as refused:
+                code = {429: TOO_MANY_REQUESTS, 503: UNAVAILABLE}.get(refused.status, GENERIC)
+                response = _describe_error(YtError(str(refused), code), refused.status)
+                response.headers["Connection"] = "close"
+            except CpumondError as error:
+                response = _describe_error(error)
+            except asyncio.CancelledError:
+                # The server ends; the client asks again, with the same mutation id.
+                response = _describe_error(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception:
+                log.exception(
+                    "request_failed", path=request.url.path, correlation_id=ids.correlation_id, request_id=request_id
+                )
+                response = _describe_error(_internal_error(ids))
+            response.headers["X-YT-Request-Id"] = request_id
+            response.headers["X-YT-Proxy"] = PROXY_NAME
+            response.headers["Cache-Control"] = "no-store"
+            return response
+
+        return answer
+
+    def tell(self, answer: Callable[[Request], Response], *methods: str) -> Callable[[Request], Awaitable[Response]]:
+        """What answers requests that are no commands."""
+
+        async def give(request: Request, _: _Ids) -> Response:
+            _require_method(request, *methods)
+            return answer(request)
+
+        return self.handle(give)
+
+    async def refuse_version(self, request: Request, _: _Ids) -> Response:
+        """Anything else below /api."""
+        path = request.url.path
+        raise _StatusError(404, YtError(f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)"))
+
+    # Commands.
+
+    async def run(self, request: Request, ids: _Ids) -> Response:
+        """A command: GET, POST or PUT /api/v4/<command>."""
+        name = str(request.path_params["command"])
+        command = COMMANDS.get(name)
+        if command is None:
+            raise _StatusError(404, YtError(_describe_unknown(name)))
+        user = self._authenticate(request)
+        self._rates.take(user)
+        _check_method(request, command)
+        with self._bodies.hold(user) as held:
+            body = await held.read(request, self._limits.max_body_bytes, _is_packed(request))
+            text = gather_parameters(request)
+            texts = (body, text, request.scope["query_string"])
+            await held.work_on(*texts)
+            if sum(map(len, texts)) > READ_AT_ONCE_BYTES:
+                read = await self._bodies.think(self._read_request, request, command, body, text)
+            else:
+                read = self._read_request(request, command, body, text)
+            return await self._answer(request, command, user, ids, *read)
+
+    async def _answer(
+        self, request: Request, command: Command, user: str, ids: _Ids, parameters: dict[str, Any], value: Any
+    ) -> Response:
+        form = None if command.is_binary else _find_format(request, parameters, is_input=False)
+        wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
+        log.debug(
+            "yt_command", command=command.name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id
+        )
+        if form is None:
+            return Response(await self._execute(wanted), headers={"Content-Type": "application/octet-stream"})
+        if command.name in LARGE_ANSWERS:
+            async with self._large_answers:
+                data = await self._bodies.think(_write_only, [await self._execute(wanted)], form)
+        else:
+            data = write_value(await self._execute(wanted), form)
+        return Response(data, headers={"Content-Type": form.content_type})
+
+    def _read_request(self, request: Request, command: Command, body: bytes, text: bytes) -> tuple[dict[str, Any], Any]:
+        """Parameters of the URL < of the headers < of the body, and the value."""
+        depth = self._limits.max_depth
+        parameters = read_query(request, depth)
+        header_format = _named_format(request, "X-YT-Header-Format")
+        if text.strip():
+            parameters.update(read_map(text, header_format or BINARY, depth, "header X-YT-Parameters"))
+        if not command.has_input:
+            if body.strip():
+                form = header_format or _mime_format(request, "content-type") or BINARY
+                parameters.update(read_map(body, form, depth, "body"))
+            return parameters, None
+        form = _find_format(request, parameters, is_input=True)
+        if not body.strip():
+            raise YtError(f"{command.name}: the body of the request, which is the value, is empty")
+        try:
+            value = read_value(body, form, depth)
+        except ParseError as error:
+            raise error.located("value") from None
+        return parameters, _check_value(command.name, value)
+
+    async def _execute(self, request: YtRequest) -> Any:
+        """The answer to a command, from the backend or from an earlier reply."""
+        if request.command == "execute_batch":
+            return await self._execute_batch(request)
+        mutation_id = strip_attributes(request.parameters.get("mutation_id"))
+        if not COMMANDS[request.command].volatile or mutation_id is None:
+            return await self._call(request)
+        if not isinstance(mutation_id, str) or not _ID.fullmatch(mutation_id):
+            raise YtError(f"mutation_id: {quote_text(mutation_id)} is not an id; make a new one for every command")
+        return await self._replies.run(request.user, mutation_id, request.command, lambda: self._call(request))
+
+    async def _call(self, request: YtRequest) -> Any:
+        """One command, run now."""
+        result = _run_transaction_command(request.command)
+        if result is None:
+            result = await self._backend(request)
+        if request.command in ("get", "list") and strip_attributes(request.parameters.get("return_only_value")) is True:
+            return result["value"]
+        return result
+
+    async def _execute_batch(self, request: YtRequest) -> dict[str, Any]:
+        """Each request of a batch by itself, in order: ``{results=[{output=...} or {error=...}]}``."""
+        requests = strip_attributes(request.parameters.get("requests"))
+        if not isinstance(requests, list):
+            raise YtError('execute_batch: "requests" is a list of {command; parameters; input}')
+        if len(requests) > self._limits.max_batch_requests:
+            raise YtError(
+                f"execute_batch: {len(requests)} requests are more than the limit of "
+                f"{self._limits.max_batch_requests}; send them in several batches"
+            )
+        self._rates.charge(request.user, float(len(requests)))
+        results: list[dict[str, Any]] = []
+        total_bytes = 0
+        for index, item in enumerate(requests):
+            if total_bytes > MAX_BATCH_BYTES:
+                error = YtError(
+                    f"execute_batch: the answers before this one take more than {MAX_BATCH_BYTES} bytes; send it in "
+                    "another batch",
+                    TOO_MANY_REQUESTS,
+                )
+                results.append({"error": error_value(error)})
+                continue
+            results.append(await self._execute_item(request, item, index))
+            total_bytes += weigh_value(results[-1])
+            # Other clients get their turn between two requests that did not wait for anything.
+            await asyncio.sleep(0)
+        return {"results": results}
+
+    async def _execute_item(self, batch: YtRequest, item: Any, index: int) -> dict[str, Any]:
+        try:
+            return {"output": await self._execute(_read_item(batch, strip_attributes(item), index))}
+        except CpumondError as error:
+            return {"error": error_value(error)}
+        except Exception:
+            log.exception("batch_request_failed", index=index, correlation_id=batch.correlation_id)
+            return {"error": error_value(_internal_error(_Ids("", batch.correlation_id)))}
+
+
+def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
+    """One request of a batch. What changes something has a mutation id, so that a repeated batch repeats nothing."""
+    if not isinstance(item, dict):
+        raise YtError(f"execute_batch: request {index} is not a map of command, parameters and input")
+    name = strip_attributes(item.get("command"))
+    parameters = strip_attributes(item.get("parameters", {}))
+    if not isinstance(name, str) or name not in COMMANDS or name == "execute_batch":
+        raise YtError(f"execute_batch: request {index}: {_describe_unknown(str(name))}")
+    if not isinstance(parameters, dict):
+        raise YtError(f'execute_batch: request {index}: "parameters" is a map')
+    if COMMANDS[name].is_binary:
+        raise YtError(f"execute_batch: request {index}: {name} answers with bytes; send it by itself")
+    command, mutation_id = COMMANDS[name], strip_attributes(batch.parameters.get("mutation_id"))
+    if command.volatile and isinstance(mutation_id, str):
+        parameters = {"mutation_id": f"{mutation_id}/{index}", **parameters}
+    value = None
+    if command.has_input:
+        if "input" not in item:
+            raise YtError(f'execute_batch: request {index}: {name} needs "input", the value')
+        value = _check_value(name, item["input"])
+    return replace(batch, command=name, parameters=parameters, value=value)
+
+
+def _check_value(name: str, value: Any) -> Any:
+    if name == "multiset_attributes" and not isinstance(strip_attributes(value), dict):
+        raise YtError("multiset_attributes: the value is a map of attributes")
+    return value
+
+
+def _run_transaction_command(name: str) -> dict[str, Any] | None:
+    """Transactions are accepted and mean nothing: every command is by itself (section 8)."""
+    if name == "start_transaction":
+        return {"transaction_id": make_id()}
+    return {} if name in ("ping_transaction", "commit_transaction", "abort_transaction") else None
+
+
+def make_id() -> str:
+    """A new id in YTsaurus' form of four hexadecimal numbers."""
+    return "-".join(f"{secrets.randbits(32):x}" for _ in range(4))
+
+
+def _describe_unknown(name: str) -> str:
+    close = nearest(name, COMMANDS)
+    advice = f"did you mean {close}?" if close else "GET /api/v4 lists the commands"
+    return f"unknown command {quote_text(name)}; {advice}"
+
+
+def _require_method(request: Request, *allowed: str) -> None:
+    if request.method not in allowed and not (request.method == "HEAD" and "GET" in allowed):
+        raise _StatusError(
+            405,
+            YtError(f"{request.method} {request.url.path}: use {' or '.join(allowed)}"),
+            {"Allow": ", ".join(allowed)},
+        )
+
+
+def _check_method(request: Request, command: Command) -> None:
+    """What changes something is no GET, and no page of another site may send it (the token is not always asked for)."""
+    if not command.volatile:
+        _require_method(request, "GET", "POST", "PUT")
+        return
+    _require_method(request, *(("PUT", "POST") if command.has_input else ("POST", "PUT")))
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise _StatusError(
+            403, YtError(f"{command.name}: pages of {quote_text(origin)} may not do this", ACCESS_DENIED)
+        )
+
+
+def _is_packed(request: Request) -> bool:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "gzip", "x-gzip", ""):
+        raise _StatusError(415, YtError(f"Content-Encoding {quote_text(coding)}: use gzip or identity"))
+    return coding.endswith("gzip")
+
+
+def _mime_format(request: Request, header: Literal["accept", "content-type"]) -> Format | None:
+    """The format of the first MIME type that is one of the protocol's."""
+    for part in request.headers.get(header, "").lower().split(","):
+        form = MIME_FORMATS.get(part.partition(";")[0].strip())
+        if form is not None:
+            return form
+    return None
+
+
+def _named_format(request: Request, header: str) -> Format | None:
+    text = request.headers.get(header)
+    return None if text is None else parse_format(text.encode("latin-1"), f"header {header}")
+
+
+def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
+    """MIME < header < parameters; where nothing is said, answers are pretty YSON, and values are taken for YSON."""
+    name = "input_format" if is_input else "output_format"
+    if parameters.get(name) is not None:
+        return format_of(parameters[name], name)
+    header = _named_format(request, "X-YT-Input-Format" if is_input else "X-YT-Output-Format")
+    return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _write_only(holder: list[Any], form: Format) -> bytes:
+    """The one value in the list as text, in a thread; it is let go of here: a large one takes as long to free as a turn
+    lasts."""
+    value = holder.pop()
+    return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
+
+
+def _json(content: Any) -> Response:
+    return Response(json.dumps(content), media_type="application/json")
+
+
+def _internal_error(ids: _Ids) -> YtError:
+    return YtError(
+        f"the scheduler failed at this request; its log has the reason under {ids.correlation_id}",
+        attributes={"correlation_id": ids.correlation_id},
+    )
+
+
+def _describe_error(error: CpumondError, status: int | None = None) -> Response:
+    """An error as a JSON body and three headers (section 7). The headers are cut where they would be too long."""
+    value = error_value(error)
+    bare = {**value, "attributes": {}, "inner_errors": []}
+    try:
+        body = json.dumps(_plain_json(value))
+    except (FormatError, RecursionError):
+        body = json.dumps(_plain_json(bare))
+    header, code = body, value["code"]
+    message = _plain_text(value["message"])
+    if len(header) > MAX_ERROR_HEADER_CHARS:
+        header = json.dumps({**bare, "message": message[:MAX_MESSAGE_HEADER_CHARS]})
+    return Response(
+        body,
+        STATUS_OF_CODE.get(code, 400) if status is None else status,
+        {
+            "X-YT-Error": header,
+            "X-YT-Response-Code": str(code),
+            "X-YT-Response-Message": json.dumps(message[:MAX_MESSAGE_HEADER_CHARS]),
+        },
+        "application/json",
+    )
+
+
+def _plain_json(value: Any) -> Any:
+    """An error as JSON, whose strings the client takes as they stand: no bytes as code points here."""
+    if isinstance(value, Mapping) and not isinstance(value, Attributed):
+        return {_plain_text(key): _plain_json(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return _plain_text(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, Attributed):
+        return [_plain_json(item) for item in value]
+    return to_json_tree(value)
+
+
+def _plain_text(text: object) -> str:
+    return str(text).encode("utf-8", "backslashreplace").decode()

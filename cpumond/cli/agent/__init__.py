@@ -1,0 +1,1 @@
+"""Commands of the agent, and of limits without one."""

@@ -1,0 +1,189 @@
+"""The command line's side of the control socket: where it is, one request, and the agent's answers as values."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from cpumond.agent.config import load_config
+from cpumond.cli.options import config_option, print_json_and_end
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import (
+    EXIT_UNAVAILABLE,
+    AccessError,
+    ConfigError,
+    CpumondError,
+    UnavailableError,
+    UsageError,
+    describe,
+)
+
+TIMEOUT_S = 15.0
+"""More than the 10 s which the agent itself waits for its tick."""
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Answer = TypeVar("Answer")
+
+
+class AgentRefusedError(CpumondError):
+    """The agent answered with an error: its own sentence and exit code."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class AgentClient:
+    """Speaks HTTP with one agent over its unix socket, one connection for each request.
+
+    ``as_json``: its answers are what is printed.
+    """
+
+    def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
+        self.socket_path = socket_path
+        self.as_json = as_json
+        self.timeout_s = timeout_s
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        """The JSON of a good answer.
+
+        Raises UnavailableError without a running agent, AccessError without the rights, AgentRefusedError for an error
+        that the agent answered.
+        """
+        import httpx2
+
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError:
+            raise UsageError(
+                "a name on the command line is not readable text (UTF-8); the agent takes no such name"
+            ) from None
+        check_socket(self.socket_path, self.timeout_s)
+        # Nothing here is TLS: without `verify` no certificates are loaded, which would take longer than the request.
+        transport = httpx2.HTTPTransport(uds=self.socket_path, verify=False, trust_env=False)
+        try:
+            with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
+                answer = client.request(method, f"http://agent{path}", content=content)
+        except httpx2.TimeoutException:
+            raise UnavailableError(
+                f"{self.socket_path}: the agent did not answer in {self.timeout_s:g} s; see its log"
+            ) from None
+        except httpx2.TransportError:
+            raise UnavailableError(f"{self.socket_path}: the agent ended before it answered; see its log") from None
+        if answer.is_success:
+            return answer.content
+        raise read_refusal(self.socket_path, answer.status_code, answer.content)
+
+    def status(self) -> bytes:
+        """``/v1/status``."""
+        return self.request("GET", "/v1/status")
+
+    def show(self, content: bytes, kind: type[Answer]) -> Answer:
+        """An answer as a value for people; with ``as_json`` it is printed, and the command ends here."""
+        if self.as_json:
+            print_json_and_end(content)
+        return self.decode(content, kind)
+
+    def decode(self, content: bytes, kind: type[Answer]) -> Answer:
+        """An answer as a value. Raises UnavailableError for one that another version gave."""
+        try:
+            return decode_json(content, kind)
+        except ContentError as error:
+            raise UnavailableError(
+                f"{self.socket_path}: the agent's answer is not understood: {error}; restart the agent with this "
+                "version of cpumond"
+            ) from None
+
+
+def check_socket(path: str, timeout_s: float) -> None:
+    """Whether somebody takes connections on a unix socket; the HTTP library does not tell why one failed.
+
+    Raises UnavailableError or AccessError.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            raise explain_failure(path, error) from None
+
+
+def explain_failure(socket_path: str, error: OSError) -> CpumondError:
+    """The error of this package for a connection that was not made."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return AccessError(
+            f"{socket_path}: only root and the socket's group may speak to the agent; "
+            "run as root, or join the group of [control] group"
+        )
+    return UnavailableError(
+        f"no agent answers on {socket_path} ({describe(error)}); start it with `systemctl start cpumond` or "
+        "`cpumond agent --config FILE`, or name another one with --config or --socket"
+    )
+
+
+def read_refusal(socket_path: str, status: int, content: bytes) -> AgentRefusedError:
+    """The error of an answer that is none of success: the agent's sentence and exit code."""
+    try:
+        told = decode_json(content, dict[str, object])
+    except ContentError:
+        told = {}
+    sentence, code = told.get("error"), told.get("exit_code")
+    return AgentRefusedError(
+        sentence if isinstance(sentence, str) else f"{socket_path}: the agent answered with HTTP status {status}",
+        code if isinstance(code, int) else EXIT_UNAVAILABLE,
+    )
+
+
+def is_given(parameter: str) -> bool:
+    """Whether the user gave a parameter of the current command, on the command line or in the environment."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> str:
+    """The control socket: the one given, else that of the configuration, else that of the built-in defaults.
+
+    ``explicit``: the user named the configuration, so it must be there. Raises ConfigError or AccessError.
+    """
+    if socket_path:
+        return socket_path
+    if not explicit and not os.path.exists(config_path):
+        return load_config(None).control_socket
+    try:
+        return load_config(config_path).control_socket
+    except (ConfigError, AccessError) as error:
+        # The agent may well run: with the file as it was before.
+        raise type(error)(f"{error}; or name the agent's socket with --socket") from None
+
+
+socket_option = click.option(
+    "--socket",
+    "socket_path",
+    metavar="PATH",
+    envvar="CPUMOND_SOCKET",
+    help="The agent's control socket; default: control.sock in runtime_dir of the configuration.",
+)
+
+
+def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
+    """Give a command ``--config`` and ``--socket``, and call it with the client of these and its own ``--json``."""
+
+    @config_option
+    @socket_option
+    @functools.wraps(command)
+    def with_client(
+        config_path: str, socket_path: str | None, as_json: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        path = find_socket(config_path, is_given("config_path"), socket_path)
+        return command(AgentClient(path, as_json), *args, **kwargs)
+
+    return with_client

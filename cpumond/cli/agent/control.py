@@ -1,0 +1,280 @@
+"""The commands that speak with the running agent: ``status``, ``top``, ``explain``, ``job``, ``pin``, ``unpin``.
+
+What they print is made in ``tables`` and ``explain``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from typing import NoReturn
+
+import click
+import msgspec
+
+from cpumond.agent.config import parse_layer, read_assignments
+from cpumond.cli.agent.client import AgentClient, agent_options
+from cpumond.cli.agent.explain import draw_explain
+from cpumond.cli.options import (
+    CoresType,
+    DurationType,
+    given,
+    is_terminal,
+    json_option,
+    print_json,
+    quote_name,
+    set_option,
+    terminal_width,
+    use_colour,
+)
+from cpumond.cli.render.tables import (
+    SORTS,
+    Sort,
+    describe_pin,
+    draw_registered,
+    draw_status,
+    draw_top,
+    is_only_watched,
+    warn,
+)
+from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
+from cpumond.core.decode import decode_json
+from cpumond.core.errors import AccessError, CpumondError, UsageError
+from cpumond.core.words import show_cores, show_name
+from cpumond.monitor.model import MODES
+
+MIN_INTERVAL_S = 0.1
+MAX_INTERVAL_S = 3600.0
+
+
+@click.command("status", epilog="Example: cpumond status --json | jq .totals")
+@agent_options
+@json_option
+def status_command(client: AgentClient) -> None:
+    """One line per job of the running agent, sums, and what needs an operator.
+
+    Numbers are cores: what the job ordered, its limit now, its use in the last check, and smoothed.
+    """
+    answer = client.show(client.status(), StatusAnswer)
+    click.echo(draw_status(answer, terminal_width(), use_colour()))
+
+
+@click.command("top", epilog="Example: cpumond top --sort usage --interval 2s")
+@agent_options
+@click.option(
+    "--interval",
+    "interval_s",
+    type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
+    help='Time between two frames, such as "2s"; default: the agent\'s check period.',
+)
+@click.option(
+    "--sort", type=click.Choice(list(SORTS)), default="reclaimed", show_default=True, help="First line: most."
+)
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@json_option
+def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
+    """Live table of the running agent; Ctrl-C ends it.
+
+    It waits for an agent that is restarted. Into a pipe it prints one frame after the other, with --json one line each.
+    """
+    try:
+        content = client.status()
+        answer = client.decode(content, StatusAnswer)
+        if once and client.as_json:
+            print_json(msgspec.json.encode(sort_answer(content, sort)))
+        elif once:
+            click.echo(draw_top(answer, sort, terminal_width(), use_colour(), None))
+        else:
+            follow(client, sort, interval_s or max(answer.check_period_s, MIN_INTERVAL_S))
+    except KeyboardInterrupt:
+        return
+
+
+@click.command("explain", epilog="Example: cpumond explain steady-low --last 20")
+@click.argument("job")
+@agent_options
+@click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
+@click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
+@json_option
+def explain_command(client: AgentClient, job: str, last: int, show_all: bool) -> None:
+    """Why JOB's limit is what it is, in words and numbers.
+
+    JOB is a job's id or its cgroup. The first sentences are the answer; below are what it follows from, the votes of
+    the last window, what the next check would do, the resulting options and the last decisions.
+    """
+    answer = client.show(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
+    click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
+
+
+@click.group("job", epilog="Example: cpumond job add --cgroup jobs/job-1 --cpu-limit 4 --mode reclaim")
+def job_command() -> None:
+    """Add, remove and list jobs of the running agent; they outlive its restart."""
+
+
+@job_command.command(
+    "add", epilog="Example: cpumond job add --cgroup jobs/job-1 --cpu-limit 4 --set check_period=500ms"
+)
+@agent_options
+@click.option(
+    "--cgroup", required=True, metavar="PATH", help="Relative to the hierarchy of the cpu controller, or absolute."
+)
+@click.option(
+    "--cpu-limit",
+    type=CoresType(),
+    help="What the job ordered; default: the quota found on the cgroup, else the CPUs it may use.",
+)
+@click.option("--id", "job_id", metavar="ID", help="Default: the last part of the path.")
+@click.option("--operation", metavar="OP", help="The operation the job belongs to.")
+@click.option("--mode", type=click.Choice(MODES), help="Default: what the configuration says.")
+@set_option
+@json_option
+def job_add_command(
+    client: AgentClient,
+    cgroup: str,
+    cpu_limit: float | None,
+    job_id: str | None,
+    operation: str | None,
+    mode: str | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Follow a cgroup as a job from now on.
+
+    It stays so over restarts of the agent. An id given again replaces what was said before.
+    """
+    layer = read_layer(assignments, mode)
+    body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
+    content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
+    job = client.show(content, AddedJob)
+    hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
+    click.echo(
+        f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
+        f"limit {show_cores(job.current_cpu_limit)}{hint}"
+    )
+    for warning in job.warnings:
+        warn(warning)
+
+
+@job_command.command("remove", epilog="Example: cpumond job remove job-1")
+@click.argument("job")
+@agent_options
+@json_option
+def job_remove_command(client: AgentClient, job: str) -> None:
+    """Forget JOB and put its cgroup back as it was found.
+
+    JOB is an id that `cpumond job add` gave; jobs of the configuration's sources stay.
+    """
+    content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
+    client.show(content, dict[str, object])
+    click.echo(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
+
+
+@job_command.command("list", epilog="Example: cpumond job list --json")
+@agent_options
+@json_option
+def job_list_command(client: AgentClient) -> None:
+    """The jobs that `cpumond job add` added.
+
+    `cpumond status` shows these and those of the configuration's sources.
+    """
+    jobs = client.show(client.request("GET", "/v1/registered"), RegisteredList).jobs
+    if jobs:
+        click.echo(draw_registered(jobs, terminal_width(), use_colour()))
+    else:
+        click.echo("no job was added over the socket; `cpumond status` shows those of the configuration")
+
+
+@click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
+@click.argument("job")
+@agent_options
+@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
+@click.option("--for", "ttl_s", type=DurationType(1.0), help='Such as "1h"; default: until `cpumond unpin`.')
+@json_option
+def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None) -> None:
+    """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
+    body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
+    content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
+    click.echo(describe_pin(client.show(content, JobAnswer), ttl_s))
+
+
+@click.command("unpin", epilog="Example: cpumond unpin steady-low")
+@click.argument("job")
+@agent_options
+@json_option
+def unpin_command(client: AgentClient, job: str) -> None:
+    """Give JOB back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
+    content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
+    answer = client.show(content, JobAnswer)
+    click.echo(
+        f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
+        f"its limit stands at {show_cores(answer.current_cpu_limit)} cores"
+    )
+
+
+def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
+    """The section ``job-cpu-monitor`` to send: checked here, but in the words of the user.
+
+    The checked values will not do: their durations are in seconds, and the agent reads a bare number as milliseconds.
+    """
+    layer = read_assignments(assignments)
+    checked = parse_layer(layer, "--set", "")
+    if mode is not None:
+        if "mode" in checked:
+            raise UsageError("--mode and --set mode=... both name the mode; give one of them")
+        layer["mode"] = mode
+    return layer
+
+
+def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
+    """A frame every ``interval_s`` until KeyboardInterrupt; SIGTERM is one, so that a terminal gets its cursor back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if is_terminal() and not client.as_json:
+        follow_on_screen(client, sort, interval_s)
+    while True:
+        click.echo(read_line(client, sort) if client.as_json else read_frame(client, sort, None, False, None) + "\n")
+        time.sleep(interval_s)
+
+
+def follow_on_screen(client: AgentClient, sort: Sort, interval_s: float) -> NoReturn:
+    """The live table on the whole terminal."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        while True:
+            width, height = shutil.get_terminal_size()
+            frame = read_frame(client, sort, width, use_colour(), height)
+            live.update(Text.from_ansi(frame, no_wrap=True, end=""), refresh=True)
+            time.sleep(interval_s)
+
+
+def read_frame(client: AgentClient, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
+    """One frame; where no agent answers, the sentence about it. Raises AccessError."""
+    try:
+        answer = client.decode(client.status(), StatusAnswer)
+    except AccessError:
+        raise
+    except CpumondError as error:
+        return f"agent not running, trying again\n{error}"
+    return draw_top(answer, sort, width, colour, height)
+
+
+def read_line(client: AgentClient, sort: Sort) -> str:
+    """One frame as a line of JSON; where no agent answers, an object with ``error``. Raises AccessError."""
+    try:
+        content = client.status()
+        client.decode(content, StatusAnswer)
+        return msgspec.json.encode(sort_answer(content, sort)).decode()
+    except AccessError:
+        raise
+    except CpumondError as error:
+        return msgspec.json.encode({"error": str(error), "exit_code": error.exit_code}).decode()
+
+
+def sort_answer(content: bytes, sort: Sort) -> dict[str, object]:
+    """The whole answer of ``/v1/status`` with its jobs in the order of the table."""
+    answer = decode_json(content, dict[str, object])
+    jobs = msgspec.convert(answer["jobs"], list[dict[str, object]])
+    answer["jobs"] = sorted(jobs, key=lambda job: SORTS[sort](msgspec.convert(job, JobAnswer)))
+    return answer

@@ -1,0 +1,202 @@
+"""``cpumond estimate``: what cpumond would reclaim here, before it is configured or installed as a service."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+import click
+import msgspec
+
+from cpumond.agent.config import parse_assignments
+from cpumond.cli.agent.estimate_findings import (
+    MODE_OPTIONS,
+    Findings,
+    hide_names,
+    render_config,
+    render_json,
+    render_text,
+)
+from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
+from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
+from cpumond.cli.render.tables import warn
+from cpumond.cli.replacement import Replacement
+from cpumond.core.errors import CreateError, UsageError
+from cpumond.core.words import count
+from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
+from cpumond.monitor.rules import RULES
+
+Metrics = Literal["auto", "cadvisor", "cpumond"]
+METRICS: Final[tuple[Metrics, ...]] = ("auto", "cadvisor", "cpumond")
+DAY_S = 86_400.0
+UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
+"""Pressure and threads are not watched."""
+
+
+@click.command("estimate", epilog="Example: cpumond estimate --duration 1h --write jobs.toml --html estimate.html")
+@click.option(
+    "--duration",
+    "duration_s",
+    type=DurationType(1.0, 31 * DAY_S),
+    help="Watch so long; Ctrl-C gives what is known so far.  [default: 5m]",
+)
+@click.option(
+    "--root",
+    metavar="PATH",
+    help="Only cgroups below this one, in the hierarchy of the cpu controller.  [default: all]",
+)
+@click.option("--prometheus", "url", metavar="URL", help="Read history from this Prometheus instead of watching.")
+@click.option(
+    "--since", "since_s", type=DurationType(60.0, 366 * DAY_S), help="Of Prometheus: how far back.  [default: 24h]"
+)
+@click.option(
+    "--step",
+    "step_s",
+    type=DurationType(1.0, 3600.0),
+    help="Of Prometheus: time between two samples, at least that between two scrapes.  [default: 30s]",
+)
+@click.option("--match", metavar="MATCHERS", help="Of Prometheus: only series with these labels, 'cluster=\"a\"'.")
+@click.option(
+    "--metrics",
+    type=click.Choice(METRICS),
+    help="Of Prometheus: cAdvisor's metrics or those of cpumond's agents.  [default: auto, whichever has more series]",
+)
+@click.option("--token-file", metavar="FILE", help="Bearer token for Prometheus; the file must be its owner's only.")
+@set_option
+@click.option(
+    "--write", "config_path", metavar="FILE", help="Write a configuration with sources, for conf.d/jobs.toml."
+)
+@click.option("--force", is_flag=True, help="Let --write replace a file.")
+@click.option("--html", "html_path", metavar="FILE", help="Write a report to show somebody else, in one file.")
+@click.option("--anonymous", is_flag=True, help="No names, ids, paths and addresses in the output and in --html.")
+@click.option("--top", type=click.IntRange(0), default=20, show_default=True, help="How many workloads the table has.")
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+def estimate_command(
+    duration_s: float | None, root: str | None, url: str | None, since_s: float | None, step_s: float | None,
+    match: str | None, metrics: Metrics | None, token_file: str | None, assignments: tuple[str, ...],
+    config_path: str | None, force: bool, html_path: str | None, anonymous: bool, top: int, as_json: bool,
+) -> None:  # fmt: skip
+    """What cpumond would reclaim here: needs no configuration, no agent and no root, and changes nothing.
+
+    Finds the cgroups that look like workloads (containers, pods, Slurm jobs, virtual machines, units of systemd, other
+    cgroups with processes), watches what they use, and runs each limit rule over it as shadow mode would: cores
+    ordered, used, reclaimable, and how often the limit would have held a workload back.
+
+    A cgroup tells ids, not names. What it orders is its quota; without one it may use all the CPUs of the host. Bursts
+    shorter than 0.2 s are not seen, and five minutes are not a day: the report says how sure it is.
+    """
+    check_together_given(url, {"--since": since_s, "--step": step_s, "--match": match, "--metrics": metrics,
+                               "--token-file": token_file}, {"--duration": duration_s, "--root": root})  # fmt: skip
+    if config_path and html_path and os.path.realpath(config_path) == os.path.realpath(html_path):
+        raise UsageError("--write and --html name the same file; give each its own")
+    if match and not match.isprintable():
+        raise UsageError("--match: has characters that cannot be printed; give label matchers such as 'cluster=\"a\"'")
+    if force and not config_path:
+        raise UsageError("--force is about the file of --write; name one")
+    settings = read_rule_settings(assignments)
+    with contextlib.ExitStack() as stack:
+        # A file that is begun is removed when somebody ends this.
+        stack.enter_context(ending_as_interrupted(list_ending_signals()))
+        # Before anything is watched, so that nobody waits for a file that cannot be written.
+        if config_path and os.path.exists(config_path) and not force:
+            raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
+        config = stack.enter_context(Replacement(config_path, "--write")) if config_path else None
+        page = stack.enter_context(Replacement(html_path, "--html")) if html_path else None
+        if url is None:
+            from cpumond.cli.agent.estimate_watch import watch_host
+
+            findings, leaves = watch_host(root or "", duration_s or 300.0, settings)
+        else:
+            findings = _read_prometheus(
+                url, since_s or DAY_S, step_s or 30.0, match or "", metrics or "auto", token_file, settings
+            )
+            leaves = _itself
+        findings = dataclasses.replace(findings, assignments=assignments)
+        findings.notes.extend(_describe_floor(findings, settings))
+        if any(each.actuator == "weight" for each in settings.values()):
+            findings.notes.append(
+                "reckoned as if each limit were a quota: with actuator = weight nothing is held back while the host "
+                "has free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
+            )
+        if config is not None:
+            text = render_config(findings, leaves)
+            if text:
+                config.write(text)
+            else:
+                warn(f"{config_path} is not written: of no workload is it known in which cgroup it is")
+                config_path = None
+        findings = hide_names(findings) if anonymous else findings
+        if page is not None:
+            from cpumond.cli.render.estimate import render_page
+
+            page.write(render_page(findings))
+    if as_json:
+        click.echo(render_json(findings), nl=False)
+    else:
+        click.echo(render_text(findings, top, terminal_width(), use_colour()))
+        for path, what in ((config_path, "configuration"), (html_path, "report")):
+            if path:
+                click.echo(f"the {what} is in {path}", err=True)
+
+
+def check_together_given(url: str | None, of_prometheus: Mapping[str, object], of_host: Mapping[str, object]) -> None:
+    """Options that say nothing together. Raises UsageError."""
+    wrong = of_prometheus if url is None else of_host
+    for name, value in wrong.items():
+        if value is not None:
+            need = "only with --prometheus" if url is None else "not with --prometheus, which reads history"
+            raise UsageError(f"{name} is {need}; leave it out")
+
+
+def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorSettings]:
+    """The settings of each rule with ``--set key=value`` over its defaults. Raises ConfigError, UsageError."""
+    layer = parse_assignments(assignments)
+    if "limit_rule" in layer:
+        raise UsageError("--set limit_rule: every rule is estimated; leave it out")
+    settings = {rule: msgspec.convert({**layer, "limit_rule": rule}, MonitorSettings) for rule in RULES}
+    for each in settings.values():
+        check_together(each, "--set")
+    for key in layer:
+        idle = [list_idle_options(each, [key]) for each in settings.values()]
+        if key in MODE_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which writes no limit; --write makes a file in shadow mode")
+        elif key in UNSEEN_OPTIONS:
+            warn(f"{key} has no effect in an estimate, which does not watch what it is about")
+        elif all(idle):
+            warn(idle[0][0])
+    return settings
+
+
+def _describe_floor(findings: Findings, settings: Mapping[LimitRule, MonitorSettings]) -> Iterator[str]:
+    """That it is the floor which keeps some limits from going lower, and how to try another one."""
+    floor = next(iter(settings.values())).min_cpu_limit
+    at_floor = sum(any(each.limit_cores <= floor for each in row.estimate.rules.values()) for row in findings.rows)
+    if at_floor:
+        limits = count(at_floor, "limit stays", "limits stay")
+        less = f"--set min_cpu_limit={floor / 4:g}"
+        unit = "core" if floor == 1.0 else "cores"
+        yield f"{limits} at min_cpu_limit, {floor:g} {unit}; {less} says what less would bring"
+
+
+def _read_prometheus(
+    url: str, since_s: float, step_s: float, match: str, metrics: Metrics, token_file: str | None,
+    settings: Mapping[LimitRule, MonitorSettings],
+) -> Findings:  # fmt: skip
+    from cpumond.agent.report import read_token
+    from cpumond.cli.agent.estimate_prometheus import Prometheus, read_history
+    from cpumond.cli.progress import Progress
+
+    prometheus = Prometheus(url, read_token(token_file) if token_file else "")
+    progress = Progress()
+    try:
+        return read_history(prometheus, metrics, match, since_s, step_s, time.time(), settings, progress.show)
+    finally:
+        progress.end()
+
+
+def _itself(path: str) -> list[str]:
+    return [path]

@@ -1,0 +1,368 @@
+"""What ``cpumond estimate`` found: as a table with sentences, as JSON, and as a configuration to begin with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cpumond.agent.config import parse_assignments
+from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
+from cpumond.cli.render.html import format_span
+from cpumond.cli.render.tables import draw, measure, show_title
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
+from cpumond.monitor.model import LimitRule, MonitorSettings
+from cpumond.monitor.rules import RULES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+VERSION: Final = 1
+"""Of the JSON."""
+MAX_NAME: Final = 48
+MIN_NAME: Final = 14
+DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
+"""Columns that a narrow terminal does without, the first one first."""
+MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
+"""Of ``--set``: nothing is written here, and the configuration begins in shadow mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload. ``is_limited`` whether a limit of its own bounds it, None where nothing says what it may use;
+    ``host`` "" for this one; ``is_shared``: what bounds it is a limit that others are under as well."""
+
+    workload: Workload
+    estimate: Estimate
+    is_limited: bool | None
+    host: str = ""
+    is_gone: bool = False
+    is_shared: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name and what tells it from others, in a line."""
+        detail = f" ({self.workload.detail})" if self.workload.detail else ""
+        return f"{f'{self.host}: ' if self.host else ''}{self.workload.name}{detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known about the workloads of a time.
+
+    ``source`` cgroups or prometheus; ``place`` says where, with names; ``length_s`` seconds from the first to the last
+    sample, ``asked_s`` what was asked for, ``resolution_s`` between two samples; ``host_cores`` None for several hosts.
+    ``notes`` hold no names, ``named_notes`` may. ``assignments``: the options of ``--set``.
+    """
+
+    source: str
+    place: str
+    length_s: float
+    asked_s: float
+    resolution_s: float
+    host_cores: float | None
+    rows: list[Row]
+    timeline: Timeline
+    notes: list[str] = field(default_factory=list)
+    named_notes: list[str] = field(default_factory=list)
+    assignments: tuple[str, ...] = ()
+
+    def total(self, is_limited: bool | None = None) -> Estimate:
+        """All workloads together, or those with or without a limit."""
+        rows = [row for row in self.rows if is_limited is None or (row.is_limited is True) == is_limited]
+        return add_up([row.estimate for row in rows], max(self.length_s, 1e-9))
+
+    def confidence(self, row: Row | None = None) -> tuple[Confidence, list[str]]:
+        """How sure the estimate of one workload is, or of all."""
+        if row is not None:
+            return judge_confidence(row.estimate.watched_s, row.estimate.missing_s, self.resolution_s)
+        total = self.total()
+        # Workloads come and go; what is not known is what was missing between their samples.
+        missing = total.missing_s / max(total.watched_s + total.missing_s, 1e-9) * self.length_s
+        return judge_confidence(self.length_s - missing, missing, self.resolution_s)
+
+
+def hide_names(findings: Findings) -> Findings:
+    """The same without names, ids, paths and addresses: workloads are numbered, hosts too."""
+    hosts = {
+        host: f"host {number}" for number, host in enumerate(sorted({row.host for row in findings.rows} - {""}), 1)
+    }
+    rows = [
+        replace(row, workload=Workload("", row.workload.kind, f"workload {number}"), host=hosts.get(row.host, ""))
+        for number, row in enumerate(sort_rows(findings.rows), 1)
+    ]
+    return replace(findings, place="", rows=rows, named_notes=[])
+
+
+def sort_rows(rows: list[Row]) -> list[Row]:
+    """Those first of which most can be reclaimed: with a limit, then by cores."""
+    return sorted(
+        rows,
+        key=lambda row: (
+            row.is_limited is not True,
+            -max((each.reclaimable_cores for each in row.estimate.rules.values()), default=0.0),
+            -row.estimate.used_cores,
+            row.label,
+        ),
+    )
+
+
+def describe(findings: Findings) -> list[str]:
+    """The whole in sentences: what was watched, used, ordered and reclaimable, what it would cost, how sure it is."""
+    hosts = len({row.host for row in findings.rows})
+    place = findings.place or ("one host" if hosts == 1 else f"{hosts} hosts")
+    span = f"{format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}"
+    said = [f"{count(len(findings.rows), 'workload')} of {place}, {span}; nothing was written."]
+    limited, free = findings.total(True), findings.total(False)
+    numbers = {flag: sum((row.is_limited is True) == flag for row in findings.rows) for flag in (True, False)}
+    if numbers[True]:
+        share = f" ({limited.used_cores / limited.ordered_cores:.0%})" if limited.ordered_cores > 0.0 else ""
+        said.append(
+            f"{count(numbers[True], 'workload')} with a limit ordered {show_cores(limited.ordered_cores)} cores and "
+            f"used {show_cores(limited.used_cores)}{share}."
+        )
+        said += [_describe_rule(rule, each) for rule, each in limited.rules.items()]
+    if numbers[False]:
+        host = f" of {show_cores(findings.host_cores)} cores" if findings.host_cores else ""
+        said.append(
+            f"{count(numbers[False], 'workload')} without a limit used {show_cores(free.used_cores)} cores. Each could "
+            f"use the whole host{host}, so what is reclaimable of them is no CPU that can be given away."
+        )
+        shared = sum(row.is_shared for row in findings.rows)
+        if shared:
+            said.append(
+                f"{shared} of these {'is' if shared == 1 else 'are'} under a limit that others share: it counts for "
+                "none of them, as each could use all of it."
+            )
+    level, reasons = findings.confidence()
+    said.append(f"How sure that is: {level} ({'; '.join(reasons)}).")
+    return said
+
+
+def _describe_rule(rule: LimitRule, of: RuleEstimate) -> str:
+    return (
+        f"Rule {rule}: {show_cores(of.reclaimable_cores)} cores reclaimable ({of.reclaimable_ratio:.0%}), held back "
+        f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}."
+    )
+
+
+def _show_ratio(ratio: float) -> str:
+    return "0 %" if ratio <= 0.0 else "<0.01 %" if ratio < 1e-4 else f"{ratio * 100:.2g} %"
+
+
+EXPLANATION: Final = (
+    "reclaimable  mean of the cores ordered above the limit that the rule would have set, once it is down",
+    "held back    each time that use exceeded that limit, for as long as the rule needs to see it; at most: a check",
+    "total        means over the whole time; a row has those over the time in which its workload was there",
+    "sure         by the time watched, the distance of samples and the gaps; bursts between samples are not seen",
+)
+
+
+def render_text(findings: Findings, top: int, width: int | None, colour: bool) -> str:
+    """Sentences, and a table of the ``top`` workloads."""
+    from rich.text import Text
+
+    rows = sort_rows(findings.rows)
+    parts: list[Any] = [Text(sentence) for sentence in describe(findings)]
+    parts += [Text(f"Note: {note}") for note in (*findings.notes, *findings.named_notes)]
+    if rows and top:
+        table, left_out = fit_table(findings, rows[:top], width)
+        parts += [Text(), table]
+        if left_out:
+            parts.append(Text(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+        if len(rows) > top:
+            parts.append(Text(f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all", "dim"))
+        parts += [Text(), *(Text(line, "dim") for line in EXPLANATION)]
+    return draw(parts, width, colour)
+
+
+def fit_table(findings: Findings, rows: list[Row], width: int | None) -> tuple[Table, list[str]]:
+    """The table with as many columns as ``width`` has room for, and the headings left out; long names are folded."""
+    shown = list_headings()
+    left_out: list[str] = []
+    for dropped in (None, *DROP_ORDER):
+        if dropped is not None:
+            shown.remove(dropped)
+            left_out.append(dropped)
+        for padding in (2, 1):
+            if width is None or measure(_make_table(findings, rows, shown, padding, MIN_NAME)) <= width:
+                return _make_table(findings, rows, shown, padding), left_out
+    return _make_table(findings, rows, shown, 1), left_out
+
+
+def _make_table(
+    findings: Findings, rows: list[Row], shown: list[str], padding: int, most_name: int | None = None
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
+    headings = list_headings()
+    for heading in shown:
+        if heading == headings[0]:
+            table.add_column(heading, overflow="fold", min_width=MIN_NAME, max_width=most_name)
+        else:
+            is_number = heading not in ("kind", "sure")
+            table.add_column(heading.replace(": ", ":\n"), justify="right" if is_number else "left", no_wrap=True)
+
+    def add(name: str, cells: Iterator[str], style: str) -> None:
+        texts = zip(headings, (name, *cells), strict=True)
+        table.add_row(*(Text(text, style) for heading, text in texts if heading in shown))
+
+    for row in rows:
+        add(show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), list_cells(findings, row), "")
+    for name, cells in list_totals(findings):
+        add(name, cells, "bold")
+    return table
+
+
+def list_headings() -> list[str]:
+    """Of the table's columns."""
+    of_rules = (f"{rule}: {word}" for rule in RULES for word in ("reclaimable", "held back"))
+    return ["workload", "kind", "ordered", "used", *of_rules, "sure"]
+
+
+def list_cells(findings: Findings, row: Row) -> Iterator[str]:
+    """Of a workload's row, after its name."""
+    yield row.workload.kind
+    yield from _list_numbers(row.estimate, row.is_limited, row.is_shared)
+    yield findings.confidence(row)[0]
+
+
+def list_totals(findings: Findings) -> Iterator[tuple[str, Iterator[str]]]:
+    """The last rows: name, and cells after it."""
+    for name, flag in (("total, with a limit", True), ("total, without", False)):
+        if any((row.is_limited is True) == flag for row in findings.rows):
+            yield name, itertools.chain([""], _list_numbers(findings.total(flag), True), [""])
+
+
+def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> Iterator[str]:
+    yield show_order(estimate, is_limited, is_shared)
+    yield show_cores(estimate.used_cores)
+    for rule in RULES:
+        of = estimate.rules.get(rule)
+        yield show_cores(of.reclaimable_cores) if of else "-"
+        yield _show_ratio(of.held_back_ratio) if of else "-"
+
+
+def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
+    """Cores ordered, and whether nothing bounds them, or a limit that others share."""
+    if is_limited is None:
+        return "unknown"
+    return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
+
+
+def render_json(findings: Findings) -> str:
+    """All of it; keys are stable, ``version`` grows when one changes its meaning."""
+    level, reasons = findings.confidence()
+    value = {
+        "version": VERSION,
+        "source": findings.source,
+        "place": findings.place,
+        "watched_s": findings.length_s,
+        "asked_s": findings.asked_s,
+        "resolution_s": findings.resolution_s,
+        "host_cores": findings.host_cores,
+        "confidence": level,
+        "confidence_reasons": reasons,
+        "notes": [*findings.notes, *findings.named_notes],
+        "total": msgspec.to_builtins(findings.total()),
+        "total_limited": msgspec.to_builtins(findings.total(True)),
+        "total_unlimited": msgspec.to_builtins(findings.total(False)),
+        "workloads": [_to_json(findings, row) for row in sort_rows(findings.rows)],
+    }
+    for each in (value["total"], value["total_limited"], value["total_unlimited"]):
+        del each["used_most_cores"]
+    # Names of cgroups may hold bytes that are no text.
+    text = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    return text + "\n"
+
+
+def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
+    level, reasons = findings.confidence(row)
+    return {
+        "name": row.workload.name,
+        "kind": row.workload.kind,
+        "detail": row.workload.detail,
+        "cgroup": row.workload.path,
+        "host": row.host,
+        "is_limited": row.is_limited,
+        "is_gone": row.is_gone,
+        "is_shared": row.is_shared,
+        "confidence": level,
+        "confidence_reasons": reasons,
+        **msgspec.to_builtins(row.estimate),
+    }
+
+
+def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
+    """A file for ``conf.d``: shadow mode, and sources that find the workloads; "" where none can be found.
+
+    ``leaves`` as for ``list_sources``.
+    """
+    # A cgroup whose name is not readable text is none that a source can name.
+    workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
+    unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())
+    sketches = list_sources(unique, leaves)
+    if not sketches:
+        return ""
+    roots = find_roots(sketches)
+    lines = [
+        "# Made by `cpumond estimate`: where the workloads are that it found. Put it into /etc/cpumond/conf.d, run",
+        "# `cpumond check-config` and `systemctl reload cpumond`; to try it out: `cpumond agent --config FILE`.",
+        f"# Watched for {format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}.",
+        *(
+            line
+            for said in describe(findings)[1:]
+            for line in textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")
+        ),
+        "",
+        "# Subtrees whose leaf cgroups may be changed, as soon as a mode below is reclaim. In shadow mode nothing is.",
+        f"managed_roots = {_to_toml(roots)}",
+        "",
+        "[monitor]",
+        "# Measured and decided, never written. `cpumond status` says what each limit would be.",
+        'mode = "shadow"',
+        "# The rule that takes more and holds back less; without it the documents' rule.",
+        '#limit_rule = "peak"',
+        *_render_options(findings.assignments),
+    ]
+    for sketch in sketches:
+        lines += ["", *_render_source(sketch, leaves)]
+    return "\n".join(lines) + "\n"
+
+
+def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
+    """The options of ``--set`` as lines of ``[monitor]``, without those that would undo its mode."""
+    durations = {each.encode_name for each in msgspec.structs.fields(MonitorSettings) if each.name.endswith("_s")}
+    for key, value in parse_assignments(assignments).items():
+        if key not in MODE_OPTIONS:
+            # A number alone would be milliseconds.
+            text = f"{value:.12g}s" if key in durations else value
+            yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
+
+
+def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
+    yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, such as {show_name(sketch.paths[0])}"
+    if any(leaves(path) != [path] for path in sketch.paths):
+        yield "# Some of them have child cgroups: these can be watched, but only leaf cgroups are ever changed."
+    yield "[[source]]"
+    for key, value in sketch.keys.items():
+        yield f"{key} = {_to_toml(value)}"
+    if sketch.keep_shadow:
+        yield "# What keeps the system running is better never lowered without a thought."
+        yield 'mode = "shadow"'
+
+
+def _to_toml(value: str | list[str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_to_toml, value))}]"
+    if "\\" in value and "'" not in value:
+        return f"'{value}'"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,423 @@
+"""Workloads of this host, watched by their cgroups; nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from cpumond.agent.config import load_config
+from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
+from cpumond.cli.agent.estimate_findings import Findings, Row
+from cpumond.cli.ending import ended_by, list_ending_signals
+from cpumond.cli.progress import Progress
+from cpumond.cli.render.html import format_span
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, read_cpus
+from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
+from cpumond.host.cgroup.settings import AncestorCap
+from cpumond.host.service import raise_descriptor_limit
+from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, merge
+from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
+
+RESCAN_S: Final = 5.0
+"""Workloads that begin, and orders that change, are noticed after this time."""
+MAX_DEPTH: Final = 32
+GLANCE_S: Final = 0.2
+"""Between checks counters are read so often, for bursts that are shorter than a check; not of too many workloads."""
+MAX_GLANCED: Final = 500
+MAX_ENDED: Final = 2000
+"""Workloads that ended are told one by one, more of them as one."""
+ENDED_CHECKS: Final = 200
+"""For what a rule would have done to one: it is reckoned between two samples."""
+LATE_PERIODS: Final = 10.0
+"""An interval so many times as long as it should be is a gap: the machine slept, or this program was stopped."""
+
+
+class AccountedCgroup:
+    """A cgroup that is only in the hierarchy of cpuacct (v1), as Slurm's are where cpu is mounted apart: its CPU time
+    is counted, but it has no limit and can have none."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._inode = os.fstat(fd).st_ino
+
+    @classmethod
+    def open(cls, hierarchies: Hierarchies, path: str) -> AccountedCgroup | None:
+        """The cgroup at ``path``; None when there is none. Raises CgroupReadError."""
+        fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, "cpuacct.usage"))
+        return None if fd is None else cls(path, fd)
+
+    def read(self, at_s: float) -> CpuReading | None:
+        """CPU time alone; None when the cgroup is gone. Raises CgroupReadError."""
+        try:
+            return CpuReading(int(os.pread(self._fd, 64, 0)) * 1e-9, at_s, self._inode)
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.path, error) from error
+        except ValueError as error:
+            raise CgroupReadError(self.path, error) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+Counted = Cgroup | AccountedCgroup
+
+
+class Order(NamedTuple):
+    """What a workload may use: ``cores``; whether a limit that is its alone says so, or one that it shares."""
+
+    cores: float
+    is_limited: bool = False
+    is_shared: bool = False
+
+
+class _Followed:
+    """One workload with its open cgroup."""
+
+    def __init__(self, workload: Workload, cgroup: Counted, watch: Watch, order: Order) -> None:
+        self.workload = workload
+        self.cgroup = cgroup
+        self.watch = watch
+        self.order = order
+
+    def conclude(self, most_checks: int = MOST_CHECKS, is_gone: bool = False) -> Row:
+        found = self.watch.conclude(most_checks)
+        return Row(self.workload, found, self.order.is_limited, is_gone=is_gone, is_shared=self.order.is_shared)
+
+
+class HostWatch:
+    """All workloads below ``root`` ("" = everything), found, sampled, and looked up again."""
+
+    def __init__(
+        self,
+        root: str,
+        settings: Mapping[LimitRule, MonitorSettings],
+        duration_s: float,
+        mountinfo_path: str = "/proc/self/mountinfo",
+    ) -> None:
+        self.hierarchies = open_hierarchies(mountinfo_path)
+        self.root = relative_path(self.hierarchies, root)
+        # Slurm's jobs are in cpuacct alone where it is mounted apart.
+        self.roots = list(dict.fromkeys((self.hierarchies.cpu_root, self.hierarchies.cpuacct_root)))
+        if not any(os.path.isdir(os.path.join(each, self.root)) for each in self.roots):
+            raise UnavailableError(
+                f"there is no cgroup {root!r} below {self.hierarchies.cpu_root}; see `cpumond doctor`"
+            )
+        self.settings = settings
+        self.period_s = next(iter(settings.values())).check_period_s
+        self.duration_s = duration_s
+        self.host_cores = float(read_cpus(self.hierarchies, ""))
+        self.timeline = Timeline(time.monotonic(), duration_s)
+        self.begin_s = self.end_s = math.nan
+        self.problems: dict[str, str] = {}
+        self._followed: dict[str, _Followed] = {}
+        self._over: dict[str, Row] = {}
+        self._refused: set[str] = set()
+        self._holders: Counter[str] = Counter()
+        raise_descriptor_limit()
+
+    def rescan(self) -> None:
+        """Take in what began, and read orders anew. Raises UnavailableError when there is nothing at all."""
+        paths = [path for root in self.roots for path in list_cgroups(root, self.root)]
+        found = pick_workloads(paths, self._is_populated, find_vital())
+        found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
+        places = {each.path for each in found}
+        self._holders = Counter(above for path in places for above in list_above(path))
+        for path, followed in list(self._followed.items()):
+            if path not in places:
+                # It ended, or what was a leaf holds workloads of its own now.
+                self._end(path)
+            else:
+                self._read_order(followed)
+        if not found and math.isnan(self.begin_s):
+            where = os.path.join(self.hierarchies.cpu_root, self.root)
+            raise UnavailableError(
+                f"no cgroup in {where} looks like a workload: there is no container, job, unit, or other cgroup with "
+                "processes; start one, or say with --root where to look"
+            )
+        for workload in found:
+            if workload.path not in self._followed:
+                self._begin(workload)
+
+    def _is_populated(self, path: str) -> bool:
+        return any(count_threads(os.path.join(root, path)) > 0 for root in self.roots)
+
+    def _is_pause(self, workload: Workload) -> bool:
+        return workload.kind == "kubernetes" and is_pause(os.path.join(self.hierarchies.cpu_root, workload.path))
+
+    def _begin(self, workload: Workload) -> None:
+        try:
+            cgroup: Counted | None = open_cgroup(self.hierarchies, workload.path)
+            if cgroup is None and len(self.roots) > 1:
+                cgroup = AccountedCgroup.open(self.hierarchies, workload.path)
+        except CgroupReadError as error:
+            self._refuse(workload.path, str(error))
+            return
+        if cgroup is None:
+            # It ended meanwhile, or its CPU time is counted nowhere.
+            return
+        watch = Watch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
+        followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))
+        self._read_order(followed)
+
+    def _refuse(self, path: str, why: str) -> None:
+        """Until the next rescan: it may have been for want of descriptors."""
+        self._refused.add(path)
+        self.problems[path] = why
+
+    def _end(self, path: str) -> None:
+        """The workload is gone: only what is known of it is kept, in bounds."""
+        followed = self._followed.pop(path)
+        followed.cgroup.close()
+        if followed.watch.watched_s > 0.0:
+            row = followed.conclude(ENDED_CHECKS, is_gone=True)
+            if path not in self._over and len(self._over) >= MAX_ENDED:
+                path = f"others that ended, {'with' if row.is_limited else 'without'} a limit"
+                row = dataclasses.replace(row, workload=Workload("", "cgroup", path))
+            self._over[path] = merge_rows(self._over.get(path), row)
+
+    def _read_order(self, followed: _Followed) -> None:
+        """What the workload ordered; as before where it ends meanwhile."""
+        path = followed.cgroup.path
+        try:
+            order = self._find_order(followed.cgroup)
+        except CpumondError as error:
+            self.problems.setdefault(path, str(error))
+            return
+        # Of a cgroup that is gone there are no limits to be read.
+        if any(os.path.isdir(os.path.join(root, path)) for root in self.roots):
+            followed.order = order
+            followed.watch.move_hard(order.cores)
+
+    def _find_order(self, cgroup: Counted) -> Order:
+        """A quota is the workload's order if it is its own or that of a cgroup which holds nothing else; so are fewer
+        CPUs than the cgroups around it have. What several share cannot be given away for each of them. Raises
+        CpumondError."""
+        path = cgroup.path
+        own, cap = math.inf, AncestorCap(math.inf)
+        if not isinstance(cgroup, AccountedCgroup):
+            own, cap = read_quota(self.hierarchies, cgroup), cgroup.read_ancestor_cap()
+        if cap.cores < own and self._is_alone_in(cap.path):
+            own = cap.cores
+        if own <= cap.cores and own < math.inf:
+            return Order(own, is_limited=True)
+        cpus = float(read_cpus(self.hierarchies, path))
+        around = next((above for above in list_above(path) if not self._is_alone_in(above)), "")
+        if cpus <= cap.cores and cpus < read_cpus(self.hierarchies, around):
+            return Order(cpus, is_limited=True)
+        cores = min(cap.cores, cpus)
+        return Order(cores, is_shared=cores < self.host_cores)
+
+    def _is_alone_in(self, place: str) -> bool:
+        """Whether the cgroup ``place`` holds one workload; of those above ``root`` nobody knows."""
+        return self._holders[place] == 1 and f"{place}/".startswith(f"{self.root}/" if self.root else "")
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two readings: of a check, or of a part of it."""
+        parts = round(self.period_s / GLANCE_S)
+        return self.period_s / parts if parts > 1 and len(self._followed) <= MAX_GLANCED else self.period_s
+
+    def sample(self, is_check: bool = True) -> None:
+        """One reading of each workload, for a check of each rule or between two."""
+        for path, followed in list(self._followed.items()):
+            now_s = time.monotonic()
+            try:
+                reading = followed.cgroup.read(now_s)
+            except CgroupReadError as error:
+                self._refuse(path, str(error))
+                reading = None
+            if reading is None:
+                self._end(path)
+                continue
+            if path in self._refused:
+                self._refused.discard(path)
+                self.problems.pop(path, None)
+            if is_check:
+                followed.watch.add(reading)
+            else:
+                followed.watch.glance(reading)
+        now_s = time.monotonic()
+        self.begin_s = now_s if math.isnan(self.begin_s) else self.begin_s
+        self.end_s = now_s
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def describe_progress(self) -> str:
+        """One line: how far it is, how many workloads, and what they use."""
+        used = sum(each.watch.usage_cores for each in self._followed.values())
+        return (
+            f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "
+            f"{count(len(self._followed), 'workload')}, {show_cores(used)} of {show_cores(self.host_cores)} cores "
+            "used; Ctrl-C for what is known so far"
+        )
+
+    def conclude(self) -> Findings:
+        """What is known. Raises UnavailableError before the second sample."""
+        rows = dict(self._over)
+        for path, each in self._followed.items():
+            if each.watch.watched_s > 0.0:
+                rows[path] = merge_rows(rows.get(path), each.conclude())
+        if not rows:
+            raise UnavailableError("stopped before the second sample, so nothing is known yet; let it run longer")
+        place = f"this host{f' below {show_name(self.root)}' if self.root else ''}"
+        length_s = self.end_s - self.begin_s
+        accounted = sum(isinstance(each.cgroup, AccountedCgroup) for each in self._followed.values())
+        notes = []
+        if accounted:
+            notes.append(
+                f"{count(accounted, 'workload is', 'workloads are')} in the hierarchy of cpuacct alone: use is "
+                "counted, but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
+            )
+        named_notes = [f"left out {show_name(path)}: {why}" for path, why in sorted(self.problems.items())]
+        vital = [path for path in find_vital() if f"{path}/".startswith(f"{self.root}/" if self.root else "")]
+        named_notes += [f"left out {show_name(path)}: {find_vital()[path]}" for path in sorted(vital)]
+        return Findings(
+            "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
+            self.timeline, [*self._list_notes(length_s), *notes], named_notes,
+        )  # fmt: skip
+
+    def _list_notes(self, length_s: float) -> list[str]:
+        notes = []
+        if length_s < self.duration_s * 0.95:
+            notes.append(f"stopped after {format_span(length_s)} of {format_span(self.duration_s)}")
+        if length_s < 2.0 * WARM_UP_S:
+            span = format_span(2.0 * WARM_UP_S)
+            notes.append(f"less than {span}: what was seen is taken to go on the same until limits are down")
+        if os.path.exists(load_config(None).control_socket):
+            notes.append("an agent of cpumond runs on this host: a limit that it lowered looks like what was ordered")
+        if self._over:
+            notes.append("some workloads ended; their last moments, up to a sample's length, are not counted")
+        return notes
+
+    def close(self) -> None:
+        for followed in self._followed.values():
+            followed.cgroup.close()
+
+
+def watch_host(
+    root: str, duration_s: float, settings: Mapping[LimitRule, MonitorSettings]
+) -> tuple[Findings, Callable[[str], list[str]]]:
+    """Watch for ``duration_s``, less when SIGINT, SIGTERM or SIGHUP comes: the findings, and the leaves below a cgroup.
+
+    Raises UnavailableError when there is no cgroup like a workload, or nothing is known when it ends.
+    """
+    watch = HostWatch(root, settings, duration_s)
+    progress = Progress()
+    with contextlib.ExitStack() as stack:
+        stack.callback(watch.close)
+        stack.callback(progress.end)
+        signals = stack.enter_context(contextlib.ExitStack())
+        ended = signals.enter_context(ended_by((signal.SIGINT, *list_ending_signals())))
+        watch.rescan()
+        begin_s = next_s = rescan_s = time.monotonic()
+        check_s, is_last = -math.inf, False
+        while not is_last:
+            now_s = time.monotonic()
+            # A tick may be a little early or late.
+            early_s = watch.tick_s / 2.0
+            is_last = ended.is_set() or now_s >= begin_s + duration_s - early_s
+            is_check = is_last or now_s >= check_s + watch.period_s - early_s
+            if is_check and now_s >= rescan_s + RESCAN_S - early_s:
+                watch.rescan()
+                rescan_s = now_s
+            watch.sample(is_check)
+            if is_check:
+                check_s = now_s
+                progress.show(watch.describe_progress())
+            next_s = max(next_s + watch.tick_s, now_s)
+            if not is_last:
+                ended.wait(next_s - time.monotonic())
+        # Reckoning may take a while with many workloads; another signal ends it as it ends any command.
+        signals.close()
+        progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
+        return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
+
+
+def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
+    """``top`` and all cgroups so far below it, relative to ``root``; what may not be listed is left out."""
+    found = [top] if top else []
+    waiting = [(top, depth)]
+    while waiting:
+        place, below = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, place)) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            # Gone meanwhile, or not for this user.
+            continue
+        children = [f"{place}/{name}" if place else name for name in names]
+        found += children
+        waiting += [(child, below - 1) for child in children if below]
+    return found
+
+
+def list_leaves(root: str, path: str) -> list[str]:
+    """The leaf cgroups below ``path``, itself where it has no children; none where there is no such cgroup."""
+    if not os.path.isdir(os.path.join(root, path)):
+        return []
+    places = list_cgroups(root, path)
+    inner = {place.rpartition("/")[0] for place in places[1:]}
+    return sorted(place for place in places if place not in inner)
+
+
+def merge_rows(earlier: Row | None, later: Row) -> Row:
+    """Two rows that are told as one: a cgroup that came again, or many that ended."""
+    if earlier is None:
+        return later
+    return dataclasses.replace(later, estimate=merge(earlier.estimate, later.estimate))
+
+
+def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
+    """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of an only child, where
+    engines put a container's limit. Raises CgroupReadError."""
+    own = _read_own(cgroup)
+    path = cgroup.path
+    while own == math.inf:
+        children = list_cgroups(hierarchies.cpu_root, path, 0)[1:]
+        if len(children) != 1:
+            break
+        path = children[0]
+        child = open_cgroup(hierarchies, path)
+        if child is None:
+            break
+        try:
+            own = _read_own(child)
+        finally:
+            child.close()
+    return own
+
+
+def _read_own(cgroup: Cgroup) -> float:
+    try:
+        settings = cgroup.read_settings()
+    except CgroupReadError:
+        # No cpu.max here: the controller is not turned on for it, so it has no quota of its own.
+        return math.inf
+    return math.inf if settings is None else settings.cores
+
+
+def is_pause(directory: str) -> bool:
+    """Whether a pod's cgroup only holds the process that keeps its namespaces: it orders and uses nothing."""
+    try:
+        with open(os.path.join(directory, "cgroup.procs"), encoding="ascii") as file:
+            processes = file.read().split()
+        if len(processes) != 1:
+            return False
+        with open(f"/proc/{int(processes[0])}/comm", encoding="ascii", errors="replace") as file:
+            return file.read().strip() == "pause"
+    except (OSError, ValueError):
+        return False

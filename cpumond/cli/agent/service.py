@@ -1,0 +1,102 @@
+"""``cpumond agent``, ``restore`` and ``check-config``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from cpumond.agent.config import find_idle_options, load_config
+from cpumond.cli.options import config_option, print_json
+from cpumond.core.errors import UsageError
+
+
+@contextlib.contextmanager
+def _without(*modules: str) -> Iterator[None]:
+    """Have these modules not found: structlog takes along what it finds, 4 MiB of an agent that never shows it."""
+    hidden = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+@click.command("agent", epilog="Example: cpumond agent --config /etc/cpumond/cpumond.toml")
+@config_option
+def agent_command(config_path: str) -> int:
+    """Run the agent: measure, decide, write, report, once per check_period.
+
+    SIGTERM and SIGINT put every limit back and end it, SIGHUP reads the configuration again.
+    """
+    with _without("rich", "greenlet"):
+        from cpumond.agent.main import run_agent
+
+    return run_agent(config_path)
+
+
+@click.command("restore", epilog="Example: cpumond restore --config /etc/cpumond/cpumond.toml")
+@config_option
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Only raise lowered quotas, at once; only as ExecStopPost= of the service, before the full one.",
+)
+def restore_command(config_path: str, quick: bool) -> int:
+    """Put the original limits back that a dead agent left lowered (ExecStopPost=).
+
+    Exit code 69: not all are back; 75: the agent's files are gone, so nobody knows which were lowered; 73 or 77: they
+    are back, but no file can be written that says so; 78: they are back, and the configuration is wrong.
+    """
+    if quick:
+        if "SERVICE_RESULT" not in os.environ:
+            raise UsageError("--quick is for ExecStopPost=, where systemd says how the service ended; leave it out")
+        from cpumond.agent.limits.first_aid import raise_quotas
+
+        raise_quotas(os.environ)
+        return 0
+    from cpumond.agent.limits.restore import print_restored, run_restore
+
+    return print_restored(run_restore(config_path))
+
+
+@click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")
+@click.argument("file", required=False)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the resulting values as JSON.")
+def check_config_command(file: str | None, config_path: str, as_json: bool) -> None:
+    """Check a configuration and print the resulting values; exit code 78 and one sentence when it is wrong.
+
+    Options without effect, such as those of another limit_rule, are warned of on standard error.
+    """
+    from cpumond.agent.control import describe_settings
+    from cpumond.cli.render.tables import warn
+    from cpumond.monitor.model import compute_mode
+
+    config = load_config(file or config_path)
+    warnings = find_idle_options(config)
+    settings = config.node_settings()
+    resulting = describe_settings(settings, compute_mode(settings))
+    if config.scheduler.token:
+        hidden = msgspec.structs.replace(config.scheduler, token="(hidden)")  # noqa: S106 - what is shown instead
+        config = msgspec.structs.replace(config, scheduler=hidden)
+    if as_json:
+        values = {**msgspec.to_builtins(config), "monitor": resulting, "warnings": warnings}
+        print_json(msgspec.json.encode(values))
+        return
+    click.echo(f"{config.path}: good. Node {config.node_id}, {len(config.source)} sources, mode {resulting['mode']}.")
+    click.echo("Resulting job-cpu-monitor:")
+    for name, value in resulting.items():
+        click.echo(f"  {name} = {value}")
+    executor = config.executor
+    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.cgroup_root} ({executor.kind})"
+    click.echo(f"Scheduler: {config.scheduler.url or 'none'}; this host {jobs}.")
+    if not config.managed_roots:
+        click.echo("managed_roots is empty: no cgroup will ever be written.")
+    for warning in warnings:
+        warn(warning)

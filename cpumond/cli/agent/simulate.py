@@ -1,0 +1,217 @@
+"""``cpumond simulate``: what a rule would free of a load, and how often it would hold the job back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cpumond.agent.config import parse_assignments
+from cpumond.cli.agent.trace import read_lines
+from cpumond.cli.options import DurationType, order_option, set_option
+from cpumond.core.errors import UsageError
+from cpumond.core.measures import format_duration
+from cpumond.fairshare.validate import nearest
+from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
+from cpumond.monitor.model import MonitorSettings, check_together, list_idle_options
+from cpumond.monitor.rules import RULES
+from cpumond.monitor.shapes import PERIOD_S, SHAPES, make_work
+from cpumond.monitor.simulate import SimulationResult, simulate
+
+DEFAULT_DURATION_S: Final = 7200.0
+UNSIMULATED: Final = ("mode", "enable_cpu_reclaim", "pressure_restore_ratio", "min_cores_per_thread")
+"""Options that change nothing in a simulation."""
+
+COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
+    "rule": lambda result: result.rule,
+    "reclaimed": lambda result: f"{result.reclaimed_ratio:.3f}",
+    "held back": lambda result: f"{result.held_back_ratio:.2%}",
+    "seconds": lambda result: f"{result.held_back_seconds_ratio:.2%}",
+    "work late": lambda result: f"{result.late_ratio:.2%}",
+    "delay": lambda result: f"{result.delay_s:.3g}s",
+    "p99 stretch": lambda result: f"{result.p99_stretch_s:.1f}s",
+    "writes/h": lambda result: f"{result.writes_per_hour:.0f}",
+}
+"""Heading -> text of a result."""
+
+
+def find_known(name: str, known: Iterable[str], what: str) -> str:
+    """``name``, if it is one of ``known``. Raises UsageError with a suggestion."""
+    names = list(known)
+    if name in names:
+        return name
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names)}"
+    raise UsageError(f"{what}: there is no {name!r}; {hint}")
+
+
+def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of shapes for Tab."""
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+@click.command("simulate", epilog="Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak")
+@click.argument("trace", required=False)
+@order_option
+@set_option
+@click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after the other.")
+@click.option(
+    "--shape",
+    metavar="NAME",
+    shell_complete=complete_shape,
+    help=f"A built-in load instead of TRACE: {', '.join(SHAPES)}.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Another load of the same --shape.  [default: 1]")
+@click.option(
+    "--duration",
+    "duration_s",
+    type=DurationType(PERIOD_S, MAX_S),
+    help="How long; TRACE is cut, or its last row lasts until then.  [default: 2h of a --shape, all of TRACE]",
+)
+@click.option(
+    "--program",
+    "is_program",
+    is_flag=True,
+    help="Later work waits for earlier work, so that a job that is held back falls behind, and never more than was "
+    "ordered is wanted at once. Otherwise work arrives from outside and piles up.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON object: results, with one entry for each rule; of a trace in which the job was throttled also "
+    "results_held_back_at_order.",
+)
+def simulate_command(
+    trace: str | None,
+    cpu_limit: float,
+    assignments: tuple[str, ...],
+    compare: str | None,
+    shape: str | None,
+    seed: int | None,
+    duration_s: float | None,
+    is_program: bool,
+    as_json: bool,
+) -> None:
+    """Simulate a job under a limit that the monitor moves, period by period of the kernel, as a closed loop.
+
+    TRACE, or - for standard input, is the demand as CSV: rows of seconds,cores (with or without this header), in which
+    cores are wanted from then until the next row, at any spacing. Or it is a recorded trace, as for 'cpumond replay'.
+    That is no demand: where throttled_ratio is above 0 nobody knows what the job wanted, so the rows are taken once as
+    recorded and once as if all that was ordered had been wanted in them.
+
+    The checks each check_period and the looks each throttle_poll are the agent's own code; the kernel is simulated,
+    with enforcement periods of 100 ms. Nothing is written anywhere, and nothing is measured.
+
+    \b
+    Printed is for each rule:
+      reclaimed    sum(order - limit) / sum(order - demand), of all that could have been freed
+      held back    share of the 100 ms periods in which the limit gave less than the order would have
+      seconds      share of the seconds with such a period
+      work late    share of the work that was not done in the period it was wanted in
+      delay        how long a core-second of work waited because of the limit, on average; with
+                   --program, how far it fell behind in all
+      p99 stretch  99 of 100 stretches of periods in a row that were held back are no longer
+      writes/h     changes of the limit
+
+    With actuator = weight nothing is cut off on a host with free CPU: held back are then the periods with use above the
+    limit, in which other jobs could have taken the CPU away.
+    """
+    if (trace is None) == (shape is None):
+        raise UsageError("simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help")
+    if seed is not None and shape is None:
+        raise UsageError("--seed is for --shape; leave it out with TRACE")
+    if cpu_limit > MAX_CORES:
+        raise UsageError(f"--cpu-limit: at most {MAX_CORES:g} cores are simulated, got {cpu_limit:g}")
+    settings = read_settings_of_rules(assignments, compare)
+    if shape is not None:
+        find_known(shape, SHAPES, "--shape")
+        seed = 1 if seed is None else seed
+        duration_s = duration_s or DEFAULT_DURATION_S
+        title = f"{shape} ({SHAPES[shape].about}), seed {seed}"
+        demand = Demand(make_work(shape, cpu_limit, seed, duration_s))
+    else:
+        assert trace is not None
+        title = "standard input" if trace == "-" else trace
+        demand = read_demand(read_lines(trace), title, cpu_limit, PERIOD_S, duration_s)
+    works = [demand.work_cpu_s] + ([demand.at_order_cpu_s] if demand.at_order_cpu_s is not None else [])
+    results: list[list[SimulationResult]] = []
+    with _show_progress(sum(map(len, works)) * len(settings)) as advance:
+        for work in works:
+            results.append([])
+            for s in settings:
+                results[-1].append(simulate(work, cpu_limit, s, is_program=is_program, on_progress=advance))
+    if as_json:
+        for note in demand.notes:
+            click.echo(f"cpumond: note: {note}", err=True)
+        names = ("results", "results_held_back_at_order")
+        answer = dict(zip(names, results, strict=False))
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+        return
+    headings = ("", "use as recorded:", "all that was ordered in the rows that were throttled:")
+    click.echo(f"{title}: {describe_work(demand.work_cpu_s, cpu_limit)}")
+    for note in demand.notes:
+        click.echo(note)
+    for number, rows in enumerate(results, len(results) > 1):
+        click.echo("\n".join(filter(None, [headings[number], *format_table(rows)])))
+
+
+def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
+    """The settings to simulate: those of ``--set``, once with each rule of ``--compare``.
+
+    Options that change nothing are told on standard error. Raises ConfigError and UsageError.
+    """
+    layer = parse_assignments(assignments)
+    if compare is None:
+        layers: list[dict[str, Any]] = [layer]
+    else:
+        rules = dict.fromkeys(find_known(name.strip(), RULES, "--compare") for name in compare.split(","))
+        layers = [{**layer, "limit_rule": rule} for rule in rules]
+        if "limit_rule" in layer:
+            click.echo("cpumond: warning: limit_rule of --set has no effect: --compare names the rules", err=True)
+    found = [msgspec.convert(each, MonitorSettings) for each in layers]
+    for s in found:
+        check_together(s, "--set")
+    for key in layer:
+        idle = [list_idle_options(s, [key]) for s in found]
+        if key in UNSIMULATED:
+            click.echo(f"cpumond: warning: {key} has no effect in a simulation", err=True)
+        elif all(idle):
+            click.echo(f"cpumond: warning: {idle[0][0]}", err=True)
+    return found
+
+
+def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
+    """How long it is, and what is wanted."""
+    mean = math.fsum(work_cpu_s) / len(work_cpu_s) / PERIOD_S
+    most = max(work_cpu_s) / PERIOD_S
+    return (
+        f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {order_cores:g} cores ordered, {mean:.4g} wanted "
+        f"on average and {most:.4g} at most"
+    )
+
+
+def format_table(results: Iterable[SimulationResult]) -> list[str]:
+    """A heading and a line for each result."""
+    lines = [list(COLUMNS), *([show(result) for show in COLUMNS.values()] for result in results)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+
+
+@contextlib.contextmanager
+def _show_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on standard error, if that is a terminal; yields what is told how many more periods are over."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield functools.partial(progress.advance, progress.add_task("simulating", total=periods))

@@ -1,0 +1,309 @@
+"""``cpumond dry-run`` and ``cpumond record``: one live cgroup, looked at and never written."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+import click
+import msgspec
+
+from cpumond.cli.agent.trace import read_settings
+from cpumond.cli.ending import ended_by
+from cpumond.cli.options import CoresType, DurationType, set_option
+from cpumond.core.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
+from cpumond.core.measures import format_cores, format_duration, format_span
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.files import read_cpus
+from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
+from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
+from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ratio
+from cpumond.monitor.rules import check
+from cpumond.monitor.steady import SteadyState, Use, find_steady_state
+
+MAX_USES = 3600
+"""So many checks are remembered, the newest, for what the limit would come to."""
+
+cgroup_option = click.option(
+    "--cgroup",
+    "path",
+    required=True,
+    metavar="PATH",
+    help="A cgroup: a path below the hierarchy of the cpu controller, or an absolute one.",
+)
+duration_option = click.option(
+    "--duration",
+    "duration_s",
+    type=DurationType(),
+    help="Stop after this time, for example 60 or 5m.  [default: Ctrl-C]",
+)
+
+
+@click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")
+@cgroup_option
+@click.option(
+    "--cpu-limit", "cpu_limit_cores", type=CoresType(), help="CPU the job ordered.  [default: the quota of the cgroup]"
+)
+@duration_option
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def dry_run_command(
+    path: str, cpu_limit_cores: float | None, duration_s: float | None, assignments: tuple[str, ...], as_json: bool
+) -> None:
+    """Watch one real cgroup and say what would be reclaimed; never writes.
+
+    Prints a line per check and a summary at the end: what this time would have moved, and where the limit would stay
+    if the job went on like that. Needs no configuration and no running agent.
+
+    A burst that is shorter than a check is seen as its mean: it may be held back more than this says. To try the other
+    rule: --set limit_rule=peak.
+    """
+    settings = read_settings(assignments)
+    hierarchies = open_hierarchies()
+    cgroup = _open(hierarchies, path)
+    try:
+        hard_cores = cpu_limit_cores or _limit_of(hierarchies, cgroup)
+        if settings.pressure_restore_ratio and (why := _find_no_pressure(cgroup)):
+            click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
+        show = _show_json if as_json else _show_line
+        if not as_json:
+            click.echo(
+                f"{cgroup.directory}: {hard_cores:g} cores ordered, a check each "
+                f"{format_duration(settings.check_period_s)}; nothing is written"
+            )
+            click.echo(f"{'time':>8} {'usage':>8} {'smoothed':>8} {'votes':>5} {'limit':>8}  decision")
+        state = start_state(hard_cores, time.monotonic())
+        summary = _Summary(hard_cores, settings)
+        for reading in _readings(cgroup, settings.check_period_s, duration_s):
+            state, decision = check(state, reading, reading.at_s, settings)
+            if decision.usage_cores is not None:
+                summary.add(state, decision)
+                show(summary.seconds, state, decision)
+        summary.show(state, as_json)
+    finally:
+        cgroup.close()
+
+
+@click.command("record", epilog="Example: cpumond record --cgroup jobs/job-17 --duration 10m --output trace.csv")
+@cgroup_option
+@click.option("--output", metavar="FILE", default="-", show_default=True, help="CSV file, - for standard output.")
+@duration_option
+@click.option(
+    "--period", "period_s", type=DurationType(), default=1.0, show_default="1s", help="Time between two rows."
+)
+def record_command(path: str, output: str, duration_s: float | None, period_s: float) -> None:
+    """Write a trace of a live cgroup for `cpumond replay`.
+
+    Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio where the kernel tells
+    the pressure (PSI). It has what both limit rules go by; how much a job would have used that was held back it cannot
+    tell.
+    """
+    if not 0.01 <= period_s <= 3600:
+        raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
+    cgroup = _open(open_hierarchies(), path)
+    try:
+        target = sys.stdout if output == "-" else _create(output)
+        try:
+            pressure = not _find_no_pressure(cgroup)
+            rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
+        finally:
+            if target is not sys.stdout:
+                target.close()
+    except OSError as error:
+        raise from_os_error(error, f"write {output}", "give --output another place") from error
+    finally:
+        cgroup.close()
+    if output != "-":
+        click.echo(f"{rows} rows in {output}; try: cpumond replay {output} --cpu-limit CORES", err=True)
+
+
+def _create(path: str) -> TextIO:
+    try:
+        return open(path, "w", encoding="ascii")
+    except OSError as error:
+        raise from_os_error(error, f"create {path}", "give --output another place") from error
+
+
+def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool) -> int:
+    target.write("time_s,total_cpu_s,throttled_ratio,throttled_periods" + (",pressure_ratio\n" if pressure else "\n"))
+    first: CpuReading | None = None
+    last: CpuReading | None = None
+    rows = 0
+    for reading in readings:
+        first = first or reading
+        ratio = compute_throttled_ratio(last, reading) if last is not None else 0.0
+        throttled = max(reading.nr_throttled - last.nr_throttled, 0) if last is not None else 0
+        values = [reading.at_s - first.at_s, reading.total_cpu_s, ratio, throttled]
+        if pressure:
+            values.append(compute_pressure_ratio(last, reading) if last is not None else 0.0)
+        target.write(",".join(map(repr, values)) + "\n")
+        target.flush()
+        last = reading
+        rows += 1
+    return rows
+
+
+def _find_no_pressure(cgroup: Cgroup) -> str:
+    """Have the pressure read from now on; "" or why it cannot be."""
+    try:
+        cgroup.follow_pressure(True)
+    except CgroupReadError as error:
+        return str(error)
+    return ""
+
+
+def _open(hierarchies: Hierarchies, path: str) -> Cgroup:
+    name = relative_path(hierarchies, path)
+    cgroup = open_cgroup(hierarchies, name)
+    if cgroup is None:
+        places = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
+        where = " and ".join(os.path.join(place, name) for place in places)
+        raise UnavailableError(f"there is no cgroup {path!r} (looked for {where}); see `cpumond doctor`")
+    return cgroup
+
+
+def _limit_of(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
+    """The quota of the cgroup or above it, else the CPUs it may use, in cores."""
+    try:
+        settings = cgroup.read_settings()
+    except CpumondError:
+        # No cpu.max here: the controller is not turned on for it, so it has no quota of its own.
+        settings = None
+    own = settings.cores if settings is not None else math.inf
+    least = min(own, cgroup.read_ancestor_cap().cores)
+    return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
+
+
+def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iterator[CpuReading]:
+    """A reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM."""
+    with ended_by((signal.SIGINT, signal.SIGTERM)) as ended:
+        begin_s = next_s = time.monotonic()
+        while not ended.is_set():
+            now_s = time.monotonic()
+            reading = cgroup.read(now_s)
+            if reading is None:
+                click.echo("the cgroup is gone", err=True)
+                return
+            yield reading
+            next_s = max(next_s + period_s, now_s)
+            if duration_s is not None and next_s > begin_s + duration_s + 1e-3:
+                return
+            ended.wait(next_s - time.monotonic())
+
+
+def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSettings) -> str:
+    """Where the limit would stay, in a sentence; names the rule that is not the usual one."""
+    rule = "" if settings.limit_rule == "document" else f" by rule {settings.limit_rule}"
+    if steady.reclaimed_ratio < 0.005:
+        return f"At this use{rule}: the limit would stay at {hard_cores:g} cores, nothing would be reclaimed."
+    moves = ""
+    if steady.most_cores - steady.least_cores > 0.05 * hard_cores:
+        moves = f" on average, between {format_cores(steady.least_cores)} and {format_cores(steady.most_cores)}"
+    return (
+        f"At this use{rule}: limit {steady.limit_cores:.1f} of {hard_cores:g} cores, {steady.reclaimed_ratio:.0%} "
+        f"reclaimed{moves}, after about {_show_about(steady.after_s)}."
+    )
+
+
+def _show_about(seconds: float) -> str:
+    """A time that is only known about: to 1 s, from 20 s on to 10 s, from 5 min on to a minute."""
+    if seconds >= 300.0:
+        return format_span(60.0 * round(seconds / 60.0))
+    step = 1 if seconds < 20.0 else 10
+    return f"{step * round(seconds / step)} s"
+
+
+class _Summary:
+    """What a dry run adds up; core-seconds."""
+
+    def __init__(self, hard_cores: float, settings: MonitorSettings) -> None:
+        self.hard_cores = hard_cores
+        self.settings = settings
+        self.uses: collections.deque[Use] = collections.deque(maxlen=MAX_USES)
+        self.seconds = 0.0
+        self.used_cpu_s = 0.0
+        self.short_cpu_s = 0.0
+        self.changes = 0
+        self.restores = 0
+        self.least_cores = hard_cores
+
+    def add(self, state: JobState, decision: Decision) -> None:
+        usage = decision.usage_cores or 0.0
+        self.uses.append(Use(decision.interval_s, usage))
+        self.seconds += decision.interval_s
+        self.used_cpu_s += usage * decision.interval_s
+        self.short_cpu_s += max(usage - decision.old_cores, 0.0) * decision.interval_s
+        self.changes += decision.changes
+        self.restores += decision.kind == "restore"
+        self.least_cores = min(self.least_cores, state.limit_cores)
+
+    def show(self, state: JobState, as_json: bool) -> None:
+        steady = find_steady_state(self.uses, self.hard_cores, self.settings)
+        values = {
+            "seconds": self.seconds,
+            "ordered_cpu_s": state.max_cpu_s,
+            "used_cpu_s": self.used_cpu_s,
+            "reclaimed_cpu_s": state.preemptible_cpu_s,
+            "short_cpu_s": self.short_cpu_s,
+            "changes": self.changes,
+            "final_limit_cores": state.limit_cores,
+            "least_limit_cores": self.least_cores,
+            "steady_limit_cores": None if steady is None else steady.limit_cores,
+            "steady_reclaimed_ratio": None if steady is None else steady.reclaimed_ratio,
+            "steady_after_s": None if steady is None else steady.after_s,
+        }
+        if as_json:
+            click.echo(msgspec.json.encode({"summary": values}))
+            return
+        share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
+        click.echo(
+            f"\nIn {self.seconds:.0f} s the job ordered {state.max_cpu_s:.1f} core-seconds and used "
+            f"{self.used_cpu_s:.1f}.\n{state.preemptible_cpu_s:.1f} core-seconds ({share:.0%}) would have been "
+            f"reclaimed in {self.changes} changes; the limit would be {state.limit_cores:.2f} of "
+            f"{self.hard_cores:g} cores now."
+        )
+        if steady is not None:
+            click.echo(describe_steady(steady, self.hard_cores, self.settings))
+        if self.short_cpu_s:
+            click.echo(f"{self.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had.")
+        hidden = math.ceil(self.hard_cores) - math.ceil(self.least_cores)
+        if hidden:
+            click.echo(
+                f"At the least limit a runtime that sizes its threads by the quota would have seen "
+                f"{math.ceil(self.least_cores)} CPUs instead of {math.ceil(self.hard_cores)}; "
+                "min_cpu_limit, min_limit_ratio or actuator = weight avoid that."
+            )
+
+
+def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
+    votes = "" if decision.votes_sum is None else f"{decision.votes_sum:+d}"
+    what = decision.kind if decision.changes else ""
+    throttled = f"  throttled {decision.throttled_ratio:.0%}" if decision.throttled_ratio else ""
+    waited = f"  waited {decision.pressure_ratio:.0%}" if decision.pressure_ratio else ""
+    click.echo(
+        f"{at_s:8.1f} {decision.usage_cores:8.3f} {state.smoothed_cores:8.3f} {votes:>5} "
+        f"{state.limit_cores:8.3f}  {what}{throttled}{waited}"
+    )
+
+
+def _show_json(at_s: float, state: JobState, decision: Decision) -> None:
+    click.echo(
+        msgspec.json.encode(
+            {
+                "time_s": at_s,
+                "usage_cores": decision.usage_cores,
+                "smoothed_cores": state.smoothed_cores,
+                "votes_sum": decision.votes_sum,
+                "decision": decision.kind,
+                "cpu_limit_cores": state.limit_cores,
+                "throttled_ratio": decision.throttled_ratio,
+                "pressure_ratio": decision.pressure_ratio,
+            }
+        )
+    )

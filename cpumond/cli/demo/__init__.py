@@ -1,0 +1,1 @@
+"""``cpumond demo``: a scheduler, an agent and real jobs on this machine, live."""

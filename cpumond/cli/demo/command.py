@@ -1,0 +1,22 @@
+"""``cpumond demo``: a scheduler, an agent and real jobs on this machine, live."""
+
+from __future__ import annotations
+
+import click
+
+from cpumond.cli.options import DurationType
+
+
+@click.command("demo", epilog="Example: cpumond demo --duration 60")
+@click.option("--duration", "duration_s", type=DurationType(), default=60.0, show_default="60s", help="How long.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON.")
+def demo_command(duration_s: float, as_json: bool) -> int:
+    """The whole system on this machine: a scheduler, an agent, and real jobs of two pools in real cgroups.
+
+    simulation orders the whole node and sleeps most of the time; render and the short frames run on the CPU that it
+    does not use, until it wakes up. Ends with a summary and removes everything it made, also after Ctrl-C or when its
+    terminal is closed.
+    """
+    from cpumond.cli.demo.run import run_demo
+
+    return run_demo(duration_s, as_json)

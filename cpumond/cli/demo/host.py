@@ -1,0 +1,137 @@
+"""Where ``cpumond demo`` and ``cpumond cluster`` may make cgroups, their signals, and what dead ones have left."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import msgspec
+
+from cpumond.cli.ending import Ending, ended_by, list_ending_signals
+from cpumond.core.errors import ConfigError, UnavailableError
+from cpumond.host.cgroup import mounts
+from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
+
+SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Real cgroups may be made at ``prefix``, relative to every hierarchy; ``layout`` as of ``Hierarchies``."""
+
+    prefix: str
+    layout: str
+
+
+def need_scheduler() -> None:
+    """Refuse where the scheduler's libraries are missing. Raises ConfigError."""
+    missing = [name for name in ("httptools", "lark") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this runs a scheduler, for which {' and '.join(missing)} is missing: "
+                          "pip install 'cpumond[scheduler]'")  # fmt: skip
+
+
+def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
+    """What SIGINT, SIGTERM and SIGHUP set."""
+    return ended_by([signal.SIGINT, *list_ending_signals()])
+
+
+def choose_place(name: str) -> Place:
+    """Where ``name``PID may be made; on v2 this may start the command again in a scope of systemd.
+
+    What dead processes have left under that name is removed. Raises UnavailableError: why there is no such place.
+    """
+    for prefix in (name, RUN_PREFIX):
+        remove_directories(prefix)
+    hierarchies = mounts.open_hierarchies()
+    own = f"{name}{os.getpid()}"
+    if hierarchies.cpu_version == 1:
+        roots = {hierarchies.cpu_root, hierarchies.cpuacct_root}
+        if not all(os.access(root, os.W_OK) for root in roots):
+            raise UnavailableError(f"no right to make cgroups in {' and '.join(sorted(roots))}; run it as root")
+        remove_leftovers(name, "")
+        return Place(own, hierarchies.layout)
+    if os.environ.get(SCOPE_GUARD):
+        scope = _own_scope(hierarchies)
+        if scope is not None:
+            for parent in _list_scopes(hierarchies.cpu_root, os.path.dirname(scope)):
+                remove_leftovers(name, parent)
+            return Place(f"{scope}/{own}", hierarchies.layout)
+    elif shutil.which("systemd-run"):
+        _start_again_in_scope()
+    raise UnavailableError("no delegated cgroup with the cpu controller; run it as root under systemd")
+
+
+def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
+    """Our own delegated scope with this process moved into a leaf of it and cpu handed down; None if that fails."""
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
+    if not paths:
+        return None
+    directory = os.path.join(hierarchies.cpu_root, paths[0])
+    try:
+        os.makedirs(os.path.join(directory, "demo"), exist_ok=True)
+        with open(os.path.join(directory, "demo", "cgroup.procs"), "w", encoding="ascii") as procs:
+            procs.write("0")
+        with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as control:
+            control.write("+cpu")
+    except OSError:
+        # Not delegated, or without the cpu controller: no real cgroup for us here.
+        return None
+    return paths[0]
+
+
+def _list_scopes(cpu_root: str, parent: str) -> list[str]:
+    """The scopes that systemd has in the slice ``parent``; those of killed processes of ours are among them."""
+    with os.scandir(os.path.join(cpu_root, parent)) as entries:
+        return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
+
+
+def _start_again_in_scope() -> None:
+    """Replace this process by itself in a transient scope with Delegate=yes, when the manager grants one."""
+    manager = [] if os.geteuid() == 0 else ["--user"]
+    scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
+    probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)  # noqa: S603
+    if probe.returncode == 0:
+        command = [*scope, sys.executable, *sys.orig_argv[1:]]
+        os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
+
+
+def is_left(entry: str, name: str) -> bool:
+    """Whether ``entry`` is ``name`` and the id of a process that is dead, with or without a "-" and more behind it."""
+    found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)
+    # Our own process id is that of a dead one too: we have made nothing yet.
+    return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
+
+
+def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
+    """Kill and remove the cgroups ``parent``/``name``PID of dead processes, in all hierarchies."""
+    with contextlib.suppress(OSError):
+        for mount in mounts.read_mounts(mountinfo):
+            pattern = os.path.join(glob.escape(os.path.join(mount.mount_point, parent)), f"{name}*")
+            for top in glob.glob(pattern):
+                entry = os.path.basename(top)
+                if is_left(entry, name) and "-" not in entry.removeprefix(name) and os.access(top, os.W_OK):
+                    # What is in use meanwhile, or not ours to remove, stays.
+                    remove_cgroups(os.path.join(parent, entry), mountinfo, timeout_s=2.0)
+
+
+def make_directory(name: str) -> str:
+    """A directory for the files of this process, which the next one removes if this one cannot."""
+    return tempfile.mkdtemp(prefix=f"{name}{os.getpid()}-")
+
+
+def remove_directories(name: str) -> None:
+    """Remove directories of ``make_directory`` whose process is dead, those of our own user."""
+    for top in {tempfile.gettempdir(), SHORT_DIR}:
+        for entry in os.listdir(top) if os.path.isdir(top) else ():
+            path = os.path.join(top, entry)
+            if is_left(entry, name) and os.path.isdir(path) and os.lstat(path).st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)

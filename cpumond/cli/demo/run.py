@@ -1,0 +1,244 @@
+"""What ``cpumond demo`` does: it starts everything, wakes the simulation up, looks on, removes everything, adds up.
+
+As root on v1 it uses the real hierarchies; on v2 it starts itself again in a delegated scope of systemd (of the user's
+session without root); where neither works it simulates the kernel, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from cpumond.cli.demo import host as demo_host
+from cpumond.cli.demo.host import make_directory, need_scheduler, stop_on_signals
+from cpumond.cli.demo.jobs import (
+    CHECK_PERIOD_S,
+    MONITOR,
+    OVERCOMMIT_S,
+    WEIGHTS,
+    Load,
+    Plan,
+    Sleeper,
+    make_command,
+    make_plan,
+)
+from cpumond.cli.demo.kernel import PlainKernel
+from cpumond.cli.demo.story import Story
+from cpumond.cli.demo.view import Display, PoolSummary, Stop, Summary, show_summary
+from cpumond.cli.ending import Ending
+from cpumond.core.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
+from cpumond.host.cgroup import mounts
+from cpumond.testing import Cluster
+
+NAME = "cpumond-demo-"
+CLOSE_LOOK_S = 0.02
+LOOK_S = 0.25
+MEMORY = 64 * 2**20
+"""Bytes that each job orders."""
+
+
+class Host(msgspec.Struct, frozen=True):
+    """Where the jobs' cgroups are: ``prefix`` in the hierarchies of ``mountinfo``; ``kernel``: real or simulated."""
+
+    kernel: str
+    prefix: str
+    mountinfo: str
+    sentence: str
+
+
+def run_demo(duration_s: float, as_json: bool) -> int:
+    """``cpumond demo``; the exit code. Raises CpumondError when a part of it does not start or dies."""
+    need_scheduler()
+    plan = make_plan(float(len(os.sched_getaffinity(0))))
+    with stop_on_signals() as stopped:
+        place = _find_place()
+        directory = make_directory(NAME)
+        try:
+            with _make_host(place, directory) as host:
+                if not as_json:
+                    click.echo(f"{host.sentence}\n{plan.describe()}")
+                summary = _run(host, plan, directory, duration_s, stopped, Display(as_json))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    summary = msgspec.structs.replace(summary, removed=summary.removed and not os.path.exists(directory))
+    if as_json:
+        click.echo(msgspec.json.encode(summary))
+    else:
+        show_summary(summary)
+    return 0 if summary.restored and summary.removed else EXIT_UNAVAILABLE
+
+
+def _find_place() -> demo_host.Place | CpumondError:
+    """Where real cgroups can be had, or why nowhere; may start this command again in a scope of systemd."""
+    try:
+        return demo_host.choose_place(NAME)
+    except CpumondError as error:
+        return error
+
+
+@contextlib.contextmanager
+def _make_host(place: demo_host.Place | CpumondError, directory: str) -> Iterator[Host]:
+    if isinstance(place, demo_host.Place):
+        text = f"Real cgroups ({place.layout}) below {place.prefix}, real jobs, the real scheduler and agent."
+        yield Host("real", place.prefix, "/proc/self/mountinfo", text)
+        return
+    kernel = PlainKernel(os.path.join(directory, "kernel"))
+    kernel.start()
+    try:
+        text = f"SIMULATED kernel, quotas are not enforced ({place}); scheduler, agent and jobs are real processes."
+        yield Host("simulated", "demo", kernel.mountinfo, text)
+    finally:
+        kernel.stop()
+
+
+def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: Ending, display: Display) -> Summary:
+    cluster = Cluster(
+        directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR,
+        scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
+        agent_config='[discovery]\nrescan_period = "1s"\n', cgroup_prefix=host.prefix, mountinfo=host.mountinfo,
+        token=secrets.token_hex(24), web=True,
+    )  # fmt: skip
+    with cluster:
+        display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
+        operations: dict[str, Load] = {}
+        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell)
+        try:
+            with display, _naming_who_died(cluster):
+                ran_s = _play(story, operations, directory, duration_s, stopped, display)
+            restored = _stop_agent(story)
+        finally:
+            story.close()
+    removed = not cluster.leftovers()
+    return summarise(host.kernel, story, ran_s, restored, removed)
+
+
+@contextlib.contextmanager
+def _naming_who_died(cluster: Cluster) -> Iterator[None]:
+    """A request that nobody answers is no explanation."""
+    try:
+        yield
+    except UnavailableError:
+        # A moment later than its sockets the process itself is seen to have ended.
+        with contextlib.suppress(TimeoutError):
+            cluster.wait(lambda: cluster.check(), "a part of the demo has ended", 2.0)  # noqa: PLW0108 - it raises
+        raise
+
+
+def _play(
+    story: Story, operations: dict[str, Load], directory: str, duration_s: float, stopped: Ending,
+    display: Display,
+) -> float:  # fmt: skip
+    """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came."""
+    wanted_path = os.path.join(directory, "wanted")
+    _want(wanted_path, story.plan.idle_cores)
+    for pool, weight in WEIGHTS.items():
+        story.cluster.create_pool(pool, weight=weight)
+    sleeper = Sleeper()
+    begun_s = time.monotonic()
+    looked_s = -LOOK_S
+    _start(story, operations, "simulation", wanted_path)
+    while not stopped.is_set() and (now_s := time.monotonic() - begun_s) < duration_s:
+        story.look_closely(now_s)
+        if now_s - looked_s >= LOOK_S:
+            looked_s = now_s
+            story.look_around(now_s)
+            if len(operations) == 1 and story.living("simulation") is not None:
+                _start(story, operations, "render")
+                _start(story, operations, "frames")
+            display.show(story, now_s, duration_s)
+        if sleeper.look(now_s, story.living("render") is not None, duration_s - now_s):
+            _want(wanted_path, story.plan.capacity if sleeper.is_awake else story.plan.idle_cores)
+            (story.wake if sleeper.is_awake else story.sleep)(time.monotonic() - begun_s)
+        stopped.wait(CLOSE_LOOK_S)
+    ran_s = time.monotonic() - begun_s
+    story.look_around(ran_s)
+    return ran_s
+
+
+def _want(path: str, cores: float) -> None:
+    """Tell the simulation how much it wants; it never sees half a file."""
+    with open(f"{path}.new", "w", encoding="ascii") as file:
+        file.write(str(cores))
+    os.rename(f"{path}.new", path)
+
+
+def _start(story: Story, operations: dict[str, Load], load: Load, wanted_path: str = "") -> None:
+    order = story.plan.orders[load]
+    limits = {"resource_limits": {"user_slots": order.at_once}} if order.at_once else {}
+    operation_id = story.cluster.start_operation(
+        order.pool,
+        make_command(order, wanted_path),
+        order.job_count,
+        order.cpu_limit,
+        MEMORY,
+        order.monitor,
+        title=load,
+        **limits,
+    )
+    operations[operation_id] = load
+
+
+def _stop_agent(story: Story) -> bool:
+    """End the agent as a service manager does; whether the jobs that live on may use what they ordered again."""
+    story.node.stop()
+    story.read_limits()
+    # Without a limit: its cgroup went while the agent ended.
+    return all(job.limit >= job.ordered * 0.99 or job.limit == 0.0 for job in story.jobs.values() if job.lives)
+
+
+def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: bool) -> Summary:
+    """The summary of what the story has seen."""
+    jobs = list(story.jobs.values())
+    now = time.time()
+    wakeups = story.wakeups
+    return Summary(
+        kernel=kernel,
+        duration_s=ran_s,
+        capacity_cores=story.plan.capacity,
+        ordered_cpu_s=sum(job.ordered * max((job.ended_at or now) - job.started_at, 0.0) for job in jobs),
+        used_cpu_s=sum(job.used_cpu_s for job in jobs),
+        reclaimed_cpu_s=sum(job.reclaimed_cpu_s for job in jobs),
+        given_cpu_s=sum(job.used_cpu_s for job in jobs if job.on_freed_cpu),
+        wake_ups=len(wakeups),
+        give_back_s=[each.back_s - each.began_s for each in wakeups if each.back_s is not None],
+        overcommits=story.overcommits,
+        jobs_started=Counter(job.load for job in jobs),
+        started_on_freed_cpu=Counter(job.load for job in jobs if job.on_freed_cpu),
+        start_s=[job.since_heartbeat_s for job in jobs],
+        stopped=[Stop(job.name, job.kind, job.reason) for job in jobs if job.kind],
+        pools={
+            name: PoolSummary(
+                pool.weight, sum(job.used_cpu_s for job in jobs if job.pool == name), pool.fair_share_cpu_s
+            )
+            for name, pool in story.pools.items()
+        },
+        heartbeats=story.heartbeats,
+        not_reached=_find_not_reached(story),
+        machine_load=os.getloadavg()[0] / len(os.sched_getaffinity(0)),
+        restored=restored,
+        removed=removed,
+    )
+
+
+def _find_not_reached(story: Story) -> list[str]:
+    jobs = story.jobs.values()
+    reached = {
+        "simulation was started": any(job.load == "simulation" for job in jobs),
+        "simulation's limit went down": any(job.reclaimed_cpu_s > 0.0 for job in jobs),
+        "render was started on the freed CPU": any(job.load == "render" and job.on_freed_cpu for job in jobs),
+        "simulation woke up": bool(story.wakeups),
+        "simulation had all its CPU back": any(each.back_s is not None for each in story.wakeups),
+        "render was stopped because the node was overcommitted": any(
+            job.load == "render" and job.kind == "overcommit" for job in jobs
+        ),
+        "render was started again": sum(job.load == "render" for job in jobs) > 1,
+    }
+    return [what for what, is_seen in reached.items() if not is_seen]

@@ -1,0 +1,291 @@
+"""What happens in ``cpumond demo``, seen from outside: facts of the scheduler, the agent and the kernel, in words.
+
+Limits and CPU time come from the cgroups' files, starts from the agent's log, usage from its control socket, ends and
+their reasons, pools, the node and heartbeats from the scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from cpumond.cli.demo.jobs import WEIGHTS, Load, Plan
+from cpumond.core.errors import CpumondError, UnavailableError
+from cpumond.core.words import show_cores
+from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.testing import Cluster, ClusterNode
+
+TELL_RATIO = 0.7
+"""A limit that went down is told again below this share of what was told last."""
+NEAR = 0.01
+QUIET = ("frames",)
+"""Their ends are not told: there are many."""
+
+
+class JobFacts(msgspec.Struct):
+    """One job: cores, core-seconds, times since 1970; ``state`` as of the scheduler."""
+
+    id: str
+    name: str
+    load: Load
+    pool: str
+    cgroup: str
+    ordered: float
+    started_at: float
+    since_heartbeat_s: float
+    limit: float
+    usage: float | None = None
+    used_cpu_s: float = 0.0
+    reclaimed_cpu_s: float = 0.0
+    state: str = "running"
+    reason: str = ""
+    kind: str = ""
+    ended_at: float | None = None
+    on_freed_cpu: bool = False
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still has its cgroup."""
+        return self.ended_at is None
+
+
+class Wakeup(msgspec.Struct):
+    """When the simulation woke up and when its full limit was in force (None: not yet); seconds since the start."""
+
+    began_s: float
+    back_s: float | None = None
+
+
+class PoolFacts(msgspec.Struct):
+    """A pool: fair share now in cores, and over time in core-seconds."""
+
+    weight: float
+    fair_share: float = 0.0
+    fair_share_cpu_s: float = 0.0
+
+
+Tell = Callable[[float, str], None]
+
+
+class Story:
+    """Looks at everything again and again and tells what is new; ``tell`` gets seconds since the start and a text."""
+
+    def __init__(
+        self, cluster: Cluster, hierarchies: Hierarchies, plan: Plan, operations: dict[str, Load], tell: Tell
+    ) -> None:
+        self.cluster = cluster
+        self.node: ClusterNode = cluster.nodes[0]
+        self.plan = plan
+        self.jobs: dict[str, JobFacts] = {}
+        self.wakeups: list[Wakeup] = []
+        self.pools = {name: PoolFacts(weight) for name, weight in WEIGHTS.items()}
+        self.heartbeats = 0
+        self.overcommits = 0
+        self._hierarchies = hierarchies
+        self._operations = operations
+        self._tell = tell
+        self._log_offset = 0
+        self._counts: dict[str, int] = {}
+        self._told_limit = plan.orders["simulation"].cpu_limit
+        self._is_over = False
+        self._counted_s: float | None = None
+        self._told_ends: set[str] = set()
+        self._cgroups: dict[str, Cgroup] = {}
+
+    def look_closely(self, now_s: float) -> None:
+        """Starts, and the simulation's limit; cheap, for every few milliseconds."""
+        self._read_starts(now_s)
+        job = self.living("simulation")
+        if job is not None:
+            self._read_limit(job)
+            self._follow_limit(job, now_s)
+
+    def look_around(self, now_s: float) -> None:
+        """Everything else, for a few times a second. Raises UnavailableError when a process has died."""
+        self.cluster.check()
+        for operation_id in self._operations:
+            self._take_ends(operation_id, now_s)
+        self._read_usage()
+        self.read_limits()
+        for job in self.jobs.values():
+            if job.lives:
+                self._read_counters(job)
+        self._take_node(now_s)
+        self._take_pools(now_s)
+
+    def read_limits(self) -> None:
+        """The limits in force, from the cgroups."""
+        for job in self.jobs.values():
+            if job.lives:
+                self._read_limit(job)
+
+    def living(self, load: Load) -> JobFacts | None:
+        """The job of an operation that runs, the first of them."""
+        return next((job for job in self.jobs.values() if job.load == load and job.lives), None)
+
+    @property
+    def limits(self) -> float:
+        """What the node's jobs may use together, cores."""
+        return sum(job.limit for job in self.jobs.values() if job.lives)
+
+    def wake(self, now_s: float) -> None:
+        self.wakeups.append(Wakeup(now_s))
+        self._tell(now_s, "simulation wakes up and wants all that it ordered")
+
+    def sleep(self, now_s: float) -> None:
+        self._tell(now_s, "simulation goes to sleep")
+
+    def _read_starts(self, now_s: float) -> None:
+        with open(self.node.log_path, "rb") as file:
+            file.seek(self._log_offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._log_offset += len(whole)
+        for line in whole.splitlines():
+            if b'"job_started"' in line:
+                self._take_start(json.loads(line), now_s)
+
+    def _take_start(self, record: dict[str, Any], now_s: float) -> None:
+        load = self._operations.get(record["operation_id"])
+        if load is None or record["job_id"] in self.jobs:
+            return
+        number = self._counts[load] = self._counts.get(load, 0) + 1
+        name = load if load == "simulation" and number == 1 else f"{load}-{number}"
+        self.read_limits()
+        before = self.limits
+        job = self.jobs[record["job_id"]] = JobFacts(
+            record["job_id"], name, load, record["pool"], record["cgroup"], record["cpu_limit_cores"],
+            datetime.fromisoformat(record["timestamp"]).timestamp(), record["since_heartbeat_s"],
+            record["cpu_limit_cores"],
+        )  # fmt: skip
+        self._read_limit(job)
+        simulation = self.living("simulation")
+        lowered = simulation is not None and simulation is not job and simulation.limit < simulation.ordered - NEAR
+        job.on_freed_cpu = lowered and before + job.ordered <= self.plan.capacity + NEAR
+        freed = " on the freed CPU" if job.on_freed_cpu else ""
+        self._tell(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
+
+    # --- limits and counters, from the cgroups' files
+
+    def _find_cgroup(self, job: JobFacts) -> Cgroup | None:
+        """The job's cgroup, opened once; None while it is not there."""
+        cgroup = self._cgroups.get(job.id)
+        if cgroup is None:
+            with contextlib.suppress(CpumondError):
+                cgroup = open_cgroup(self._hierarchies, job.cgroup)
+            if cgroup is not None:
+                self._cgroups[job.id] = cgroup
+        return cgroup
+
+    def _read_limit(self, job: JobFacts) -> None:
+        cgroup = self._find_cgroup(job)
+        # What cannot be read now can be read soon, or the scheduler tells its end.
+        with contextlib.suppress(CpumondError):
+            if cgroup is not None:
+                settings = cgroup.read_settings()
+                job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)
+
+    def _read_counters(self, job: JobFacts) -> None:
+        cgroup = self._find_cgroup(job)
+        with contextlib.suppress(CpumondError):
+            reading = None if cgroup is None else cgroup.read(0.0)
+            if reading is not None:
+                job.used_cpu_s = reading.total_cpu_s
+
+    def close(self) -> None:
+        for cgroup in self._cgroups.values():
+            cgroup.close()
+        self._cgroups.clear()
+
+    def _follow_limit(self, job: JobFacts, now_s: float) -> None:
+        is_full = job.limit >= job.ordered * (1.0 - NEAR)
+        wakeup = self.wakeups[-1] if self.wakeups else None
+        if wakeup is not None and wakeup.back_s is None and is_full:
+            wakeup.back_s = now_s
+            self._told_limit = job.limit
+            took_s = now_s - wakeup.began_s
+            self._tell(now_s, f"simulation has all its CPU back, {took_s:.1f} s after it woke up")
+        elif is_full:
+            self._told_limit = job.limit
+        elif job.limit <= self._told_limit * TELL_RATIO + NEAR:
+            self._told_limit = job.limit
+            free = self.plan.capacity - self.limits
+            are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
+            limit = f"{_show(job.limit)} of {tell_cores(job.ordered)}"
+            self._tell(now_s, f"simulation's limit went down to {limit}, {are_free}")
+
+    def _read_usage(self) -> None:
+        with contextlib.suppress(UnavailableError):
+            for seen in self.node.get("/v1/status")["jobs"]:
+                job = self.jobs.get(seen["job_id"])
+                if job is not None and job.lives:
+                    job.usage = seen["usage"]
+                    # It may have ended since.
+                    with contextlib.suppress(UnavailableError):
+                        explained = self.node.get(f"/v1/jobs/{job.id}/explain")
+                        job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]
+
+    def _take_ends(self, operation_id: str, now_s: float) -> None:
+        for seen in self.cluster.get(f"/api/v1/operations/{operation_id}/jobs?limit=20")["jobs"]:
+            job = self.jobs.get(seen["id"])
+            if job is None or not job.lives or seen["state"] == job.state:
+                continue
+            job.state, job.reason = seen["state"], seen["reason"]
+            if seen["preemption"] is not None:
+                job.kind, job.reason = seen["preemption"]["kind"], seen["preemption"]["why"]
+            if seen["finish_time"] is not None:
+                self._take_end(job, seen)
+            if job.state not in ("starting", "running") and job.id not in self._told_ends:
+                self._told_ends.add(job.id)
+                self._tell_end(job, now_s)
+
+    def _take_end(self, job: JobFacts, seen: dict[str, Any]) -> None:
+        job.ended_at, job.limit, job.usage = seen["finish_time"], 0.0, None
+        if seen["cpu_seconds"] is not None:
+            job.used_cpu_s = seen["cpu_seconds"]
+        cgroup = self._cgroups.pop(job.id, None)
+        if cgroup is not None:
+            cgroup.close()
+
+    def _tell_end(self, job: JobFacts, now_s: float) -> None:
+        if job.kind:
+            self._tell(now_s, f"{job.name} stopped: {job.reason}")
+        elif job.load not in QUIET or job.state not in ("stopping", "completed"):
+            self._tell(now_s, f"{job.name} {job.state}{f': {job.reason}' if job.reason else ''}")
+
+    def _take_node(self, now_s: float) -> None:
+        node = self.cluster.get(f"/api/v1/nodes/{self.node.node_id}")
+        capacity, free = node["capacity"]["cpu"], node["free"]["cpu"]
+        is_over = free < -NEAR
+        if is_over and not self._is_over:
+            self.overcommits += 1
+            self._tell(now_s, f"the node is overcommitted: {_show(capacity - free)} of {tell_cores(capacity)}")
+        elif self._is_over and not is_over:
+            self._tell(now_s, f"the node fits again: {_show(capacity - free)} of {tell_cores(capacity)}")
+        self._is_over = is_over
+
+    def _take_pools(self, now_s: float) -> None:
+        passed_s = 0.0 if self._counted_s is None else now_s - self._counted_s
+        self._counted_s = now_s
+        for seen in self.cluster.get("/api/v1/trees/default/pools")["pools"]:
+            pool = self.pools.get(seen["name"])
+            if pool is not None:
+                pool.fair_share_cpu_s += pool.fair_share * passed_s
+                pool.fair_share = seen["fair_share"]["cpu"]
+        status = self.cluster.get("/api/v1/status")
+        self.heartbeats = status["requests"].get("heartbeat", {}).get("count", 0)
+
+
+def tell_cores(cores: float) -> str:
+    """Cores with their noun."""
+    return f"{_show(cores)} core{'' if round(cores, 2) == 1.0 else 's'}"
+
+
+def _show(cores: float) -> str:
+    return show_cores(round(cores, 2))

@@ -1,0 +1,174 @@
+"""What ``cpumond demo`` shows: a live table on a terminal, a line for each event elsewhere, and the summary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from cpumond.cli.demo.jobs import CHECK_PERIOD_S, QUICKER
+from cpumond.cli.demo.story import JobFacts, Story, tell_cores
+from cpumond.core.words import count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+SHOWN_EVENTS = 12
+BAR = 24
+BUSY = 1.5
+
+
+class PoolSummary(msgspec.Struct, frozen=True):
+    """Core-seconds of a pool's jobs, and of its fair share over the same time."""
+
+    weight: float
+    used_cpu_s: float
+    fair_share_cpu_s: float
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """A job that the scheduler stopped, in its own words."""
+
+    job: str
+    kind: str
+    reason: str
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What the demo ends with; core-seconds (from the kernel's counters) and seconds.
+
+    ``given_cpu_s``: what jobs used that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
+    to its full limit. ``start_s``: from a heartbeat to the running process. ``restored``: every limit was as ordered
+    when the agent had ended; ``removed``: no process, cgroup or file is left. ``not_reached``: what was not seen.
+    ``machine_load``: processes of the whole machine that wanted to run, for each CPU, over the last minute.
+    """
+
+    kernel: str
+    duration_s: float
+    capacity_cores: float
+    ordered_cpu_s: float
+    used_cpu_s: float
+    reclaimed_cpu_s: float
+    given_cpu_s: float
+    wake_ups: int
+    give_back_s: list[float]
+    overcommits: int
+    jobs_started: dict[str, int]
+    started_on_freed_cpu: dict[str, int]
+    start_s: list[float]
+    stopped: list[Stop]
+    pools: dict[str, PoolSummary]
+    heartbeats: int
+    not_reached: list[str]
+    machine_load: float
+    restored: bool
+    removed: bool
+
+
+class Display:
+    """Where events and the state go. ``is_quiet``: nowhere, only the summary is wanted."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.is_quiet = is_quiet
+        self.events: deque[tuple[float, str]] = deque(maxlen=SHOWN_EVENTS)
+        console = Console()
+        self.live: Live | None = None
+        if console.is_terminal and not is_quiet:
+            self.live = Live(console=console, auto_refresh=False)
+
+    def announce(self, text: str) -> None:
+        """What stays above all that follows."""
+        if not self.is_quiet:
+            click.echo(text)
+
+    def tell(self, at_s: float, text: str) -> None:
+        self.events.append((at_s, text))
+        if self.live is None and not self.is_quiet:
+            click.echo(f"{at_s:6.1f} s  {text}")
+
+    def show(self, story: Story, now_s: float, duration_s: float) -> None:
+        """The present state, where it can be drawn over the one before."""
+        if self.live is not None:
+            self.live.update(draw_state(story, now_s, duration_s, list(self.events)), refresh=True)
+
+    def __enter__(self) -> Display:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            # The terminal may be gone.
+            with contextlib.suppress(OSError):
+                self.live.stop()
+
+
+def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple[float, str]]) -> RenderableType:
+    """Jobs, the node's ledger and the last events."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{now_s:.0f} of {duration_s:.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("pool", "job", "ordered", "limit", "usage", "state", ""):
+        table.add_column(name, justify="right" if name in ("ordered", "limit", "usage") else "left", no_wrap=True)
+    for job in story.jobs.values():
+        if job.lives:
+            usage = "" if job.usage is None else f"{job.usage:.2f}"
+            table.add_row(
+                job.pool, job.name, f"{job.ordered:.2f}", f"{job.limit:.2f}", usage, job.state,
+                draw_bar(job, story.plan.capacity),
+            )  # fmt: skip
+    capacity = story.plan.capacity
+    ledger = f"node: limits of {tell_cores(story.limits)} together, it has {tell_cores(capacity)}"
+    over = story.limits - capacity
+    style = "bold yellow" if over > 0.01 else ""
+    ledger += f": overcommitted by {tell_cores(over)}" if over > 0.01 else ""
+    lines = [Text(f"{at_s:6.1f} s  {text}", overflow="fold") for at_s, text in events]
+    return Group(table, Text(""), Text(ledger, style=style), Text(""), *lines)
+
+
+def draw_bar(job: JobFacts, capacity: float) -> str:
+    """What it uses, may use and ordered, on the scale of the node."""
+    used, allowed, ordered = (
+        min(round(BAR * cores / capacity), BAR) for cores in (job.usage or 0.0, job.limit, job.ordered)
+    )
+    used = min(used, ordered)
+    return "█" * used + "░" * max(allowed - used, 0) + "·" * (ordered - max(allowed, used))
+
+
+def show_summary(summary: Summary) -> None:
+    click.echo(f"\nAfter {summary.duration_s:.0f} s on a node of {tell_cores(summary.capacity_cores)} "
+               f"({summary.kernel} kernel), core-seconds by its counters:")  # fmt: skip
+    click.echo(
+        f"  ordered {summary.ordered_cpu_s:.1f}, used {summary.used_cpu_s:.1f}, reclaimed "
+        f"{summary.reclaimed_cpu_s:.1f}, used by jobs that were started on freed CPU {summary.given_cpu_s:.1f}"
+    )
+    for name, pool in summary.pools.items():
+        click.echo(f"  pool {name} (weight {pool.weight:g}): used {pool.used_cpu_s:.1f}, "
+                   f"fair share {pool.fair_share_cpu_s:.1f}")  # fmt: skip
+    if summary.give_back_s:
+        times = ", ".join(f"{seconds:.2f}" for seconds in summary.give_back_s)
+        click.echo(f"simulation had all its CPU back {count(len(summary.give_back_s), 'time')}, {times} s after it "
+                   f"woke up (a check each {CHECK_PERIOD_S:g} s).")  # fmt: skip
+    started = ", ".join(f"{number} {name}" for name, number in summary.jobs_started.items())
+    middle = sorted(summary.start_s)[len(summary.start_s) // 2] * 1e3 if summary.start_s else 0.0
+    click.echo(f"Jobs started: {started or 'none'}; from heartbeat to process {middle:.0f} ms (median). "
+               f"{summary.heartbeats} heartbeats.")  # fmt: skip
+    for sentence in summary.not_reached:
+        click.echo(f"Not seen: {sentence}.")
+    if summary.machine_load > BUSY:
+        click.echo(f"The machine is busy with other things, too: {summary.machine_load:.1f} processes wanted each CPU. "
+                   "A job that cannot use its limit is not held back by it, and gets no more.")  # fmt: skip
+    click.echo(QUICKER)
+    click.echo("Every limit went back to what was ordered." if summary.restored
+               else "Some limits did NOT go back to what was ordered.")  # fmt: skip
+    click.echo("All that the demo made is removed." if summary.removed
+               else "NOT all that the demo made is removed; see `cpumond doctor`.")  # fmt: skip

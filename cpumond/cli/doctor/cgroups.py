@@ -1,0 +1,274 @@
+"""What ``cpumond doctor`` says about cgroups and jobs: each check takes what it looks at and gives findings."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from cpumond.agent.config import AgentConfig, Source
+from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.doctor.host import may, read_line, show_user
+from cpumond.core.errors import UnavailableError, UnknownLimitsError, describe
+from cpumond.core.words import count
+
+if TYPE_CHECKING:
+    from cpumond.agent.state_file import Originals
+    from cpumond.host.cgroup.mounts import Hierarchies, Mount
+
+SAMPLE = 3
+READS = 200
+SLOW_READ_US = 100.0
+
+
+def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
+    """The layout, and where each controller that the agent uses is mounted."""
+    from cpumond.host.cgroup.mounts import find_hierarchies
+
+    try:
+        hierarchies = find_hierarchies(mounts, source)
+    except UnavailableError as error:
+        return [
+            Finding("cgroups", "fail", str(error), "mount cgroup2 or the v1 cpu controller; in a container, the host's")
+        ]
+    findings = [
+        Finding(
+            "cgroups", "ok", f"layout {hierarchies.layout}, limits are written in version {hierarchies.cpu_version}"
+        )
+    ]
+    for controller, needed in (("cpu", True), ("cpuacct", hierarchies.cpu_version == 1), ("cpuset", True)):
+        places = [f"{m.mount_point} (v{m.version})" for m in mounts if controller in m.controllers]
+        if places:
+            findings.append(Finding(f"controller {controller}", "ok", ", ".join(places)))
+        elif controller == "cpuset":
+            text = "not mounted: CPUs of a job without quota are taken from the agent's own affinity"
+            findings.append(Finding("controller cpuset", "warn", text, "mount it, or give each source a cpu_limit"))
+        elif needed:
+            text = f"not mounted: CPU time is read from cpu.stat of {hierarchies.cpuacct_root}"
+            findings.append(Finding(f"controller {controller}", "ok", text))
+    unified = next((mount for mount in mounts if mount.version == 2), None)
+    if unified is not None:
+        offered = " ".join(sorted(unified.controllers)) or "none"
+        text = f"{unified.mount_point}, controllers: {offered}"
+        passed = read_line(os.path.join(unified.mount_point, "cgroup.subtree_control"))
+        if passed is not None and hierarchies.cpu_version == 2:
+            text += f"; given on to the cgroups in it: {passed or 'none'}"
+        findings.append(Finding("cgroup2", "ok", text))
+    return findings
+
+
+def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
+    """PSI: whether the kernel has it and it is on (``error`` of reading the host's file), whether cgroups have it."""
+    if error is not None:
+        off = error.errno == errno.EOPNOTSUPP
+        text = "the kernel has it, but it is turned off" if off else f"not here ({error.filename}: {describe(error)})"
+        advice = "optional: limits are moved without it; " + ("boot with psi=1" if off else "it needs CONFIG_PSI")
+        return Finding("pressure", "warn", text, advice)
+    if unified_root is None:
+        advice = "optional; mount cgroup2 beside v1 to see the pressure of single jobs"
+        return Finding("pressure", "warn", "on, but only for the whole host: cgroup2 is not mounted", advice)
+    return Finding("pressure", "ok", f"on; cgroups below {unified_root} have their own")
+
+
+def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
+    """The time of one read of a cgroup's counters, as the agent does it. Raises CgroupReadError."""
+    from cpumond.host.cgroup import open_cgroup
+
+    cgroup = open_cgroup(hierarchies, path)
+    if cgroup is None:
+        return Finding("counter read", "warn", f"cgroup {path!r} went away meanwhile", "run doctor again")
+    try:
+        start_s = time.perf_counter()
+        for _ in range(READS):
+            cgroup.read(start_s)
+        each_us = (time.perf_counter() - start_s) / READS * 1e6
+    finally:
+        cgroup.close()
+    text = (
+        f"{each_us:.1f} us for {path or 'the root cgroup'}: 1000 jobs each second take {each_us / 10:.1f} % of a core"
+    )
+    if each_us > SLOW_READ_US:
+        return Finding("counter read", "warn", text, "raise check_period, or see what slows this machine down")
+    return Finding("counter read", "ok", text)
+
+
+def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
+    """Whether each of ``managed_roots`` exists."""
+    if not roots:
+        advice = 'name the cgroups below which jobs run, such as managed_roots = ["jobs"]'
+        return [Finding("managed_roots", "warn", "empty: no cgroup will ever be written", advice)]
+    findings = []
+    for root in roots:
+        directory = os.path.join(cpu_root, root)
+        if not root:
+            advice = "name the cgroups below which jobs run, so that nothing else is ever written"
+            findings.append(Finding("managed_roots", "warn", f"'/' is all of {cpu_root}", advice))
+        elif os.path.isdir(directory):
+            findings.append(Finding("managed_roots", "ok", directory))
+        else:
+            advice = f"make it, or correct the name; it is relative to {cpu_root}"
+            findings.append(Finding("managed_roots", "warn", f"{directory} does not exist", advice))
+    return findings
+
+
+def check_no_sources() -> Finding:
+    """A configuration that names no jobs."""
+    advice = "add a [[source]] to the configuration, or add jobs with `cpumond job add`"
+    return Finding("sources", "warn", "the configuration has none", advice)
+
+
+def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
+    """What a source finds now: how many cgroups, a sample of the jobs they become, and what is wrong with them."""
+    from cpumond.agent.discovery import describe_source, find_cgroups, name_job
+    from cpumond.agent.tracked import find_refusal
+
+    check = f"source {number}"
+    root = hierarchies.cpu_root
+    paths, _ = find_cgroups(root, source)
+    shown = f"{source.kind} {describe_source(source)!r}"
+    if not paths:
+        text = f"{shown} matches no cgroup in {root}"
+        return [Finding(check, "warn", text, "start a job, or correct the pattern; `find` shows the cgroups there")]
+    named = {path: job for path in paths if (job := name_job(source, path)) is not None}
+    if not named:
+        text = (
+            f"{count(len(paths), 'cgroup')} match {describe_source(source)!r}, "
+            f"but id_regex {source.id_regex!r} none of them"
+        )
+        return [Finding(check, "warn", text, f"correct id_regex; it is searched in paths such as {paths[0]!r}")]
+    findings = []
+    sample = [
+        f"{path} -> job {job.job_id!r}" + (f" of operation {job.operation_id!r}" if job.operation_id else "")
+        for path, job in list(named.items())[:SAMPLE]
+    ]
+    more = f", and {len(named) - SAMPLE} more" if len(named) > SAMPLE else ""
+    text = f"{shown} matches {count(len(paths), 'cgroup')}: {'; '.join(sample)}{more}"
+    findings.append(Finding(check, "ok", text))
+    if len(named) < len(paths):
+        missed = next(path for path in paths if path not in named)
+        text = f"id_regex {source.id_regex!r} does not match {len(paths) - len(named)} of them, such as {missed!r}"
+        findings.append(Finding(check, "warn", text, "they are left out; correct id_regex or narrow the pattern"))
+    ids = collections.Counter(job.job_id for job in named.values())
+    doubled = sorted(job_id for job_id, times in ids.items() if times > 1)
+    if doubled:
+        text = f"several cgroups become the job {doubled[0]!r}" + (" (and others)" if len(doubled) > 1 else "")
+        findings.append(
+            Finding(check, "warn", text, "all but the first are left out; give an id_regex that tells them apart")
+        )
+    refused: dict[str, list[str]] = {}
+    for path in named:
+        why = find_refusal(config, path, os.path.join(root, path))
+        if why:
+            refused.setdefault(why, []).append(path)
+    for why, where in refused.items():
+        advice = "leave them out of the source"
+        if "managed_roots" in why:
+            advice = "add what is above them to managed_roots"
+        elif "child cgroups" in why:
+            advice = "match their leaf cgroups instead"
+        text = f"{len(where)} of them will never be written, such as {where[0]!r}: {why}"
+        findings.append(Finding(check, "warn", text, advice))
+    return findings
+
+
+def check_limit_files(
+    version: int, directories: list[str], others: list[str], units: Collection[str] = (), wants_burst: bool = False
+) -> list[Finding]:
+    """Whether jobs and managed roots (``directories``) have the files of a CPU limit, and the kernel that of a burst.
+
+    Without any of them ``others`` may show what the kernel offers. Those of ``units`` belong to systemd, which makes
+    the files as soon as a CPU property is set. ``wants_burst``: some job is under rule ``peak``, which counts on it.
+    """
+    needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
+
+    def has(directory: str) -> bool:
+        return all(os.path.exists(os.path.join(directory, name)) for name in needed)
+
+    existing = [directory for directory in directories if os.path.isdir(directory)]
+    if not existing:
+        existing = [directory for directory in others if has(directory)]
+    if not existing:
+        text = f"neither a job nor a managed root is there, and no other cgroup shows whether there is {needed[0]}"
+        return [Finding("limit files", "warn", text, "look again when a job runs")]
+    without = [directory for directory in existing if not has(directory)]
+    findings = []
+    if version == 2 and any(directory in units for directory in without):
+        plain = [directory for directory in without if directory in units]
+        text = f"{count(len(plain), 'unit')} without {needed[0]} so far, such as {plain[0]}: its first limit makes it"
+        name = os.path.basename(plain[0])
+        advice = (
+            f"where the agent may not set properties of units: systemctl set-property --runtime {name} CPUWeight=100"
+        )
+        findings.append(Finding("limit files", "warn", text, advice))
+        existing = [directory for directory in existing if directory not in plain]
+        without = [directory for directory in without if directory not in plain]
+        if not existing:
+            return findings
+    if without:
+        advice = (
+            "the cpu controller is off there: `echo +cpu > cgroup.subtree_control` in its parent; for a systemd unit, "
+            "set CPUWeight= on its slice"
+            if version == 2
+            else "the kernel needs CONFIG_CFS_BANDWIDTH"
+        )
+        shown = ", ".join(without[:SAMPLE])
+        text = f"{len(without)} of {count(len(existing), 'cgroup')} without {needed[0]}: {shown}"
+        return [*findings, Finding("limit files", "fail", text, advice)]
+    text = f"{' and '.join(needed)} in {'the other' if findings else 'all of'} {count(len(existing), 'cgroup')}"
+    findings.append(Finding("limit files", "ok", text))
+    if any(os.path.exists(os.path.join(directory, burst)) for directory in existing):
+        findings.append(Finding("burst", "ok", f"the kernel has {burst}"))
+    else:
+        text = f"the kernel has no {burst}"
+        advice = "nothing to do unless burst_ratio is set: that needs Linux 5.14"
+        if wants_burst:
+            text += ', which limit_rule = "peak" counts on: bursts shorter than a check keep its limits higher'
+            advice = "Linux 5.14 or later reclaims more with this rule; it works without, too"
+        findings.append(Finding("burst", "warn", text, advice))
+    return findings
+
+
+def check_rights(version: int, directories: list[str]) -> Finding:
+    """Whether this user may write the limits; nothing is written to find out."""
+    name = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
+    files = [path for directory in directories if os.path.exists(path := os.path.join(directory, name))]
+    if not files:
+        return Finding("rights", "warn", "no job's limit is there to look at", "look again when a job runs")
+    closed = [path for path in files if not may(path, os.W_OK)]
+    if not closed:
+        return Finding("rights", "ok", f"{show_user()} may write the limits of {count(len(files), 'cgroup')}")
+    text = f"{show_user()} may not write {len(closed)} of {len(files)} limits, such as {closed[0]}"
+    if os.geteuid() == 0:
+        advice = "the mount is read-only or the container lacks rights: give the agent a writable cgroup mount"
+        return Finding("rights", "fail", text, advice)
+    advice = "run doctor as the agent's user or as root; the shipped cpumond.service has the right (CAP_DAC_OVERRIDE)"
+    return Finding("rights", "warn", text, advice)
+
+
+def check_leftovers(
+    path: str, content: Originals | None, running: bool, is_current: bool, hierarchies: Hierarchies | None
+) -> Finding:
+    """Limits that a dead agent left lowered; ``is_current``: in this boot of the machine."""
+    if content is None or not content.cgroups:
+        return Finding("leftovers", "ok", f"{path} names no cgroup to put back")
+    if not is_current:
+        return Finding("leftovers", "ok", f"{path} is of an earlier boot; its cgroups are gone")
+    left = list(content.cgroups)
+    if hierarchies is not None:
+        from cpumond.host.cgroup.find import CgroupFinder
+
+        finder = CgroupFinder(hierarchies, content.root)
+        try:
+            left = [name for name in left if finder.find(name, content.cgroups[name].inode) is not None]
+        except UnknownLimitsError as error:
+            return Finding("leftovers", "fail", str(error), "mount it where it was")
+    if running:
+        return Finding("leftovers", "ok", f"{path} holds the original limits of {count(len(left), 'cgroup')}")
+    if not left:
+        return Finding("leftovers", "ok", f"the cgroups of {path} are gone")
+    text = f"a dead agent left the limits of {count(len(left), 'cgroup')}, such as {left[0]!r}"
+    return Finding("leftovers", "fail", text, "put them back with `cpumond restore`, or start the agent")

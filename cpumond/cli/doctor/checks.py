@@ -1,0 +1,311 @@
+"""What ``cpumond doctor`` says about the host and the agent: each check takes what it looks at and gives findings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cpumond import __version__
+from cpumond.agent.config import AgentConfig, load_config
+from cpumond.cli.agent.client import AgentClient
+from cpumond.cli.doctor.host import AgentSeen, may, show_user, suggest_root
+from cpumond.core.answers import StatusAnswer
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.core.settings import parse_listen
+from cpumond.core.words import count, show_time
+
+WRITERS: Final = {
+    "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
+    "koordlet": "koordlet sets quotas of best-effort pods",
+    "dockerd": "dockerd sets quotas at `docker update`",
+    "containerd": "containerd sets quotas of its containers",
+    "crio": "CRI-O sets quotas of its containers",
+    "podman": "podman sets quotas at `podman update`",
+    "conmon": "podman or CRI-O containers run here; their manager sets quotas",
+    "slurmd": "slurmd sets the quotas of its job steps",
+}
+"""Name of a process -> what it does to quotas."""
+
+SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies"})
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check: what was looked at, how it is, and for all but ok what to do."""
+
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def describe_host() -> Finding:
+    """What this is about: version, kernel, CPUs."""
+    text = (
+        f"cpumond {__version__}, Python {platform.python_version()}, Linux {platform.release()}, "
+        f"{os.cpu_count()} CPUs, as {show_user()}"
+    )
+    return Finding("host", "ok", text)
+
+
+def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int) -> list[Finding]:
+    """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
+    from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # it logs: `--help` is quicker without that
+
+    room = find_room(hard) // per_job
+    shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
+    text = (
+        f"hard limit {shown} (soft {soft}) of {whose}: enough for {room:g} jobs; now {jobs}, "
+        f"discovery.max_jobs {max_jobs}"
+    )
+    advice = f"set LimitNOFILE={per_job * max_jobs + OTHER_DESCRIPTORS} in the agent's unit, or ulimit -Hn"
+    if jobs > room:
+        return [Finding("descriptors", "fail", text, advice)]
+    return [Finding("descriptors", "warn" if max_jobs > room else "ok", text, advice if max_jobs > room else "")]
+
+
+def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
+    """The kernel's inotify limits against what the agent watches: each limit file and each directory of sources."""
+    if not limits:
+        return [
+            Finding("inotify", "warn", "its limits are not shown here", "limits are re-read at each rescan without it")
+        ]
+    per_user, instances = limits["max_user_watches"], limits["max_user_instances"]
+    text = f"max_user_watches {per_user}, about {watches} needed now; max_user_instances {instances}, 1 needed"
+    if watches > per_user * 0.9:
+        advice = (
+            f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}; until then foreign writes are seen late"
+        )
+        return [Finding("inotify", "warn", text, advice)]
+    if instances < 16:
+        return [Finding("inotify", "warn", text, "sysctl fs.inotify.max_user_instances=128; others share them")]
+    return [Finding("inotify", "ok", text)]
+
+
+def check_writers(names: Iterable[str]) -> list[Finding]:
+    """Programs that change quotas themselves."""
+    found = sorted(set(names) & set(WRITERS))
+    if not found:
+        return [Finding("other writers", "ok", "no program that is known to change quotas runs here")]
+    advice = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
+    return [Finding("other writers", "warn", f"{name} runs: {WRITERS[name]}", advice) for name in found]
+
+
+def check_systemd(booted: bool, version: str) -> Finding:
+    """Whether systemd can look after the agent."""
+    if not booted:
+        advice = "whoever starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
+        return Finding(
+            "systemd", "warn", "does not run this machine" + (f" ({version} is installed)" if version else ""), advice
+        )
+    number = re.search(r"\d+", version)
+    if number is not None and int(number[0]) < 240:
+        return Finding("systemd", "warn", version, "cpumond.service was tried with systemd 252 and later")
+    return Finding("systemd", "ok", version or "runs, its version is not shown")
+
+
+def check_clock(directory: str) -> list[Finding]:
+    """The kernel's clock source: every check reads it for each job."""
+    try:
+        with open(os.path.join(directory, "current_clocksource"), encoding="ascii") as file:
+            current = file.read().strip()
+    except OSError:
+        return [Finding("clock", "ok", "the clock source is not shown here")]
+    if current in SLOW_CLOCKS:
+        advice = "a slow one: each reading is a trip into hardware; see the kernel's log on why tsc was marked unstable"
+        return [Finding("clock", "warn", f"clock source {current}", advice)]
+    return [
+        Finding("clock", "ok", f"clock source {current}; rates use the monotonic clock, wall clock steps do no harm")
+    ]
+
+
+def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
+    """The configuration to look at and what is to say about it; a wrong one is replaced by the built-in defaults."""
+    if not explicit and not os.path.exists(path):
+        advice = "copy config/cpumond.toml there, or name one with --config"
+        text = f"there is none at {path}; the built-in defaults are looked at"
+        return load_config(None), [Finding("configuration", "warn", text, advice)]
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        advice = "correct it; the other findings are about the built-in defaults"
+        return load_config(None), [Finding("configuration", "fail", str(error), advice)]
+    except CpumondError as error:
+        text = f"{error}; the built-in defaults are looked at"
+        return load_config(None), [Finding("configuration", "warn", text, suggest_root())]
+    text = f"{path} is good: node {config.node_id}, {count(len(config.source), 'source')}"
+    return config, [Finding("configuration", "ok", text)]
+
+
+def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
+    """Whether an agent runs for this runtime_dir, and with which configuration."""
+    lock = os.path.join(config.runtime_dir, "agent.lock")
+    if not seen.running:
+        advice = "start it with `systemctl start cpumond` or `cpumond agent --config FILE`"
+        return [Finding("agent", "warn", f"none runs: nobody holds {lock}", advice)]
+    who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
+    if seen.since is not None:
+        who += f", since {show_time(seen.since)}"
+    findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
+    if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
+        text = f"it runs with {seen.config}, but {config.path} is looked at"
+        findings.append(Finding("agent", "warn", text, f"cpumond doctor --config {seen.config}"))
+    return findings
+
+
+def check_answer(client: AgentClient) -> list[Finding]:
+    """Whether the running agent answers, and what it complains about. Raises AccessError."""
+    try:
+        answer = client.decode(client.status(), StatusAnswer)
+    except UnavailableError as error:
+        return [Finding("agent", "fail", str(error), "see its log (journalctl -u cpumond), then restart it")]
+    findings = [Finding("agent", "warn", problem, "`cpumond status` shows it, too") for problem in answer.problems]
+    if answer.is_stuck:
+        text = f"its last check was {answer.last_tick_age_s:.0f} s ago, one is due every {answer.check_period_s:g} s"
+        findings.append(Finding("agent", "fail", text, "see its log (journalctl -u cpumond), then restart it"))
+    text = f"it answers on {client.socket_path} and follows {count(len(answer.jobs), 'job')}"
+    return [Finding("agent", "ok", text), *findings]
+
+
+def check_directory(key: str, path: str) -> Finding:
+    """Whether a directory of the configuration can be written, or made."""
+    place = path
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    advice = f"set `{key}`, or fix its rights" if os.geteuid() == 0 else suggest_root()
+    if not os.path.isdir(place):
+        return Finding(key, "fail", f"{place} is not a directory", f"set `{key}`")
+    if not may(place, os.W_OK | os.X_OK):
+        level: Level = "fail" if os.geteuid() == 0 else "warn"
+        return Finding(key, level, f"{place} cannot be written by {show_user()}", advice)
+    return Finding(key, "ok", f"{path} can be written" if place == path else f"{path} will be made in {place}")
+
+
+def check_pause(runtime_dir: str) -> Finding:
+    path = os.path.join(runtime_dir, "pause")
+    try:
+        since = show_time(os.stat(path).st_mtime)
+    except OSError:
+        return Finding("pause file", "ok", "none; writes are not paused")
+    return Finding("pause file", "warn", f"{path} stops all writes since {since}", f"rm {path}")
+
+
+def check_report(kind: str, url: str, connect: Callable[[str, int], str]) -> Finding:
+    """Whether the receiver of reports takes a connection; nothing is sent."""
+    if kind != "http":
+        return Finding("report", "ok", f"kind {kind}: no receiver to reach")
+    advice = "start the receiver or correct report.url; the agent goes on without it and reports when it is back"
+    return _check_address("report", url, connect, advice)
+
+
+def check_scheduler(url: str, connect: Callable[[str, int], str]) -> Finding:
+    """Whether the scheduler takes a connection; nothing is sent."""
+    if not url:
+        return Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")
+    advice = (
+        "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
+    )
+    return _check_address("scheduler", url, connect, advice)
+
+
+class _Access(msgspec.Struct):
+    """The part of the scheduler's ``/me`` that is read."""
+
+    is_open: bool = False
+
+
+def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
+    """Whether the scheduler at ``url``, if one answers there, lets in whoever connects."""
+    try:
+        is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
+    except ContentError:
+        return []
+    return [describe_open(url)] if is_open else []
+
+
+def describe_open(where: str) -> Finding:
+    """The finding about a scheduler that is open."""
+    text = f"{where} is open: every user of its host may run operations and change pools, in anybody's name"
+    return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or leave its [api] listen out")
+
+
+def _check_address(check: str, url: str, connect: Callable[[str, int], str], advice: str) -> Finding:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        return Finding(check, "fail", f"{url}: {error}", f"correct {check}.url")
+    problem = connect(host, port)
+    if problem:
+        return Finding(check, "fail", f"{host} port {port} of {url}: {problem}", advice)
+    return Finding(check, "ok", f"{host} port {port} of {url} takes connections")
+
+
+def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) -> list[Finding]:
+    """Whether jobs of the scheduler can be run as configured; nothing is made."""
+    options = config.executor
+    if options.kind == "none":
+        runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
+        return [Finding("executor", "ok", f"kind none: {runs}")]
+    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.cgroup_root}")]
+    if not config.scheduler.url:
+        advice = 'set [scheduler] url, for example "http://127.0.0.1:9757"'
+        findings.append(Finding("executor", "warn", "there is no scheduler to get jobs from", advice))
+    if options.kind == "systemd" and not is_booted:
+        advice = 'set [executor] kind = "cgroup" on a host without it'
+        findings.append(Finding("executor", "fail", "systemd does not run this machine", advice))
+    if options.kind == "systemd" and not has_bus_library:
+        findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install dbus-fast"))
+    if options.kind == "cgroup" and is_booted:
+        advice = (
+            'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
+        )
+        findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
+    if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
+        advice = "run the agent as root, or set [executor] user to the account it runs as"
+        findings.append(
+            Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
+        )
+    if options.user or options.allow_root:
+        who = f"all jobs run as {options.user}" if options.user else "jobs of root run as root"
+        findings.append(Finding("executor", "ok", who))
+    return [*findings, check_directory("executor.jobs_dir", options.jobs_dir)]
+
+
+def check_metrics(
+    listen: str,
+    running: bool,
+    connect: Callable[[str, int], str],
+    read: Callable[[str], str],
+    find_absent: Callable[[str], str],
+) -> Finding:
+    """Whether the metrics' address is free, or served by the agent, or not one of this host's (yet)."""
+    if not listen:
+        return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
+    host, port = parse_listen(listen, "metrics.listen")
+    absent = find_absent(host)
+    if absent:
+        text = f"this host does not have the address {absent}; on {listen} nobody is answered until it comes"
+        return Finding("metrics", "warn", text, "if it stays so, compare `ip address` with [metrics] listen")
+    asked = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    if connect(asked, port):
+        if running:
+            advice = "see the agent's log; after a change of metrics.listen the agent must be restarted"
+            return Finding("metrics", "warn", f"the agent runs, but nothing answers on {listen}", advice)
+        return Finding("metrics", "ok", f"{listen} is free")
+    shown = f"[{asked}]" if ":" in asked else asked
+    is_ours = "cpumond_build_info" in read(f"http://{shown}:{port}/metrics")
+    if is_ours and running:
+        return Finding("metrics", "ok", f"the agent serves http://{listen}/metrics")
+    by = "another agent" if is_ours else "another program"
+    return Finding("metrics", "fail", f"{listen} is in use by {by}", "set [metrics] listen to a free address")

@@ -1,0 +1,257 @@
+"""``cpumond doctor``: what this host offers, what is missing, and what to do about it.
+
+``examine`` calls all checks in turn: those of ``doctor_checks`` and ``doctor_cgroups``, over what ``doctor_host`` sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import textwrap
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from cpumond.agent.config import AgentConfig
+from cpumond.cli.agent.client import AgentClient, is_given
+from cpumond.cli.doctor import cgroups, checks, host
+from cpumond.cli.doctor import units as of_units
+from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.doctor.host import AgentSeen
+from cpumond.cli.options import config_option, print_json, terminal_width
+from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
+from cpumond.core.words import count
+
+if TYPE_CHECKING:
+    from cpumond.agent.discovery import FoundJob
+    from cpumond.host.cgroup.mounts import Hierarchies, Mount
+    from cpumond.monitor.model import MonitorSettings
+
+Look = Callable[[str, Callable[[], list[Finding]]], None]
+
+
+@click.command("doctor", epilog="Example: cpumond doctor --config /etc/cpumond/cpumond.toml")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor_command(config_path: str, as_json: bool) -> int:
+    """Say what this host offers for cpumond and what to do about what is missing.
+
+    It only looks: nothing is written, no lock is taken. Without root it says what it could not see. The exit code is
+    0 when nothing failed, 69 when a check failed, 78 when the configuration is wrong.
+    """
+    findings = examine(config_path, is_given("config_path"))
+    code = choose_exit_code(findings)
+    if as_json:
+        print_json(msgspec.json.encode({"findings": findings, "exit_code": code}))
+    else:
+        click.echo(draw_findings(findings, terminal_width()))
+    return code
+
+
+def choose_exit_code(findings: Iterable[Finding]) -> int:
+    """0 when nothing failed, 78 when the configuration is wrong, else 69."""
+    failed = {finding.check for finding in findings if finding.level == "fail"}
+    if "configuration" in failed:
+        return EXIT_CONFIG
+    return EXIT_UNAVAILABLE if failed else 0
+
+
+def draw_findings(findings: list[Finding], width: int | None) -> str:
+    """Findings as text: level, check, text, and what to do on a line of its own; ``width`` None: nothing is wrapped."""
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    column = max(len(finding.check) for finding in findings) + 2
+    indent = " " * (6 + column)
+    lines = []
+    for finding in findings:
+        level = click.style(f"{finding.level:<6}", colours[finding.level])
+        text = _wrap(finding.text, width, indent)
+        lines.append(f"{level}{finding.check:<{column}}{text}")
+        if finding.advice:
+            lines.append(f"{indent}-> {_wrap(finding.advice, width, indent + '   ')}")
+    times = {level: sum(finding.level == level for finding in findings) for level in colours}
+    lines.append(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed")
+    return "\n".join(lines)
+
+
+def _wrap(text: str, width: int | None, indent: str) -> str:
+    """``text`` with its further lines indented; a path is never broken."""
+    if width is None or width < len(indent) + 30:
+        return text
+    lines = textwrap.wrap(text, width - len(indent), break_long_words=False, break_on_hyphens=False)
+    return f"\n{indent}".join(lines)
+
+
+def examine(config_path: str, explicit: bool) -> list[Finding]:
+    """All findings about this host under the configuration at ``config_path`` (``explicit``: the user named it)."""
+    from cpumond.host.cgroup.v1 import V1Cgroup
+    from cpumond.host.cgroup.v2 import V2Cgroup
+
+    config, findings = checks.check_config(config_path, explicit)
+    findings = [checks.describe_host(), *findings]
+
+    def look(check: str, work: Callable[[], list[Finding]]) -> None:
+        # One thing that cannot be seen must not hide the others.
+        try:
+            findings.extend(work())
+        except (CpumondError, OSError) as error:
+            text = str(error) if isinstance(error, CpumondError) else f"{error.filename or ''}: {describe(error)}"
+            findings.append(Finding(check, "warn", f"could not be looked at: {text}", host.suggest_root()))
+
+    seen = host.find_agent(config)
+    hierarchies = _examine_cgroups(config, look)
+    jobs: list[FoundJob] = []
+    if hierarchies is not None:
+        jobs = _examine_jobs(config, hierarchies, look)
+    version = 1 if hierarchies is None else hierarchies.cpu_version
+    follows_pressure = any(each.follows_pressure for each in _list_settings(config, jobs))
+    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + follows_pressure
+    look(
+        "descriptors",
+        lambda: checks.check_descriptors(
+            *host.read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job
+        ),
+    )
+    look("inotify", lambda: checks.check_inotify(host.read_inotify(), len(jobs) * (2 if version == 1 else 1)))
+    look("agent", lambda: checks.check_agent(seen, config))
+    if seen.running:
+        look("agent", lambda: checks.check_answer(AgentClient(config.control_socket, timeout_s=host.CONNECT_S)))
+    look("other writers", lambda: checks.check_writers(host.list_process_names()))
+    look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
+    look("clock", lambda: checks.check_clock("/sys/devices/system/clocksource/clocksource0"))
+    look("state_dir", lambda: [checks.check_directory("state_dir", config.state_dir)])
+    look("runtime_dir", lambda: [checks.check_directory("runtime_dir", config.runtime_dir)])
+    look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
+    look("pause file", lambda: [checks.check_pause(config.runtime_dir)])
+    look("report", lambda: [checks.check_report(config.report.kind, config.report.url, host.try_connect)])
+    look("scheduler", lambda: _examine_scheduler(config.scheduler.url))
+    booted = os.path.isdir("/run/systemd/system")
+    look("executor", lambda: checks.check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
+    listen = config.metrics.listen
+    look(
+        "metrics",
+        lambda: [checks.check_metrics(listen, seen.running, host.try_connect, host.read_metrics, host.find_absent)],
+    )
+    return findings
+
+
+def _examine_scheduler(url: str) -> list[Finding]:
+    from cpumond.scheduler.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
+
+    findings = [
+        checks.check_scheduler(url, host.try_connect),
+        *checks.check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", host.read_metrics),
+    ]
+    if len(findings) == 1:
+        # None runs, or it is another one: what would this host's own do?
+        with suppress(CpumondError):
+            own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
+            findings += [checks.describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
+    return findings
+
+
+def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
+    from cpumond.host.cgroup.mounts import find_hierarchies, read_mounts
+
+    mounts: list[Mount] = []
+
+    def read() -> list[Finding]:
+        mounts.extend(read_mounts(config.mountinfo))
+        return cgroups.check_mounts(mounts, config.mountinfo)
+
+    look("cgroups", read)
+    try:
+        hierarchies = find_hierarchies(mounts, config.mountinfo)
+    except UnavailableError:
+        # Said by check_mounts; without the cpu controller there is nothing more to look at.
+        return None
+    look("pressure", lambda: [cgroups.check_pressure(host.try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
+    return hierarchies
+
+
+def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> list[FoundJob]:
+    from cpumond.agent.discovery import list_jobs
+    from cpumond.host.systemd.properties import unit_of
+
+    registered: list[FoundJob] = []
+    look("added jobs", lambda: _take_registered(registered, config.state_dir))
+    jobs = list_jobs(config.source, registered, hierarchies.cpu_root).jobs
+    # The executor makes its own.
+    roots = [root for root in config.managed_roots if root != config.executor.cgroup_root]
+    if roots or config.executor.kind == "none":
+        look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root))
+    for number, source in enumerate(config.source, 1):
+        look(f"source {number}", functools.partial(cgroups.check_source, number, source, config, hierarchies))
+    if not config.source and not registered and config.executor.kind == "none":
+        look("sources", lambda: [cgroups.check_no_sources()])
+    look("foreign cgroups", lambda: of_units.check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
+    # A root is written only where it is a job itself.
+    paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
+    directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
+    units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}
+    settings = _list_settings(config, jobs)
+    wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
+    others = host.list_children(hierarchies.cpu_root)
+    look(
+        "limit files",
+        lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
+    )
+    look("limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
+    wanting = [each for each in _list_settings(config, jobs) if each.follows_pressure]
+    look(
+        "pressure of jobs",
+        lambda: of_units.check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting),
+    )
+    look("rights", lambda: [cgroups.check_rights(hierarchies.cpu_version, directories)])
+    look("counter read", lambda: [cgroups.measure_read(hierarchies, jobs[0].path if jobs else "")])
+    return jobs
+
+
+def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSettings]:
+    """The resulting settings of the node and of each job."""
+    return [config.node_settings()] + [config.resolve_settings(job.source, job.operation_id, job.layer) for job in jobs]
+
+
+def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding]:
+    registered += host.read_registered(state_dir)
+    return [Finding("added jobs", "ok", f"{count(len(registered), 'job')} added by `cpumond job add`")]
+
+
+def _examine_systemd(
+    config: AgentConfig, hierarchies: Hierarchies | None, jobs: list[FoundJob], seen: AgentSeen
+) -> list[Finding]:
+    booted = os.path.isdir("/run/systemd/system")
+    findings = [checks.check_systemd(booted, host.read_systemd_version())]
+    if hierarchies is not None and booted:
+        paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
+        root = hierarchies.cpu_root
+        own = config.executor.cgroup_root if config.executor.kind != "none" else ""
+        expected = any(source.kind == "systemd" for source in config.source)
+        findings.append(of_units.check_unit_rights(paths, host.see_bus(seen), expected))
+        findings += of_units.check_owners(
+            paths, hierarchies.cpu_version, lambda path: host.is_delegated(os.path.join(root, path)), own
+        )
+    return findings
+
+
+def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, seen: AgentSeen) -> list[Finding]:
+    from cpumond.agent.state_file import STATE_FILE, Originals, is_of_this_boot, load
+
+    path = os.path.join(config.state_dir, STATE_FILE)
+    if not host.may(os.path.dirname(path), os.X_OK) and os.path.isdir(config.state_dir):
+        return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
+    try:
+        content = load(path, Originals)
+    except CpumondError as error:
+        if not host.may(path, os.R_OK):
+            return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
+        advice = (
+            "start the agent: it puts the file aside and begins with the full limits; look at the limits of the jobs"
+        )
+        return [Finding("leftovers", "fail", str(error), advice)]
+    copy = os.path.join(config.runtime_dir, STATE_FILE)
+    is_current = content is not None and is_of_this_boot(content, copy)
+    return [cgroups.check_leftovers(path, content, seen.running, is_current, hierarchies)]

@@ -1,0 +1,353 @@
+"""What ``cpumond doctor`` sees of the host: processes, locks, kernel limits, systemd, addresses.
+
+Nothing is written and no lock is taken. What this user may not see is left out of the answer.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cpumond.agent.config import AgentConfig
+from cpumond.core.decode import ContentError, decode_json
+
+if TYPE_CHECKING:
+    from cpumond.agent.discovery import FoundJob
+
+CONNECT_S = 2.0
+RULE_PLACES: Final = (
+    "/etc/polkit-1/rules.d",
+    "/run/polkit-1/rules.d",
+    "/usr/local/share/polkit-1/rules.d",
+    "/usr/share/polkit-1/rules.d",
+)
+POLKIT_ACTION: Final = "org.freedesktop.systemd1.manage-units"
+POLKIT_SERVICE: Final = "/usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"
+POLKIT_UNIT: Final = "polkit.service"
+POLKIT_BACKEND: Final = (
+    "get-property", "org.freedesktop.PolicyKit1", "/org/freedesktop/PolicyKit1/Authority",
+    "org.freedesktop.PolicyKit1.Authority", "BackendName",
+)  # fmt: skip
+ANSWER_S: Final = 5
+BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_socket")
+
+
+class AgentSeen(msgspec.Struct, frozen=True):
+    """What there is of a running agent: whether one holds the lock, its pid (None: not told), its configuration."""
+
+    running: bool
+    pid: int | None = None
+    since: float | None = None
+    config: str = ""
+
+
+class BusSeen(msgspec.Struct, frozen=True):
+    """What decides whether the agent may set properties of units.
+
+    ``account`` the agent's user; ``rules`` the polkit rules about units that name it; ``hidden_rules`` directories or
+    files of rules that may not be looked at; ``polkit_problem`` why an installed polkit does not go by them.
+    """
+
+    account: str
+    is_root: bool
+    has_library: bool
+    has_bus: bool
+    has_polkit: bool
+    rules: tuple[str, ...] = ()
+    hidden_rules: tuple[str, ...] = ()
+    polkit_problem: str = ""
+
+
+def find_agent(config: AgentConfig) -> AgentSeen:
+    """Who holds the lock of ``runtime_dir``, without trying to take it: that could turn an agent away that starts."""
+    from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
+
+    path = os.path.join(config.runtime_dir, LOCK_FILE)
+    try:
+        with open(path, "rb") as file:
+            status, content = os.fstat(file.fileno()), file.read(4096)
+        with open("/proc/locks", encoding="ascii") as file:
+            locks = file.read()
+    except OSError:
+        # No lock file, or a place we may not look into: the directories' own findings say so.
+        return AgentSeen(False)
+    try:
+        holder = decode_json(content, LockHolder)
+    except ContentError:
+        holder = None
+    pid = find_lock_pid(locks, status.st_dev, status.st_ino, None if holder is None else holder.pid)
+    if pid is None:
+        return AgentSeen(False)
+    return AgentSeen(True, pid) if holder is None else AgentSeen(True, holder.pid, holder.since, holder.config)
+
+
+def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
+    """The process that holds a flock on a file, by the text of /proc/locks; None when nobody does.
+
+    Some file systems (btrfs, overlayfs) show another device there: then the pid that the file tells decides.
+    """
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    for line in locks.splitlines():
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK" or not fields[4].lstrip("-").isdigit():
+            continue
+        pid, place = int(fields[4]), fields[5]
+        if place == wanted or (pid == told_pid and place.endswith(f":{inode}")):
+            return pid
+    return None
+
+
+def read_registered(state_dir: str) -> list[FoundJob]:
+    """The jobs that were added over the control socket. Raises AccessError or StateFileError."""
+    from cpumond.agent.registry import RegisteredJobs
+    from cpumond.agent.state_file import Registry, load
+
+    registered = RegisteredJobs(state_dir)
+    registered.content = load(registered.path, Registry) or Registry()
+    return registered.found_jobs()
+
+
+def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
+    import psutil
+
+    if seen.pid is not None:
+        try:
+            soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
+        except (psutil.Error, OSError):
+            # Only root and the agent's own user may ask: this shell's limit is shown instead.
+            pass
+        else:
+            return soft, hard, "the agent"
+    return *resource.getrlimit(resource.RLIMIT_NOFILE), "this shell"
+
+
+def read_inotify() -> dict[str, int]:
+    limits = {}
+    for name in ("max_user_watches", "max_user_instances"):
+        try:
+            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
+                limits[name] = int(file.read())
+        except (OSError, ValueError):
+            # Not shown in this container: nothing is said about either.
+            return {}
+    return limits
+
+
+def list_process_names() -> list[str]:
+    """The names of all processes that can be seen."""
+    import psutil
+
+    return [str(process.info["name"]) for process in psutil.process_iter(["name"])]
+
+
+def read_systemd_version() -> str:
+    """The first line of ``systemctl --version``; "" where there is none."""
+    code, text = _ask("systemctl", "--version")
+    return text.partition("\n")[0] if code == 0 else ""
+
+
+def _ask(name: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a program that only looks; -1 where it is not there or does not come to its end."""
+    program = shutil.which(name)
+    if program is None:
+        return -1, ""
+    command = [program, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)  # noqa: S603 - found on PATH, no input
+    except (OSError, subprocess.SubprocessError):
+        return -1, ""
+    return done.returncode, (done.stdout or done.stderr).strip()
+
+
+def read_account(seen: AgentSeen) -> tuple[str, bool]:
+    """The user of the agent, and whether that is root: the one of a running agent, else of its service, else ours."""
+    import psutil
+
+    if seen.pid is not None:
+        try:
+            process = psutil.Process(seen.pid)
+            account, uid = process.username(), process.uids().effective
+        except psutil.Error:
+            # It ended meanwhile.
+            pass
+        else:
+            return account, uid == 0
+    name = _show_property("cpumond.service", "User")
+    return (name, name == "root") if name else (show_user(), os.geteuid() == 0)
+
+
+def _show_property(unit: str, name: str) -> str:
+    """A property of a unit as ``systemctl show`` says it; "" where systemd or the unit is not there."""
+    if not os.path.isdir("/run/systemd/system"):
+        return ""
+    code, text = _ask("systemctl", "show", "--value", "--property", name, unit)
+    return text if code == 0 else ""
+
+
+def find_polkit_problem() -> str:
+    """Why an installed polkit does not go by its rules, in half a sentence; "" when it does, or will once it is asked.
+
+    One that runs is asked for its name; one that does not is not started for that.
+    """
+    loaded = _show_property(POLKIT_UNIT, "LoadState")
+    if loaded == "masked":
+        return f"{POLKIT_UNIT} is masked"
+    if loaded == "not-found":
+        return f"there is no {POLKIT_UNIT}"
+    state = _show_property(POLKIT_UNIT, "ActiveState")
+    if state == "failed":
+        return f"{POLKIT_UNIT} has failed"
+    if state != "active" or shutil.which("busctl") is None:
+        return ""
+    code, text = _ask("busctl", "--system", "--auto-start=no", f"--timeout={CONNECT_S:g}", *POLKIT_BACKEND)
+    if code != 0:
+        return f"{POLKIT_UNIT} does not answer" + (f" ({text.splitlines()[0]})" if text else "")
+    # Before version 0.106 it was another one, which does not know files of rules.
+    return "" if text == 's "js"' else f"this polkit ({text.partition(' ')[2]}) reads no rules"
+
+
+def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The polkit rules about units that name ``account``, and what of these places may not be looked at."""
+    found: list[str] = []
+    hidden: list[str] = []
+    for place in places:
+        try:
+            names = sorted(name for name in os.listdir(place) if name.endswith(".rules"))
+        except PermissionError:
+            hidden.append(place)
+            continue
+        except OSError:
+            # Not there: no rules.
+            continue
+        for path in (os.path.join(place, name) for name in names):
+            try:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    text = file.read()
+            except OSError:
+                hidden.append(path)
+                continue
+            if POLKIT_ACTION in text and (f'"{account}"' in text or f"'{account}'" in text):
+                found.append(path)
+    return tuple(found), tuple(hidden)
+
+
+def see_bus(seen: AgentSeen) -> BusSeen:
+    """What decides whether the agent may set properties of units; nobody is asked to set one."""
+    account, is_root = read_account(seen)
+    rules, hidden = find_rules(account)
+    has_polkit = os.path.exists(POLKIT_SERVICE)
+    return BusSeen(
+        account,
+        is_root,
+        importlib.util.find_spec("dbus_fast") is not None,
+        any(map(os.path.exists, BUS_SOCKETS)),
+        has_polkit,
+        rules,
+        hidden,
+        find_polkit_problem() if has_polkit else "",
+    )
+
+
+def try_connect(host: str, port: int) -> str:
+    """Make a TCP connection and end it; "" or the reason why there is none."""
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except TimeoutError:
+        return f"no answer in {CONNECT_S:g} s"
+    except (OSError, UnicodeError) as error:
+        return error.strerror or str(error) if isinstance(error, OSError) else "not a host name"
+    return ""
+
+
+def find_absent(host: str) -> str:
+    """The addresses of ``host`` where this machine has none of them; "" when it has one, or that cannot be told."""
+    from cpumond.host.service import ABSENT_ERRNOS  # what an agent listens with, too much for `--help`
+
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return ""
+    absent = []
+    for family, _, _, _, address in found:
+        try:
+            # Nothing is sent, and no port is taken that somebody may want.
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                return ""
+            absent.append(str(address[0]))
+        else:
+            return ""
+    return " and ".join(absent)
+
+
+def read_metrics(url: str) -> str:
+    """What an address serves; "" when that is nothing readable."""
+    import httpx2
+
+    try:
+        return httpx2.get(url, timeout=CONNECT_S, trust_env=False).text
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return ""
+
+
+def may(path: str, mode: int) -> bool:
+    """Whether this process has the rights ``mode`` (os.R_OK, ...) on a file; nothing is opened."""
+    return os.access(path, mode, effective_ids=True)
+
+
+def try_read(path: str) -> OSError | None:
+    """Read a file; the error of that, None when there was none."""
+    try:
+        with open(path, "rb") as file:
+            file.read()
+    except OSError as error:
+        return error
+    return None
+
+
+def read_line(path: str) -> str | None:
+    """The first line of a file without its end; None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return None
+
+
+def is_delegated(directory: str) -> bool:
+    """Whether systemd marked a cgroup as delegated."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(directory, name) == b"1":
+                return True
+        except OSError:
+            # Not marked, not supported, or not ours to see.
+            continue
+    return False
+
+
+def list_children(root: str) -> list[str]:
+    with os.scandir(root) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def show_user() -> str:
+    try:
+        return getpass.getuser() if os.geteuid() == os.getuid() else f"uid {os.geteuid()}"
+    except (KeyError, OSError):
+        return f"uid {os.geteuid()}"
+
+
+def suggest_root() -> str:
+    return "run it as root to see more" if os.geteuid() != 0 else "see why root cannot"

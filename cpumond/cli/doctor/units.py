@@ -1,0 +1,230 @@
+"""What ``cpumond doctor`` says about systemd's units and about others who manage cgroups of their own.
+
+Each check takes what it looks at and gives findings; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
+from cpumond.core.errors import CgroupReadError, CpumondError
+from cpumond.core.words import count
+from cpumond.host.systemd.properties import unit_of
+from cpumond.monitor.protect import advise_without_pressure
+
+if TYPE_CHECKING:
+    from cpumond.host.cgroup.mounts import Hierarchies
+    from cpumond.monitor.model import MonitorSettings
+
+MANAGERS: Final = (
+    ("kubelet", re.compile(r"kubepods(?:-[\w-]+)?(?:\.slice)?")),
+    ("docker", re.compile(r"docker|docker-[0-9a-f]+\.scope")),
+    ("containerd", re.compile(r"cri-containerd-[0-9a-f]+\.scope|nerdctl-[0-9a-f]+\.scope")),
+    ("CRI-O", re.compile(r"crio-(?:conmon-)?[0-9a-f]+(?:\.scope)?")),
+    ("podman", re.compile(r"libpod_parent|libpod-[0-9a-f]+(?:\.scope)?")),
+    ("Slurm", re.compile(r"slurm|slurm_.+|.*slurmstepd\.scope")),
+    ("LXC", re.compile(r"lxc|lxc\.(?:payload|monitor).*")),
+    ("a user's own systemd", re.compile(r"user@\d+\.service")),
+)
+"""Who makes and limits cgroups itself, and what it calls their tops."""
+
+MANAGED_DEPTH: Final = 3
+
+
+def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
+    """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload.
+
+    ``paths`` of jobs; ``are_expected``: a source looks for units, also while none runs. Services and scopes: a slice is
+    none that the polkit rule names.
+    """
+    units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})
+    check = "unit limits"
+    if not (units or are_expected):
+        return Finding(check, "ok", "no job is a service or scope of systemd itself: limits are written by file alone")
+    about = f"{count(len(units), 'job')} of systemd's units, such as {units[0]}" if units else "no unit is a job now"
+    without = "; without it their limits are written by file alone, and each daemon-reload takes them away for a while"
+    if not seen.has_library:
+        return Finding(check, "warn", f"{about}: dbus-fast is not installed", "pip install dbus-fast" + without)
+    if not seen.has_bus:
+        return Finding(check, "warn", f"{about}: there is no system bus", "install and start dbus" + without)
+    if seen.is_root:
+        return Finding(check, "ok", f"{about}: the agent runs as root, systemd lets it set their limits")
+    if not seen.has_polkit:
+        text = f"{about}: there is no polkit, so systemd lets only root set their limits, not {seen.account}"
+        return Finding(check, "warn", text, "install polkitd" + without)
+    if seen.polkit_problem:
+        text = f"{about}: {seen.polkit_problem}, so systemd lets only root set their limits, not {seen.account}"
+        return Finding(check, "warn", text, f"see `systemctl status {POLKIT_UNIT}`" + without)
+    if seen.rules:
+        return Finding(check, "ok", f"{about}: {seen.rules[0]} lets {seen.account} set their limits")
+    if seen.hidden_rules:
+        text = (
+            f"{about}: whether a polkit rule lets {seen.account} set their limits is hidden in {seen.hidden_rules[0]}"
+        )
+        return Finding(check, "warn", text, "run doctor as root; the rule to look for is cpumond.rules")
+    text = f"{about}: no polkit rule lets {seen.account} set their limits"
+    return Finding(check, "warn", text, "copy cpumond.rules to /etc/polkit-1/rules.d" + without)
+
+
+def check_owners(
+    paths: Sequence[str], cpu_version: int, is_delegated: Callable[[str], bool], own_root: str = ""
+) -> list[Finding]:
+    """Cgroups that are neither a unit nor below one that gave them away.
+
+    ``paths`` are relative; ``is_delegated`` is asked for each unit above them; what lies below ``own_root`` is the
+    executor's, which looks after it.
+    """
+    paths = [path for path in paths if not (own_root and (path == own_root or path.startswith(own_root + "/")))]
+    findings = []
+    inside = [(path, unit) for path in paths if not unit_of(path) and (unit := _unit_above(path))]
+    kept = [(path, unit) for path, unit in inside if not any(map(is_delegated, [path, *_above(path)]))]
+    if kept:
+        path, unit = kept[0]
+        text = f"{count(len(kept), 'cgroup')} below units without delegation, such as {path!r}"
+        advice = (
+            f"set Delegate=yes for {unit.rpartition('/')[2]}, or follow the unit itself: else systemd may take the "
+            "cpu controller and the cgroup away"
+        )
+        findings.append(Finding("delegation", "warn", text, advice))
+    outside = [path for path in paths if not unit_of(path) and not _unit_above(path)]
+    if outside and cpu_version == 2:
+        text = (
+            f"{count(len(outside), 'cgroup')} outside of systemd's units, such as {outside[0]!r}: at daemon-reload, or "
+            "when the last unit with a CPU setting ends, systemd may take the cpu controller and with it the limit away"
+        )
+        findings.append(Finding("delegation", "warn", text, "run the jobs below a unit with Delegate=yes"))
+    if paths and not findings:
+        findings.append(Finding("delegation", "ok", "managed cgroups are units, delegated, or not systemd's concern"))
+    return findings
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _unit_above(path: str) -> str:
+    """The path of the unit below which a cgroup lies, "" when there is none."""
+    return next((above for above in _above(path) if unit_of(above)), "")
+
+
+def check_foreign_managers(roots: Iterable[str], cpu_root: str) -> list[Finding]:
+    """Cgroups in ``managed_roots`` that somebody else makes and limits."""
+    found: dict[str, list[str]] = {}
+    for root in roots:
+        tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
+        for top in tops:
+            found.setdefault(_find_manager(top), []).append(top)
+    advice = "narrow managed_roots, or let that manager set no CPU limits: what it writes counts as an order of the job"
+    return [
+        Finding(
+            "foreign cgroups",
+            "warn",
+            f"managed_roots has {count(len(tops), 'cgroup')} of {manager}, such as {tops[0]!r}",
+            advice,
+        )
+        for manager, tops in sorted(found.items())
+    ]
+
+
+def _find_manager(path: str) -> str:
+    """Whose cgroup a path is by its names, "" when nobody's that is known."""
+    names = path.split("/")
+    return next((who for who, pattern in MANAGERS if any(pattern.fullmatch(name) for name in names)), "")
+
+
+def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
+    """The topmost cgroups of managers below ``path``, at most ``depth`` levels down."""
+    try:
+        with os.scandir(os.path.join(cpu_root, path)) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        # Gone, or not ours to see.
+        return
+    for name in names:
+        below = f"{path}/{name}" if path else name
+        if _find_manager(name):
+            yield below
+        elif depth > 1:
+            yield from _list_tops(cpu_root, below, depth - 1)
+
+
+def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
+    """Quotas of cgroups above the jobs; ``orders`` maps a job's path to what it ordered (None: its own quota)."""
+    over: dict[str, list[str]] = {}
+    caps: dict[str, float] = {}
+    for path, ordered in orders.items():
+        seen = _read_cap(hierarchies, path)
+        if seen is None or not math.isfinite(seen[0]):
+            continue
+        cap, where, own = seen
+        caps[where] = cap
+        wanted = own if ordered is None else ordered
+        if math.isfinite(wanted) and wanted > cap + 1e-9:
+            over.setdefault(where, []).append(path)
+    findings = [
+        Finding(
+            "limits above",
+            "warn",
+            f"{where} has {caps[where]:g} cores, less than {count(len(paths), 'job')} below it ordered, such as "
+            f"{paths[0]!r}: they never get more than that",
+            f"raise the quota of {where}, or order less",
+        )
+        for where, paths in sorted(over.items())
+    ]
+    if findings or not orders:
+        return findings
+    shown = ", ".join(f"{where} {cap:g} cores" for where, cap in sorted(caps.items())[:3])
+    return [Finding("limits above", "ok", f"quotas above the jobs: {shown or 'none'}")]
+
+
+def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] | None:
+    """The least quota above a cgroup, where it is set, and the cgroup's own quota, in cores; None: not to be seen."""
+    from cpumond.host.cgroup import open_cgroup
+
+    with contextlib.suppress(CpumondError):
+        cgroup = open_cgroup(hierarchies, path)
+        if cgroup is None:
+            return None
+        try:
+            cap, own_cores = cgroup.read_ancestor_cap(), math.inf
+            with contextlib.suppress(CgroupReadError):
+                # A unit that has no limit file yet has no quota.
+                settings = cgroup.read_settings()
+                own_cores = own_cores if settings is None else settings.cores
+            return cap.cores, cap.path, own_cores
+        finally:
+            cgroup.close()
+    return None
+
+
+def check_job_pressure(
+    unified_root: str | None, paths: Sequence[str], wanting: Sequence[MonitorSettings]
+) -> list[Finding]:
+    """PSI of the jobs' own cgroups; nothing where there is no job to look at. ``wanting``: settings that read it."""
+    from cpumond.host.cgroup.files import open_pressure
+
+    reasons: dict[str, str] = {}
+    for path in paths:
+        try:
+            os.close(open_pressure(unified_root, path))
+        except CgroupReadError as error:
+            reasons[path] = str(error)
+    if reasons and wanting:
+        # A weight is the worse case: there is no other sign.
+        advice = advise_without_pressure(max(wanting, key=lambda each: each.actuator == "weight"))
+        text = f"not of {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
+        return [Finding("pressure of jobs", "warn", text, advice)]
+    if not paths:
+        return []
+    here = len(paths) - len(reasons)
+    asked = "pressure_restore_ratio is on" if wanting else "pressure_restore_ratio is off"
+    why = f"; {next(iter(reasons.values()))}" if reasons else ""
+    return [Finding("pressure of jobs", "ok", f"told of {here} of {count(len(paths), 'job')} ({asked}){why}")]

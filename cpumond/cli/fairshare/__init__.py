@@ -1,0 +1,1 @@
+"""``cpumond fair-share``: shares of a pool tree without a scheduler."""

@@ -1,0 +1,322 @@
+"""``cpumond fair-share simulate``: a pool tree over time, as CSV and as a page with the documents' two graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import json
+import math
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from operator import attrgetter
+from typing import Annotated, Any, Final, TextIO
+
+import click
+import msgspec
+
+from cpumond.cli.fairshare.input import InputReader, UpdateForm
+from cpumond.cli.options import DurationType, naming_unreadable
+from cpumond.cli.render.fair_share import render_html
+from cpumond.cli.render.html import format_span
+from cpumond.cli.replacement import Replacement
+from cpumond.core.errors import FairShareInputError, from_os_error
+from cpumond.core.measures import parse_duration_s
+from cpumond.core.schema import normalise_table
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
+from cpumond.fairshare.update import fair_share_update
+from cpumond.fairshare.validate import did_you_mean, quoted
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""The largest scenario; a file that is none may be endless."""
+
+PROGRESS_S: Final = 0.2
+IDLE_KEYS: Final = frozenset({"id", "now", "previous_update_time"})
+"""Of the form of one update, what a simulation has no use for."""
+
+KNOWN_KEYS: Final = (*(key for key in UpdateForm.__struct_encode_fields__ if key not in IDLE_KEYS), "script")
+COLUMNS: Final = tuple(field.name for field in fields(SimulationRow))
+_values_of = attrgetter(*COLUMNS)
+
+
+class DemandForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``demand`` of an event: absolute amounts, memory in bytes, cpu in cores."""
+
+    user_slots: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    cpu: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    gpu: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    memory: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    network: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+
+
+class EventForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ``[[script]]`` entry; a duration is a text with a unit or a number of seconds."""
+
+    operation: str
+    at: Annotated[float, msgspec.Meta(ge=0.0)] | str
+    action: Action
+    demand: DemandForm = DemandForm()
+    over: Annotated[float, msgspec.Meta(ge=0.0)] | str = 0.0
+    repeat_every: Annotated[float, msgspec.Meta(ge=0.0)] | str = 0.0
+
+
+KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
+    "start": frozenset({"demand"}),
+    "stop": frozenset(),
+    "ramp": frozenset({"demand", "over"}),
+}
+"""Action -> which of ``demand`` and ``over`` it needs; it accepts no other of the two."""
+
+
+@click.command("simulate")
+@click.argument("file")
+@click.option("--until", "until_s", type=DurationType(0.0, MAX_S), default="24h", show_default=True, help="How long.")
+@click.option(
+    "--step",
+    "step_s",
+    type=DurationType(0.001, MAX_S),
+    default="1s",
+    show_default=True,
+    help="Time from one fair-share update to the next; longer than a minute is too coarse for a volume that runs dry.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=DurationType(0.0, MAX_S),
+    default=0.0,
+    help="Print only the first step of each such stretch of time.  [default: every step]",
+)
+@click.option(
+    "--csv",
+    "csv_path",
+    metavar="FILE",
+    default="-",
+    help="Where the rows go.  [default: standard output, if it is no terminal or --html is not given]",
+)
+@click.option("--html", "html_path", metavar="FILE", help="Write a page with the graphs; it needs no network.")
+def simulate_command(
+    file: str, until_s: float, step_s: float, every_s: float, csv_path: str, html_path: str | None
+) -> None:
+    """Run a pool tree over time with scripted demand: usage against the guarantee, volume against the capacity.
+
+    FILE, or - for standard input, is TOML, or JSON when it begins with {. It holds a tree as for 'cpumond fair-share'
+    (total_resources, options, root, pools, operations) and [[script]] entries, which change what an operation asks
+    for: operation, at, action, demand (for start and ramp), over (for ramp), and repeat_every where it happens again
+    and again. Durations are texts with a unit or numbers of seconds. now, previous_update_time and id play no part.
+    config/examples of the source holds commented files.
+
+    Printed is a row per step and pool: amounts of the main resource as they are in force (cores for cpu), volumes in
+    amount*seconds. What is granted is used at once, and is charged to the volume until the next step.
+
+    \b
+    Example of an entry:
+      [[script]]
+      operation = "reports"
+      at = "5h"
+      action = "ramp"             # start, stop or ramp
+      demand = { cpu = 500 }
+      over = "30m"
+      repeat_every = "1d"
+
+    \b
+    Example:
+      cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html
+    """
+    scenario = read_scenario(file)
+    # What is wrong with the guarantees of a tree does not depend on the demand, so it is said once.
+    for error in fair_share_update(scenario.snapshot, 0.0, None).errors:
+        click.echo(f"cpumond: warning: {error.message} (code {error.code})", err=True)
+    shows_rows = csv_path == "-" and _is_terminal(sys.stdout)
+    with contextlib.ExitStack() as stack:
+        rows = simulate(scenario, until_s, step_s)
+        if not shows_rows and _is_terminal(sys.stderr):
+            rows = _show_progress(rows, until_s)
+        if not shows_rows or html_path is None:
+            rows = print_rows(rows, stack.enter_context(_open_rows(csv_path)), every_s)
+        if html_path is None:
+            for _ in rows:
+                pass
+            return
+        page = stack.enter_context(Replacement(html_path, "--html"))
+        title = "standard input" if file == "-" else os.path.basename(file)
+        main_resource = scenario.snapshot.options.main_resource
+        page.write(render_html(rows, title=title, until_s=until_s, step_s=step_s, main_resource=main_resource))
+
+
+def read_scenario(path: str) -> Scenario:
+    """The scenario of a file, or of standard input for ``-``.
+
+    Raises AccessError for missing rights, UnavailableError for everything else that prevents reading, ConfigError
+    (file, element, key) for what cannot be understood.
+    """
+    with naming_unreadable(path, "a scenario"):
+        data = _read_bytes(path)
+    return parse_scenario(data, "standard input" if path == "-" else path)
+
+
+def _read_bytes(path: str) -> bytes:
+    """No more than shows that it is too much."""
+    if path != "-":
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    if sys.stdin is None:  # the caller closed it
+        return b""
+    return sys.stdin.buffer.read(MAX_BYTES + 1) if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+
+
+def parse_scenario(data: bytes, name: str) -> Scenario:
+    """The scenario of TOML text, or of JSON text when its first character that is not blank is ``{``; checked.
+
+    ``name`` stands for the file in messages. Raises ConfigError (file, element, key, what is expected).
+    """
+    try:
+        scenario = _make_scenario(_parse_table(data), name)
+        check_script(scenario)
+    except FairShareInputError as error:
+        raise FairShareInputError(f"{name}: {error}") from None
+    except RecursionError:
+        raise FairShareInputError(f"{name}: is nested too deeply; expected a pool tree and a script") from None
+    return scenario
+
+
+def _make_scenario(table: dict[str, Any], name: str) -> Scenario:
+    for key in table:
+        if key not in KNOWN_KEYS and key not in IDLE_KEYS:
+            hint = did_you_mean(key, KNOWN_KEYS) or f"; known are {', '.join(KNOWN_KEYS)}"
+            raise FairShareInputError(f"unknown key {quoted(key)}{hint}")
+    _refuse_infinite(table, "")
+    script = table.pop("script", [])
+    if not isinstance(script, list):
+        raise FairShareInputError("script: expected a list of tables ([[script]])")
+    # A tree is read in its documented form, the text of one update.
+    table = {**{key: value for key, value in table.items() if key not in IDLE_KEYS}, "now": 0}
+    snapshot = InputReader().read(json.dumps(table, default=str).encode()).snapshot
+    return Scenario(snapshot, tuple(_parse_event(entry, place, name) for place, entry in enumerate(script, 1)))
+
+
+def _parse_table(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise FairShareInputError("is longer than 64 MiB; expected a pool tree and a script")
+    try:
+        text = data.decode("utf-8-sig")
+        # JSON that begins with { is no other value than an object.
+        value: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise FairShareInputError(f"byte {error.start} is not UTF-8; expected TOML or JSON") from None
+    except json.JSONDecodeError as error:
+        raise FairShareInputError(
+            f"not valid JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise FairShareInputError(f"not valid TOML, and JSON begins with {{: {error}") from None
+    except ValueError:  # the only one that is left: Python reads no more than 4300 digits
+        raise FairShareInputError("holds a number of thousands of digits; expected a pool tree and a script") from None
+    if not value:
+        raise FairShareInputError("is empty; see 'cpumond fair-share simulate --help' for what it holds")
+    return value
+
+
+def _refuse_infinite(value: object, path: str) -> None:
+    """TOML has numbers which the documented form of a tree has not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FairShareInputError(f"{path}: {value} is no amount; leave a limit out where there is none")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_infinite(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for place, item in enumerate(value, 1):
+            _refuse_infinite(item, f"{path} {place}")
+
+
+def _parse_event(entry: object, place: int, name: str) -> Event:
+    where = f"script {place}"
+    table = normalise_table(entry, EventForm, name, where)
+    needed = KEYS_OF_ACTION[table["action"]]
+    for key in ("demand", "over"):
+        if key in table and key not in needed:
+            raise FairShareInputError(f"{where}.{key}: an event with action {quoted(table['action'])} has none")
+        if key in needed and key not in table:
+            raise FairShareInputError(f"{where}: {quoted(key)} is missing; action {quoted(table['action'])} needs it")
+    seconds = {
+        key: _parse_seconds(table[key], f"{where}.{key}") for key in ("at", "over", "repeat_every") if key in table
+    }
+    a, b, c, d, e = (float(table.get("demand", {}).get(resource, 0.0)) for resource in RESOURCES)
+    return Event(
+        operation=table["operation"],
+        at_s=seconds["at"],
+        action=table["action"],
+        demand=(a, b, c, d, e),
+        over_s=seconds.get("over", 0.0),
+        repeat_every_s=seconds.get("repeat_every"),
+    )
+
+
+def _parse_seconds(value: float | str, where: str) -> float:
+    """A number is of seconds, as everywhere in the form of a tree."""
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return parse_duration_s(value)
+    except ValueError as error:
+        raise FairShareInputError(f"{where}: {error}, or seconds as a number") from None
+
+
+def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) -> Iterator[SimulationRow]:
+    """The same rows; those of the first step in each stretch of ``every_s`` seconds (0: all) are printed as CSV."""
+    write = csv.writer(output, lineterminator="\n").writerow
+    write(COLUMNS)
+    next_s = printed_s = 0.0
+    for row in rows:
+        if row.time_s >= next_s:
+            printed_s = next_s = row.time_s
+            if every_s > 0:
+                # With room for what multiples of a step such as 0.1 are off by.
+                next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
+        if row.time_s == printed_s:
+            write(map(format_cell, _values_of(row)))
+        yield row
+    output.flush()
+
+
+@functools.lru_cache(maxsize=1024)  # of a row, most stays as it is from step to step
+def format_cell(value: float | str) -> str:
+    """A cell of a row. Numbers have at most six decimals, since rounding errors begin not far behind."""
+    # + 0.0 makes 0 of -0.
+    return value if isinstance(value, str) else repr(round(value, 6) + 0.0).removesuffix(".0")
+
+
+@contextlib.contextmanager
+def _open_rows(path: str) -> Iterator[TextIO]:
+    """Where the rows go; ``-`` is standard output. Raises AccessError or CreateError."""
+    if path == "-":
+        yield sys.stdout
+        return
+    try:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise from_os_error(error, f"write {path}", "give --csv a file that can be written") from error
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _show_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:
+    """The same rows; how far they are is shown in one line on standard error."""
+    shown_at_s = time.monotonic()
+    try:
+        for number, row in enumerate(rows):
+            if number % 256 == 0 and time.monotonic() >= shown_at_s + PROGRESS_S:
+                shown_at_s = time.monotonic()
+                click.echo(f"\rsimulated {format_span(row.time_s)} of {format_span(until_s)}\x1b[K", err=True, nl=False)
+            yield row
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)

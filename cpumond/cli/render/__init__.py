@@ -1,0 +1,1 @@
+"""What several commands print or export: tables and pages."""

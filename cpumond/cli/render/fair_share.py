@@ -1,0 +1,228 @@
+"""The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs nothing beside it.
+
+Pure. Per pool with an integral guarantee the two graphs of the documents over one time axis: usage and demand against
+the guarantee, accumulated volume against the capacity. Rows are thinned as they go by: memory follows from the number
+of pools that are drawn, not from the length of the simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cpumond.cli.render.html import Page, as_text, format_amount, format_span
+from cpumond.core.measures import format_duration
+from cpumond.fairshare.simulate import SimulationRow
+
+BUCKETS: Final = 1000
+"""Stretches of time; of each, the rows stay in which a line has its least or greatest value."""
+
+UNITS: Final = {"user_slots": "slot", "cpu": "core", "gpu": "GPU", "memory": "byte", "network": "network unit"}
+
+
+LINES: Final[dict[str, Callable[[SimulationRow], float]]] = {
+    "strong": lambda row: row.fair_share_strong_guarantee,
+    "integral": lambda row: row.fair_share_integral_guarantee,
+    "weight": lambda row: row.fair_share_weight_proportional,
+    "demand": lambda row: row.demand,
+    "usage": lambda row: row.usage,
+    "volume": lambda row: row.accumulated_volume,
+}
+"""What is drawn of a row."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What is gathered of one pool while its rows go by."""
+
+    first: SimulationRow
+    last: SimulationRow
+    full_burst_s: float = 0.0
+    above_flow_s: float = 0.0
+    unmet_s: float = 0.0
+    used: float = 0.0
+    greatest_demand: float = 0.0
+    greatest_usage: float = 0.0
+    least_volume: float = math.inf
+    greatest_volume: float = 0.0
+    bucket: int = -1
+    waiting: list[SimulationRow] = field(default_factory=list)
+    """The rows of ``bucket``."""
+    drawn: list[SimulationRow] = field(default_factory=list)
+    """Those that stay of the buckets before."""
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether the pool has graphs."""
+        return self.first.guarantee_type != "none"
+
+    def add(self, row: SimulationRow, until_s: float) -> None:
+        """The next row of the pool. What a row says holds until the next one."""
+        self._count(self.last, row.time_s - self.last.time_s)
+        self.last = row
+        self.greatest_demand = max(self.greatest_demand, row.demand)
+        self.greatest_usage = max(self.greatest_usage, row.usage, row.fair_share)
+        if not self.is_integral:
+            return
+        self.least_volume = min(self.least_volume, row.accumulated_volume)
+        self.greatest_volume = max(self.greatest_volume, row.accumulated_volume)
+        bucket = min(int(row.time_s / until_s * BUCKETS), BUCKETS - 1) if until_s > 0 else 0
+        if bucket != self.bucket:
+            self._thin()
+            self.bucket = bucket
+        self.waiting.append(row)
+
+    def finish(self, until_s: float) -> list[SimulationRow]:
+        """The rows that are drawn, to ``until_s``."""
+        self._thin()
+        is_whole = self.drawn[-1].time_s >= until_s
+        return self.drawn if is_whole else [*self.drawn, replace(self.last, time_s=until_s)]
+
+    def _thin(self) -> None:
+        if self.waiting:
+            kept = {
+                id(row): row
+                for line in LINES.values()
+                for row in (min(self.waiting, key=line), max(self.waiting, key=line))
+            }
+            self.drawn += sorted(kept.values(), key=lambda row: row.time_s)
+            self.waiting = []
+
+    def _count(self, row: SimulationRow, duration_s: float) -> None:
+        # A millionth is below what anybody can see and above what rounding does.
+        if row.burst_guarantee > 0 and row.fair_share_integral_guarantee >= row.burst_guarantee * (1 - 1e-6):
+            self.full_burst_s += duration_s
+        # What a pool gets when it ran dry comes near to the flow and never quite reaches it.
+        if row.fair_share_integral_guarantee > row.resource_flow * 1.01:
+            self.above_flow_s += duration_s
+        if row.usage < row.demand * (1 - 1e-6):
+            self.unmet_s += duration_s
+        self.used += row.usage * duration_s
+
+
+def render_html(rows: Iterable[SimulationRow], *, title: str, until_s: float, step_s: float, main_resource: str) -> str:
+    """The page for the rows of a simulation up to ``until_s`` in steps of ``step_s`` (seconds).
+
+    ``title`` is the heading, ``main_resource`` one of RESOURCES: what the amounts of the rows are in. Names are
+    escaped.
+    """
+    pools: dict[str, _Pool] = {}
+    for row in rows:
+        pool = pools.get(row.pool)
+        if pool is None:
+            pool = pools[row.pool] = _Pool(row, row)
+        pool.add(row, until_s)
+    unit = UNITS[main_resource]
+    drawn = [pool for pool in pools.values() if pool.is_integral]
+    about = (
+        f"{format_span(until_s)} with a fair-share update every {format_duration(step_s)}. "
+        f"Amounts in {unit}s, volumes in {unit}·s. What is granted is used at once."
+    )
+    page = Page(title)
+    page.add(f'<p class="muted">{about}</p>')
+    _add_summary(page, list(pools.values()))
+    if not drawn:
+        page.add("<p>No pool of this tree has an integral guarantee, so there is no volume to draw.</p>")
+    for number, pool in enumerate(drawn):
+        _add_pool(page, pool, number, until_s, unit)
+    return page.render()
+
+
+def _add_summary(page: Page, pools: list[_Pool]) -> None:
+    first, *heads = (
+        "Pool", "Integral guarantee", "At full burst", "Above the flow", "Least volume", "Greatest volume",
+        "Volume at the end", "Mean usage", "Demand not met",
+    )  # fmt: skip
+    rows = "".join(
+        f'<tr><th scope="row">{as_text(pool.first.pool)}</th>'
+        + "".join(f'<td class="right">{as_text(text)}</td>' for text in _summarise(pool))
+        + "</tr>"
+        for pool in pools
+    )
+    head = f'<th scope="col">{first}</th>' + "".join(f'<th scope="col" class="right">{text}</th>' for text in heads)
+    page.add_table("Pools", "", head, rows)
+
+
+def _summarise(pool: _Pool) -> Iterator[str]:
+    duration_s = pool.last.time_s - pool.first.time_s
+    yield pool.first.guarantee_type
+    yield format_span(pool.full_burst_s) if pool.first.burst_guarantee > 0 else "-"
+    if pool.is_integral:
+        yield format_span(pool.above_flow_s)
+        yield from map(format_amount, (pool.least_volume, pool.greatest_volume, pool.last.accumulated_volume))
+    else:
+        yield from ("-",) * 4
+    yield format_amount(pool.used / duration_s if duration_s > 0 else pool.last.usage)
+    yield format_span(pool.unmet_s)
+
+
+def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
+    row, last = pool.first, pool.last
+    page.add(f"<h2>{as_text(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
+    # One moment is drawn as a second that is like it.
+    end_s = until_s or 1.0
+    rows = pool.finish(end_s)
+    times = [each.time_s for each in rows]
+
+    def line(name: str, label: str, color: str, **look: Any) -> dict[str, Any]:
+        # Six digits are more than anybody can see.
+        values = [float(f"{LINES[name](each):.6g}") for each in rows]
+        return {"label": label, "values": values, "color": color, **look}
+
+    levels = _list_levels(row)
+    fitting = max(pool.greatest_usage, *(level["level"] for level in levels), 0.0)
+    # Demand without bounds would press everything else flat.
+    is_cut = pool.greatest_demand > fitting * 2.5 > 0
+    area: dict[str, Any] = {"step": "after", "stack": True, "fill": True, "width": 0}
+    strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []
+    page.add_chart(
+        f"Usage and demand against the guarantee, {unit}s",
+        f"Demand of at most {format_amount(pool.greatest_demand)} {unit}s, usage of at most "
+        f"{format_amount(pool.greatest_usage)}, at the end {format_amount(last.usage)}.",
+        times,
+        [
+            *strong,
+            line("integral", "integral guarantee", "--c3", **area),
+            line("weight", "weight-proportional share", "--c7", **area),
+            line("demand", "demand (beyond the graph)" if is_cut else "demand", "--c2", step="after", width=3),
+            line("usage", "usage", "--c1", step="after"),
+            *levels,
+        ],
+        height=260, elapsed=True, sync=f"pool {number}", until=end_s, **({"cut": fitting * 1.15} if is_cut else {}),
+    )  # fmt: skip
+    capacity = row.integral_pool_capacity
+    page.add_chart(
+        f"Accumulated volume against the capacity, {unit}·s",
+        f"From {format_amount(pool.least_volume)} to {format_amount(pool.greatest_volume)} {unit}·s, at the end "
+        f"{format_amount(last.accumulated_volume)}, of a capacity of {format_amount(capacity)}.",
+        times,
+        [line("volume", "volume", "--c3"), {"label": "capacity", "level": capacity, "color": "--c7", "dash": True}],
+        height=180, elapsed=True, sync=f"pool {number}", until=end_s,
+    )  # fmt: skip
+
+
+def _list_levels(row: SimulationRow) -> list[dict[str, Any]]:
+    """What is guaranteed: alone, while the flow lasts, while the volume lasts. Each on top of the strong guarantee."""
+    strong = row.strong_guarantee
+    plus = "strong + " if strong > 0 else ""
+    levels = [(f"{plus}flow", strong + row.resource_flow, "--c6")]
+    if strong > 0:
+        levels.append(("strong", strong, "--c5"))
+    if row.burst_guarantee > 0:
+        levels.append((f"{plus}burst" if plus else "burst guarantee", strong + row.burst_guarantee, "--c4"))
+    return [{"label": label, "level": level, "color": color, "dash": True} for label, level, color in levels]
+
+
+def _describe_guarantee(row: SimulationRow, unit: str) -> str:
+    flow, burst, capacity = row.resource_flow, row.burst_guarantee, row.integral_pool_capacity
+    text = f"Integral guarantee: {row.guarantee_type}, flow {format_amount(flow)} {unit}s"
+    if row.guarantee_type == "burst":
+        text += f", burst guarantee {format_amount(burst)} {unit}s"
+    if row.strong_guarantee > 0:
+        text += f", on top of a strong guarantee of {format_amount(row.strong_guarantee)} {unit}s"
+    text += f". The volume holds up to {format_amount(capacity)} {unit}·s"
+    if burst > flow:
+        text += f", which lasts {format_span(capacity / (burst - flow))} of full burst"
+    return text + "."

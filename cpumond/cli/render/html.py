@@ -1,0 +1,151 @@
+"""Pages that commands write: one file, with the style and the graphs of the web pages in it, that needs no network.
+
+Tables and sentences are there without a script; each graph has a sentence in its place until it is drawn.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.core.words import show_name
+
+
+def format_span(seconds: float) -> str:
+    """A duration in its two greatest units, hours up to two days: "3d 4h", "24h", "6h 12m", "41m 5s", "12.5s"."""
+    for least, size, name, below, below_name in SPANS:
+        # Rounded to the smaller of the two units first, so that it never says 1h 60m.
+        rounded = round(seconds / below) * below
+        if rounded >= least:
+            rest = rounded % size // below
+            return f"{rounded // size}{name}" + (f" {rest}{below_name}" if rest else "")
+    return f"{seconds:.3g}s"
+
+
+SPANS: Final = ((172800, 86400, "d", 3600, "h"), (3600, 3600, "h", 60, "m"), (60, 60, "m", 1, "s"))
+"""From how many seconds on, the greater unit and its name, the smaller unit and its name."""
+
+
+def format_amount(value: float) -> str:
+    """An amount in four digits, large ones with a letter: 62.5, 2000, 12.5 k, 8.64 M."""
+    size, letter = 1.0, ""
+    for greater, name in ((1e3, " k"), (1e6, " M"), (1e9, " G"), (1e12, " T"), (1e15, " P")):
+        # 2000 reads better than 2 k.
+        if abs(value) >= max(greater, 9999.5):
+            size, letter = greater, name
+    digits = f"{value / size:.4g}"
+    return f"{0 if digits == '-0' else digits}{letter}"
+
+
+def as_text(text: str) -> str:
+    """A name or sentence as markup; what cannot be seen, such as a change of the writing direction, is escaped."""
+    return html.escape(show_name(text))
+
+
+class Page:
+    """A page of a command: parts of its text, which are markup already, and its graphs."""
+
+    def __init__(self, title: str) -> None:
+        self._title = as_text(title)
+        self._parts = [f"<h1>{self._title}</h1>"]
+        self._charts: list[dict[str, Any]] = []
+
+    def add(self, *parts: str) -> None:
+        """Markup that comes next."""
+        self._parts += parts
+
+    def add_chart(
+        self, title: str, said: str, times: Sequence[float], series: list[dict[str, Any]], **more: Any
+    ) -> None:
+        """A graph, which ``chart.js`` describes, and what is ``said`` in its place where no script runs.
+
+        A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``.
+        """
+        self._parts.append(
+            f'<section class="card"><figure class="chart" data-chart="{len(self._charts)}">'
+            f'<figcaption class="chart-title">{html.escape(title)}</figcaption>'
+            f'<p class="flat">{html.escape(said)}</p></figure></section>'
+        )
+        self._charts.append({"title": title, "times": times, "series": series, **more})
+
+    def add_table(self, label: str, caption: str, heads: str, body: str, foot: str = "") -> None:
+        """A table of the rows ``body`` and ``foot``; it scrolls, so it is reached with the keyboard, too."""
+        self._parts.append(
+            f'<div class="table"><div class="table-scroll" role="region" aria-label="{label}" tabindex="0"><table>'
+            f"{caption and f'<caption>{caption}</caption>'}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
+            f"{foot and f'<tfoot>{foot}</tfoot>'}</table></div></div>"
+        )
+
+    def add_meanings(self, meanings: Iterable[tuple[str, str]]) -> None:
+        """What the columns of its tables mean: names and sentences."""
+        terms = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in meanings)
+        self._parts.append(f"<section><h2>What the columns mean</h2><dl>{terms}</dl></section>")
+
+    def render(self) -> str:
+        static = resources.files("cpumond") / "web" / "static"
+        styles, scripts = ("".join((static / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
+        # One module instead of several: a file cannot import another one from a disk.
+        script = re.sub(r"^import .*\n|^export ", "", scripts, flags=re.MULTILINE) if self._charts else ""
+        if script:
+            script = f"/*\n{(static / 'uplot.LICENSE.txt').read_text('utf-8')}*/\n{script}"
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        # Inside of <script> only "</" and "<!" could end or change what follows.
+        charts = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
+        return PAGE.format(
+            title=self._title,
+            style=styles + STYLE,
+            digest=digest,
+            body="\n".join(self._parts),
+            charts=charts,
+            script=script,
+        )
+
+
+STYLES: Final = ("uplot.css", "style.css")
+SCRIPTS: Final = ("uplot.js", "format.js", "dom.js", "chart.js", "file.js")
+"""Of the web pages: what a page is made of, in an order in which nothing is used before it is there."""
+
+STYLE: Final = """
+main { max-width: 1280px; }
+main > * { margin: 12px 0; }
+h2 { margin-top: 32px; }
+.table caption { text-align: left; font-weight: 600; padding: 8px 10px; }
+.table tfoot > tr > * { font-weight: 600; border-bottom: 0; }
+.table tbody .name { white-space: normal; overflow-wrap: anywhere; min-width: 7em; max-width: 30em; }
+.short { min-width: 18ch; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
+.keys { display: flex; flex-wrap: wrap; gap: 4px 20px; color: var(--muted); font-size: 0.88em; }
+.bars table { border-spacing: 0 4px; }
+.bars th { width: 1%; font-weight: 400; text-align: right; padding-right: 10px; }
+.bars .long { display: block; max-width: 20vw; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.bars td:last-child { width: 1%; padding-left: 10px; color: var(--muted); white-space: nowrap; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }
+dd { margin: 0; color: var(--muted); }
+"""
+
+PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'sha256-{digest}'; base-uri 'none'; require-trusted-types-for 'script'; trusted-types 'none'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script type="application/json" id="charts">{charts}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+"""

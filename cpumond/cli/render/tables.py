@@ -1,0 +1,312 @@
+"""What ``status``, ``top``, ``job list`` and ``pin`` print, and the names and numbers of all that comes from the agent.
+
+Every function is pure but for the clock: from the agent's answers to text. With ``width`` None (a pipe) no line
+is wrapped or shortened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from cpumond.core.answers import AssignedView, JobAnswer, LinkView, RegisteredJob, StatusAnswer
+from cpumond.core.measures import format_duration, format_span
+from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+PIPE_WIDTH = 100_000
+MAX_TITLE: Final = 60
+
+Sort = Literal["reclaimed", "usage", "limit", "job"]
+SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
+    "reclaimed": lambda job: (-job.reclaimed, job.job_id),
+    "usage": lambda job: (-(job.usage or 0.0), job.job_id),
+    "limit": lambda job: (-job.current_cpu_limit, job.job_id),
+    "job": lambda job: (0.0, job.job_id),
+}
+
+Column = tuple[str, bool, Callable[[JobAnswer], str]]
+COLUMNS: Final[dict[str, Column]] = {
+    "job": ("job", False, lambda job: show_name(job.job_id)),
+    "operation": ("operation", False, lambda job: show_name(job.operation_id)),
+    "status": ("status", False, lambda job: job.status),
+    "ordered": ("ordered", True, lambda job: f"{job.cpu_limit:.2f}"),
+    "limit": ("limit", True, lambda job: f"{job.current_cpu_limit:.2f}"),
+    "monitor": ("(would be)", True, lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
+    "reclaimed": ("reclaimed", True, lambda job: f"{job.reclaimed:.2f}"),
+    "usage": ("usage", True, lambda job: show_number(job.usage, ".2f")),
+    "smoothed": ("smoothed", True, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    "peak": ("peak", True, lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
+    "half-life": ("half-life", True, lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
+    "votes": ("votes", True, lambda job: show_votes(job.votes_sum)),
+    "throttled": ("throttled", True, lambda job: f"{job.throttled_ratio:.0%}"),
+    "result": ("last result", False, lambda job: job.last_result or "-"),
+}
+"""Name of a column -> heading, whether it is a number, text of a job's cell."""
+
+STATUS_COLUMNS: Final = (
+    "job", "operation", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
+    "votes", "throttled", "result",
+)  # fmt: skip
+TOP_COLUMNS: Final = (
+    "job", "operation", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "peak",
+    "throttled",
+)  # fmt: skip
+DROP_ORDER: Final = (
+    "operation", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor", "usage", "status",
+)  # fmt: skip
+"""Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
+
+FOLDED_WIDTHS: Final = {"job": 32, "operation": 16}
+
+STYLES: Final = {
+    "refused": "yellow",
+    "contested": "red",
+    "overridden": "yellow",
+    "pinned": "cyan",
+    "off": "dim",
+    "shadow": "dim",
+    "failed": "red",
+    "paused": "yellow",
+}
+
+
+def warn(sentence: str) -> None:
+    """A warning on standard error."""
+    click.echo(f"warning: {show_name(sentence)}", err=True)
+
+
+def show_title(text: str, most: int = MAX_TITLE) -> str:
+    """A user's text for a column: one of any length would move all other columns away."""
+    shown = show_name(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def show_option(key: str, value: object) -> str:
+    """An option's value as people write it; registered durations are numbers of seconds."""
+    durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
+    if key in durations and isinstance(value, (int, float)):
+        return format_duration(float(value))
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def draw(parts: Iterable[RenderableType], width: int | None, colour: bool) -> str:
+    """Parts below each other as text without spaces at the ends of lines."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(),
+        width=width or PIPE_WIDTH,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+
+
+def measure(table: Table) -> int:
+    """The columns of the terminal that a table needs when nothing is folded."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=PIPE_WIDTH)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def is_only_watched(job: JobAnswer) -> bool:
+    """Whether the monitor's limit is a mere thought: nothing is written in this mode."""
+    return job.mode == "shadow" and not job.refused
+
+
+def make_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
+    """A table without lines; names may be folded, ``fold``: the long ones are."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
+    for name in columns:
+        heading, is_number, _ = COLUMNS[name]
+        table.add_column(
+            heading,
+            justify="right" if is_number else "left",
+            no_wrap=name not in FOLDED_WIDTHS,
+            overflow="fold",
+            min_width=8 if name in FOLDED_WIDTHS else None,
+            max_width=FOLDED_WIDTHS.get(name) if fold else None,
+        )
+    for job in jobs:
+        cells = [(name, COLUMNS[name][2](job)) for name in columns]
+        table.add_row(
+            *(Text(cell, STYLES.get(cell, "") if name in ("status", "result") else "") for name, cell in cells)
+        )
+    return table
+
+
+def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | None) -> tuple[Table, list[str]]:
+    """The table with as many columns as ``width`` has room for, and the headings left out.
+
+    A long name is folded rather than a column left out.
+    """
+    shown = list(columns)
+    if not any(job.operation_id for job in jobs):
+        shown.remove("operation")
+    if not any(is_only_watched(job) for job in jobs):
+        shown.remove("monitor")
+    # The rules' own columns: where no job is under a rule they would be empty.
+    ruled = [job.peak is not None for job in jobs]
+    empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
+    shown = [name for name in shown if name not in empty]
+    left_out: list[str] = []
+    for dropped in ("", *DROP_ORDER):
+        if dropped and dropped not in shown:
+            continue
+        if dropped:
+            shown.remove(dropped)
+            left_out.append(COLUMNS[dropped][0].strip("()"))
+        for padding, fold in ((2, False), (1, False), (2, True), (1, True)):
+            table = make_table(jobs, shown, padding, fold)
+            if width is None or measure(table) <= width:
+                return table, left_out
+    return make_table(jobs, shown, 1, True), left_out
+
+
+def describe_totals(answer: StatusAnswer) -> str:
+    """The sums in a sentence."""
+    totals = answer.totals
+    text = (
+        f"{show_cores(totals.cpu_limit)} cores ordered, limit {show_cores(totals.current_cpu_limit)}, "
+        f"{show_cores(totals.reclaimed)} reclaimed"
+    )
+    watched = sum(job.current_cpu_limit - job.monitor_cpu_limit for job in answer.jobs if is_only_watched(job))
+    return text + (f" ({show_cores(watched)} more in shadow)" if watched > 0.005 else "")
+
+
+MAX_ORDERED = 5
+"""Jobs whose limit somebody ordered that are named one by one."""
+
+
+def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
+    """What an operator should see, as (style, sentence)."""
+    notices: list[tuple[str, str]] = []
+    if answer.is_stuck and answer.last_tick_age_s:
+        notices.append(
+            ("red", f"stuck: the last check was {show_left(answer.last_tick_age_s)} ago; see the agent's log")
+        )
+    if answer.paused:
+        notices.append(("yellow", "paused: no limit is written while the pause file lies in the agent's runtime_dir"))
+    ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
+    for job in ordered[:MAX_ORDERED]:
+        text = f"{job.job_id}: {job.override_by} ordered {show_cores(job.current_cpu_limit)} cores"
+        notices.append(("yellow", f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more"))
+    if len(ordered) > MAX_ORDERED:
+        notices.append(("yellow", f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders"))
+    raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
+    if raised or lowered:
+        notices.append(
+            ("yellow", f"foreign writes: somebody else raised a limit {raised} x and lowered one {lowered} x")
+        )
+    if answer.counters.write_errors:
+        notices.append(("red", f"write errors: {answer.counters.write_errors} limits could not be written"))
+    if answer.counters.shed_checks:
+        notices.append(("yellow", f"over its CPU budget: {answer.counters.shed_checks} checks were left out ([cost])"))
+    notices += [("red", f"problem: {show_name(problem)}") for problem in answer.problems]
+    notices += [
+        ("red", f"job {show_name(job.job_id)}: {show_name(job.last_error)}") for job in answer.jobs if job.last_error
+    ]
+    return notices
+
+
+def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
+    """The node's part in the cluster, in a sentence."""
+    where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
+    text = f"node of {show_name(scheduler.url)}: {where}"
+    if executor is None:
+        return f"{text}, runs no jobs of it ([executor] kind)"
+    states = ", ".join(f"{number} {state}" for state, number in executor.states.items() if number) or "none now"
+    return f"{text}, its jobs here: {states}"
+
+
+def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
+    """``cpumond status``."""
+    from rich.text import Text
+
+    head = (
+        f"{show_name(answer.node_id)}: {count(len(answer.jobs), 'job')}, cgroups {answer.layout}, one check every "
+        f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"
+    )
+    parts: list[RenderableType] = [Text(head)]
+    if answer.jobs:
+        table, left_out = fit_table(answer.jobs, STATUS_COLUMNS, width)
+        parts.append(table)
+        if left_out:
+            parts.append(Text(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+    else:
+        parts.append(Text("no jobs; see `cpumond doctor`, or add one with `cpumond job add`"))
+    parts.append(Text(f"total: {describe_totals(answer)}", "bold"))
+    if answer.scheduler is not None:
+        parts.append(Text(_describe_node(answer.scheduler, answer.executor)))
+    parts += [Text(sentence, style) for style, sentence in list_notices(answer)]
+    return draw(parts, width, colour)
+
+
+def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
+    """One frame of ``cpumond top``; at most ``height`` lines, where that is given."""
+    from rich.text import Text
+
+    now = time.strftime("%H:%M:%S")
+    head = f"{show_name(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
+    notices = list_notices(answer)
+    if height is not None and len(notices) > 3:
+        notices = [*notices[:2], ("red", f"and {len(notices) - 2} more notices: cpumond status")]
+    top = draw([Text(head, "bold"), *(Text(text, style) for style, text in notices)], width, colour).split("\n")
+    jobs = sorted(answer.jobs, key=SORTS[sort])
+    if not jobs:
+        return "\n".join([*top, "no jobs"][:height])
+    # The same jobs decide about the columns at every frame, whatever the order lets through to the screen.
+    table, _ = fit_table(jobs, TOP_COLUMNS, width)
+    rows = draw([table], width, colour).split("\n")
+    room = len(rows) if height is None else max(height - len(top), 1)
+    if len(rows) > room:
+        hidden = len(rows) - room + 1
+        rows = [*rows[: max(room - 1, 1)], f"... {hidden} more lines, {count(len(jobs), 'job')} by {sort}"]
+    return "\n".join([*top, *rows][:height])
+
+
+def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
+    """``cpumond job list``."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("job", "operation", "cgroup", "ordered", "job-cpu-monitor"):
+        table.add_column(heading, overflow="fold", min_width=len(heading))
+    for job in jobs:
+        layer = ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items())
+        ordered = "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)
+        names = [show_name(text) or "-" for text in (job.job_id, job.operation_id, job.path)]
+        table.add_row(*(Text(text) for text in (*names, ordered, layer or "-")))
+    return draw([table], width, colour)
+
+
+def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:
+    """What became of ``cpumond pin``."""
+    until = "until `cpumond unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
+    name = show_name(job.job_id)
+    if job.last_result == "failed" and job.last_error:
+        return f"job {name} is pinned {until}, but the limit could not be written: {job.last_error}"
+    if job.pinned_cpu_limit is None:
+        return f"the pin of job {name} is noted, but writes are paused; it takes effect when the pause file is gone"
+    return f"job {name} is pinned at {show_cores(job.current_cpu_limit)} cores {until}"

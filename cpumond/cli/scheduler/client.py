@@ -1,0 +1,381 @@
+"""How commands speak with the scheduler: its address and token, requests, ``key=value`` arguments, tables.
+
+Exit codes of what the scheduler refuses: 77 without the rights (401, 403), 73 for what is there already or is too many
+(409), 78 for wrong values (400, 413, 422), 69 for what does not exist and for a scheduler that cannot (404, 5xx).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
+from cpumond.cli.render.tables import draw, warn
+from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.errors import (
+    EXIT_CANNOT_CREATE,
+    EXIT_CONFIG,
+    EXIT_PERMISSION,
+    EXIT_UNAVAILABLE,
+    AccessError,
+    ConfigError,
+    CpumondError,
+    UnavailableError,
+    UsageError,
+    describe,
+)
+from cpumond.core.settings import find_rights_of_others
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
+DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
+TIMEOUT_S: Final = 30.0
+MAX_TOKEN_CHARS: Final = 4096
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Kind = TypeVar("Kind")
+
+EXIT_OF_STATUS: Final = {
+    400: EXIT_CONFIG, 401: EXIT_PERMISSION, 403: EXIT_PERMISSION, 409: EXIT_CANNOT_CREATE, 413: EXIT_CONFIG,
+    422: EXIT_CONFIG,
+}  # fmt: skip
+
+
+class SchedulerRefusedError(CpumondError):
+    """The scheduler answered with an error: its own sentence. ``status`` is that of HTTP."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.exit_code = EXIT_OF_STATUS.get(status, EXIT_UNAVAILABLE)
+
+
+class _Warned(msgspec.Struct):
+    warnings: list[str] = []
+
+
+class SchedulerClient:
+    """Speaks HTTP with one scheduler, one connection for each command. ``as_json``: its answers are what is printed."""
+
+    def __init__(self, url: str, token: str = "", as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
+        self.url = url
+        self.token = token
+        self.as_json = as_json
+        self.timeout_s = timeout_s
+
+    def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
+        """The content of a good answer to ``/api/v1`` + ``path``, JSON but for logs.
+
+        Raises UnavailableError when no scheduler answers, SchedulerRefusedError for an error that it answered.
+        """
+        return self.exchange(method, path, body, query)[0]
+
+    def exchange(
+        self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """The same with the headers of the answer, whose names are in any case."""
+        import httpx2
+
+        content = None if body is None else _encode(body)
+        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        # Certificates take longer to load than a request takes; without TLS nobody looks at them.
+        transport = httpx2.HTTPTransport(verify=self.url.startswith("https:"), trust_env=False)
+        try:
+            with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
+                answer = client.request(
+                    method, f"{self.url}/api/v1{path}", content=content, headers=headers, params=query
+                )
+        except httpx2.TimeoutException:
+            raise UnavailableError(
+                f"{self.url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
+            ) from None
+        except httpx2.ConnectError as error:
+            raise UnavailableError(
+                f"no scheduler answers on {self.url} ({_reason(error)}); start one with `cpumond scheduler`, or name "
+                "another one with --scheduler or CPUMOND_SCHEDULER"
+            ) from None
+        except UnicodeEncodeError:
+            raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
+        if answer.is_success:
+            return answer.content, answer.headers
+        raise _read_refusal(self.url, answer.status_code, answer.content)
+
+    def get(self, path: str, kind: type[Kind], **query: Any) -> Kind:
+        """The answer to GET as a value; None in ``query`` is left out."""
+        return self.decode(self.request("GET", path, query=given(query)), kind)
+
+    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None) -> Kind:
+        """The answer to GET as a value for people; with ``as_json`` it is printed, and the command ends here."""
+        content = self.request("GET", path, query=query)
+        if self.as_json:
+            print_json_and_end(content)
+        return self.decode(content, kind)
+
+    def tell_done(self, content: bytes, sentence: str) -> None:
+        """What a change says: its warnings on standard error, and a sentence or JSON."""
+        if self.as_json:
+            print_json(content)
+        else:
+            click.echo(sentence)
+        with contextlib.suppress(ContentError):
+            for warning in decode_json(content, _Warned).warnings:
+                warn(warning)
+
+    def decode(self, content: bytes, kind: type[Kind]) -> Kind:
+        """An answer as a value. Raises UnavailableError for one that is not understood."""
+        try:
+            return decode_json(content, kind)
+        except ContentError as error:
+            raise UnavailableError(
+                f"{self.url}: the answer is not understood: {error}; is this a scheduler of this version of cpumond?"
+            ) from None
+
+    def find_tree(self, tree: str | None) -> str:
+        """``tree``, or the scheduler's default tree. Raises UsageError when there is none."""
+        if tree:
+            return tree
+        found = self.get("/trees", dict[str, Any])
+        default = found.get("default_tree")
+        if not isinstance(default, str) or not default:
+            names = ", ".join(each["name"] for each in found.get("trees", ()))
+            raise UsageError(f"the scheduler has no default tree; name one with --tree: {names or 'there is none yet'}")
+        return default
+
+
+def _encode(body: object) -> bytes:
+    _refuse_infinite(body)
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        raise UsageError("a word on the command line is not readable text (UTF-8)") from None
+
+
+def _refuse_infinite(value: object) -> None:
+    """JSON has no word for them: they would be sent as null, which removes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{value} is not a number that can be set; give a finite one")
+    if isinstance(value, dict):
+        for item in value.values():
+            _refuse_infinite(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_infinite(item)
+
+
+def _reason(error: Exception) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return describe(cause)
+        cause = cause.__cause__ or cause.__context__
+    match = re.search(r"\[Errno (-?\d+)\]", str(error))
+    return os.strerror(int(match[1])) if match and int(match[1]) in errno.errorcode else str(error)
+
+
+def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedError:
+    try:
+        told = decode_json(content, dict[str, Any])
+    except ContentError:
+        told = {}
+    sentence = told.get("error")
+    if not isinstance(sentence, str):
+        sentence = f"{url}: HTTP status {status}; is this the address of a cpumond scheduler?"
+    elif status == 401:
+        sentence += "; give one with --token, --token-file or CPUMOND_TOKEN"
+    return SchedulerRefusedError(sentence, status)
+
+
+def read_url(text: str) -> str:
+    """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    wrong = UsageError(f"--scheduler {text}: expected an address such as {DEFAULT_SCHEDULER}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
+        raise wrong
+    return url
+
+
+def read_token(token: str | None, token_file: str | None) -> str:
+    """The token: as given, else from the file given, else from the usual file if that is there, else none.
+
+    Raises UsageError, ConfigError or AccessError.
+    """
+    where = "--token"
+    if not token:
+        where = os.path.expanduser(token_file or DEFAULT_TOKEN_FILE)
+        if not token_file and not os.path.exists(where):
+            return ""
+        try:
+            with open(where, encoding="utf-8") as file:
+                problem = find_rights_of_others(where, os.fstat(file.fileno()))
+                token = file.read(MAX_TOKEN_CHARS + 1).strip()
+        except PermissionError:
+            raise AccessError(
+                f"{where}: the token cannot be read: no rights; name another one with --token-file"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: the token cannot be read: {describe(error)}") from None
+        if problem:
+            raise ConfigError(f"{where}: {problem}")
+    if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > MAX_TOKEN_CHARS:
+        raise ConfigError(f"{where}: a token is one word of printable ASCII characters")
+    return token
+
+
+def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
+    """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with the client of these."""
+
+    @click.option(
+        "--scheduler",
+        "url",
+        metavar="URL",
+        envvar="CPUMOND_SCHEDULER",
+        default=DEFAULT_SCHEDULER,
+        show_default=True,
+        help="Address of the scheduler.",
+    )
+    @click.option(
+        "--token",
+        metavar="TOKEN",
+        envvar="CPUMOND_TOKEN",
+        help="Seen by others in the list of processes; a file is not.",
+    )
+    @click.option(
+        "--token-file",
+        metavar="FILE",
+        envvar="CPUMOND_TOKEN_FILE",
+        help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, where that exists.",
+    )
+    @functools.wraps(command)
+    def with_client(url: str, token: str | None, token_file: str | None, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return command(SchedulerClient(read_url(url), read_token(token, token_file)), *args, **kwargs)
+
+    return with_client
+
+
+def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
+    """The same and ``--json``, which the client carries."""
+
+    @connection_options
+    @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+    @functools.wraps(command)
+    def with_json(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        client.as_json = bool(kwargs.pop("as_json"))
+        return command(client, *args, **kwargs)
+
+    return with_json
+
+
+tree_option = click.option("--tree", metavar="TREE", help="Default: the scheduler's default tree.")
+unset_option = click.option(
+    "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
+)
+
+
+def read_value(text: str) -> Any:
+    """A value of the command line: JSON, else a value of TOML such as {cpu = 1}, else text; "" is None."""
+    stripped = text.strip()
+    if not stripped:
+        return None
+    try:
+        return decode_json(stripped, object)
+    except ContentError:
+        pass
+    if "\n" in stripped:
+        return stripped
+    try:
+        return decode_toml(f"value = {stripped}")["value"]
+    except ContentError:
+        return stripped
+
+
+def read_path(key: str) -> list[str]:
+    """``a/b`` or ``a.b`` as steps; with a slash, dots are part of names."""
+    return key.strip().split("/" if "/" in key else ".")
+
+
+def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
+    edits = []
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"expected key=value, for example weight=2, got {assignment!r}")
+        edits.append(_edit(key, read_value(text)))
+    edits += [_edit(key, None) for key in unset]
+    if not edits:
+        raise UsageError("nothing to change; give key=value, or --unset KEY")
+    return edits
+
+
+def _edit(key: str, value: Any) -> dict[str, Any]:
+    path = read_path(key)
+    if not all(path):
+        raise UsageError(
+            f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"
+        )
+    return {"path": path, "value": value}
+
+
+def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` arguments as attributes of something new, nested by their paths. Raises UsageError."""
+    attributes: dict[str, Any] = {}
+    for edit in read_edits(assignments) if assignments else ():
+        target, path = attributes, edit["path"]
+        for step in path[:-1]:
+            target = target.setdefault(step, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"{'/'.join(path)}: {step} has another value, too")
+        if edit["value"] is not None:
+            target[path[-1]] = edit["value"]
+    return attributes
+
+
+Cell = str | tuple[str, str]
+"""Text, or text and its style."""
+
+
+def make_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    """A table without lines. A heading that begins with ">" is of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(
+            heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
+    return table
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    click.echo(draw([make_table(headings, rows)], terminal_width(), use_colour()))
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """``name: value`` lines, values below each other; empty ones are left out."""
+    shown = [(name, value) for name, value in fields if value]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        click.echo(f"{name + ':':<{width + 1}} {value}")

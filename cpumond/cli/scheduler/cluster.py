@@ -1,0 +1,97 @@
+"""``cpumond cluster``: one scheduler and some agents with real jobs on this machine, to try things out."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from cpumond.cli.options import CoresType
+from cpumond.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from cpumond.testing import Cluster
+
+
+@click.command("cluster", epilog="Example: cpumond cluster --nodes 3 --cpu 0.5")
+@click.option("--nodes", "node_count", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--cpu",
+    "cpu_cores",
+    type=CoresType(),
+    help="What each node offers.  [default: this machine's CPUs, shared among them]",
+)
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:0", help="The scheduler's address.  [default: a free port]"
+)
+@click.option("--keep", is_flag=True, help="Keep the files: configurations, logs, the scheduler's database.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when all nodes are online, and no more.")
+def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep: bool, as_json: bool) -> None:
+    """Run a scheduler and some agents with real jobs on this machine, until Ctrl-C.
+
+    Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
+    """
+    from cpumond.cli.demo.host import choose_place, make_directory, need_scheduler, stop_on_signals
+    from cpumond.testing import CLUSTER_PREFIX, Cluster
+
+    need_scheduler()
+    cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
+    with stop_on_signals() as stopped:
+        place = choose_place(CLUSTER_PREFIX)
+        directory = make_directory(CLUSTER_PREFIX)
+        cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
+                          token=secrets.token_hex(24), web=True)  # fmt: skip
+        try:
+            with cluster:
+                _show(cluster, keep, as_json)
+                stopped.wait()
+        finally:
+            _clean_up(cluster, keep, as_json)
+
+
+def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
+    address = cluster.url.removeprefix("http://")
+    if as_json:
+        nodes = {
+            node.node_id: {
+                "pid": node.pid, "cgroup": node.cgroup_root, "control_socket": node.control_socket, "web": node.web_url,
+            }
+            for node in cluster.nodes
+        }  # fmt: skip
+        told = {
+            "scheduler": cluster.url, "web": f"{cluster.url}/", "token": cluster.token,
+            "scheduler_pid": cluster.scheduler.pid,
+            "directory": cluster.directory, "nodes": nodes,
+        }  # fmt: skip
+        click.echo(msgspec.json.encode(told))
+        return
+    click.echo(
+        f"A scheduler on {cluster.url} and {len(cluster.nodes)} nodes of {cluster.cpu:g} cores each.\n"
+        f"Logs and configurations are in {cluster.directory}. In a browser:\n\n"
+        f"{cluster.describe_pages()}\n\n"
+        "In another terminal:\n\n"
+        f"  export CPUMOND_SCHEDULER={cluster.url}\n"
+        f"  export YT_PROXY={address}\n"
+        f"  export CPUMOND_TOKEN={cluster.token} YT_TOKEN={cluster.token}\n"
+        "  cpumond operation start --pool research --job-count 2 --cpu-limit 0.2 -- sleep 60\n"
+        "  cpumond node list"
+    )
+    for node in cluster.nodes:
+        click.echo(f"  cpumond top --config {node.config_path}      # the agent of {node.node_id}")
+    click.echo(f"\nCtrl-C ends it and removes everything{', but the files in that directory' if keep else ''}.")
+
+
+def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:
+    """Files go after the processes that write them. Raises CreateError when cgroups are left."""
+    import shutil
+
+    if not keep:
+        shutil.rmtree(cluster.directory, ignore_errors=True)
+    left = cluster.leftovers()
+    if left:
+        raise UnavailableError(f"not all could be removed: {', '.join(left)}; end what is in them and use rmdir")
+    if not as_json:
+        click.echo(f"All of it is removed{f', but the files in {cluster.directory}' if keep else ''}.")

@@ -1,0 +1,118 @@
+"""The command ``node``: the nodes of a running scheduler."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from cpumond.api.node_views import NodeDetails, NodeList, NodeView
+from cpumond.cli.options import given, quote_name
+from cpumond.cli.render.tables import warn
+from cpumond.cli.scheduler.client import Cell, SchedulerClient, print_fields, print_table, scheduler_options
+from cpumond.cli.scheduler.operations import STYLES
+from cpumond.cli.scheduler.pools import show_amounts
+from cpumond.core.words import show_cores, show_name, show_number
+from cpumond.scheduler.why.operation import show_span
+
+
+@click.group("node", epilog="Example: cpumond node list --tree default")
+def node_command() -> None:
+    """Show the nodes that give room to jobs. They register themselves."""
+
+
+@node_command.command("list", epilog="Example: cpumond node list --tag gpu --offline")
+@click.option("--tree", metavar="TREE")
+@click.option("--tag", metavar="TAG")
+@click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
+@scheduler_options
+def node_list_command(
+    client: SchedulerClient, tree: str | None, tag: str | None, online: bool | None, limit: int
+) -> None:
+    """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
+    state = None if online is None else str(online).lower()
+    query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
+    answer = client.show("/nodes", NodeList, query)
+    if not answer.nodes:
+        click.echo("no node fits; nodes register themselves when their agent runs")
+        return
+    headings = ("node", "tree", "state", ">cores", ">used", ">others", ">free", ">memory free", ">jobs", "tags")
+    print_table(headings, [_node_row(node) for node in answer.nodes])
+    if answer.total > len(answer.nodes):
+        warn(f"{answer.total - len(answer.nodes)} nodes are not shown; filter them")
+
+
+def _node_row(node: NodeView) -> list[Cell]:
+    return [
+        show_name(node.id),
+        _show_tree(node),
+        show_node_state(node),
+        show_cores(node.capacity["cpu"]),
+        show_cores(node.usage["cpu"]),
+        show_cores(node.foreign_usage["cpu"]),
+        show_cores(node.free["cpu"]),
+        show_amounts({"memory": node.free["memory"]}).removesuffix(" memory"),
+        str(node.job_count) + (f" + {node.stopping_job_count} ending" if node.stopping_job_count else ""),
+        show_name(", ".join(tag for tag in node.tags if tag != node.address)),
+    ]
+
+
+def _show_tree(node: NodeView) -> Cell:
+    if node.matched_trees:
+        return f"{len(node.matched_trees)} fit", "red"
+    return ("none", "yellow") if node.tree is None else show_name(node.tree)
+
+
+def show_node_state(node: NodeView) -> tuple[str, str]:
+    """Whether it is online and overcommitted, with a style."""
+    if not node.is_online:
+        return f"silent for {show_span(node.silent_s)}", "red"
+    if node.overcommitted_s is not None:
+        return f"overcommitted for {show_span(node.overcommitted_s)}", "yellow"
+    return "online", ""
+
+
+@node_command.command("show", epilog="Example: cpumond node show host-17")
+@click.argument("node")
+@scheduler_options
+def node_show_command(client: SchedulerClient, node: str) -> None:
+    """One node with its jobs."""
+    answer = client.show(f"/nodes/{quote_name(node)}", NodeDetails)
+    tree = "none: no tree's nodes_filter fits its tags, it gets no work" if answer.tree is None else answer.tree
+    if answer.matched_trees:
+        fitting = " and ".join(answer.matched_trees)
+        tree = f"{answer.tree or 'none'}: its tags fit {fitting}; its jobs run on, none is started"
+    print_fields(
+        [
+            ("node", show_name(answer.id)),
+            ("address", show_name(answer.address)),
+            ("tags", show_name(", ".join(answer.tags))),
+            ("tree", show_name(tree)),
+            ("state", show_node_state(answer)[0]),
+            ("last heard of", f"{show_span(answer.silent_s)} ago"),
+            ("capacity", show_amounts(answer.capacity)),
+            ("used", show_amounts(answer.usage)),
+            ("used by others", show_amounts(answer.foreign_usage, "")),
+            ("free", show_amounts(answer.free)),
+            ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
+        ]
+    )
+    if not answer.jobs:
+        return
+    now = time.time()
+    rows: list[list[Cell]] = [
+        [
+            show_name(job.id),
+            show_name(job.operation_id),
+            (job.state, STYLES.get(job.state, "")),
+            show_cores(job.cpu_limit),
+            show_cores(job.current_cpu_limit),
+            show_number(job.smoothed_cpu_usage, ".2f"),
+            show_span(now - job.start_time),
+            job.preemptibility.replace("_", " "),
+            show_name(job.reason),
+        ]
+        for job in answer.jobs
+    ]
+    print_table(("job", "operation", "state", ">ordered", ">limit", ">usage", ">time", "preemptibility", ""), rows)

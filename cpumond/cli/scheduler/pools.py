@@ -1,0 +1,539 @@
+"""The commands ``tree`` and ``pool``: pool trees and pools of a running scheduler, and what a change would do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
+from cpumond.cli.options import given, is_terminal, print_json, quote_name
+from cpumond.cli.render.tables import warn
+from cpumond.cli.scheduler.client import (
+    Cell,
+    SchedulerClient,
+    print_fields,
+    print_table,
+    read_attributes,
+    read_edits,
+    scheduler_options,
+    tree_option,
+    unset_option,
+)
+from cpumond.core.errors import EXIT_CONFIG, CpumondError, UsageError
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.fairshare.explain import show_amount, show_percent
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import number
+from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
+from cpumond.scheduler.settings.attributes import is_option
+from cpumond.scheduler.why.operation import show_span
+from cpumond.scheduler.why.plan import Effect, Outlook, Plan
+
+ASSIGNMENTS: Final = "[KEY=VALUE]..."
+STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
+INTEGRAL: Final = "integral_guarantees"
+
+
+class PlanRefusedError(CpumondError):
+    """A change that would be refused."""
+
+    exit_code = EXIT_CONFIG
+
+
+# ---- words for amounts
+
+
+def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
+    """``10 cpu, 2 GiB memory``: what is not 0."""
+    texts = [f"{show_amount(r, amounts[name])} {name}" for r, name in enumerate(RESOURCES) if amounts.get(name)]
+    return ", ".join(texts) or nothing
+
+
+SINCE_START: Final = ", since the start of the scheduler"
+
+
+def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
+    """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
+    reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
+    return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
+
+
+def show_limits(limits: dict[str, float]) -> str:
+    """As ``show_amounts``, where 0 is a limit, too."""
+    texts = [f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits]
+    return ", ".join(texts) or "-"
+
+
+def show_value(value: object) -> str:
+    """A value of an attribute as one can type it."""
+    if isinstance(value, float):
+        return number(value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def show_state(starvation: str, starves_in_s: float | None) -> Cell:
+    """``starving``, ``starves in 12 s``, or nothing."""
+    if starvation in STARVES:
+        return starvation.replace("_", " "), STARVES[starvation]
+    return ("", "") if starves_in_s is None else (f"starves in {show_span(starves_in_s)}", "yellow")
+
+
+# ---- trees
+
+
+@click.group("tree", epilog="Example: cpumond tree list")
+def tree_command() -> None:
+    """Show, make, change and remove the pool trees of the scheduler."""
+
+
+@tree_command.command("list", epilog="Example: cpumond tree list --json")
+@scheduler_options
+def tree_list_command(client: SchedulerClient) -> None:
+    """One line per pool tree. Numbers are cores."""
+    answer = client.show("/trees", TreeList)
+    if not answer.trees:
+        click.echo("there is no pool tree; make one with `cpumond tree create NAME`")
+        return
+    headings = ("tree", ">nodes", ">online", ">cores", ">used", ">demand", ">pools", ">running", ">pending")
+    print_table(headings, [_tree_row(tree) for tree in answer.trees])
+    for tree in answer.trees:
+        for error in tree.errors:
+            warn(f"tree {tree.name}: {error}")
+
+
+def _tree_row(tree: TreeView) -> list[Cell]:
+    name = show_name(tree.name) + (" (default)" if tree.is_default else "")
+    cores = [
+        show_cores(amounts["cpu"]) for amounts in (tree.total_resources, tree.resource_usage, tree.resource_demand)
+    ]
+    nodes = (tree.node_count, tree.online_node_count)
+    counts = (tree.pool_count, tree.running_operation_count, tree.pending_operation_count)
+    return [name, *map(str, nodes), *cores, *map(str, counts)]
+
+
+@tree_command.command("show", epilog="Example: cpumond tree show default")
+@click.argument("tree")
+@scheduler_options
+def tree_show_command(client: SchedulerClient, tree: str) -> None:
+    """One pool tree with its options."""
+    answer = client.show(f"/trees/{quote_name(tree)}", TreeView)
+    print_fields(
+        [
+            ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
+            ("nodes", f"{answer.online_node_count} of {answer.node_count} online"),
+            ("resources", show_amounts(answer.total_resources)),
+            ("used", show_amounts(answer.resource_usage)),
+            ("demand", show_amounts(answer.resource_demand)),
+            ("pools", str(answer.pool_count)),
+            ("operations", _operation_counts(answer)),
+            *_option_fields(answer.attributes),
+        ]
+    )
+    for error in answer.errors:
+        warn(error)
+
+
+def _operation_counts(answer: TreeView | PoolView) -> str:
+    running = f"{answer.running_operation_count} of at most {answer.max_running_operation_count} running"
+    return f"{running}, {answer.operation_count} of at most {answer.max_operation_count} in all"
+
+
+def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
+
+
+@tree_command.command("create", epilog="Example: cpumond tree create gpu nodes_filter=gpu")
+@click.argument("name")
+@click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@scheduler_options
+def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...]) -> None:
+    """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
+    content = client.request("POST", "/trees", {"name": name, "attributes": read_attributes(assignments)})
+    client.tell_done(content, f"tree {show_name(name)} is made")
+
+
+@tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
+@click.argument("tree")
+@click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@unset_option
+@click.option("--default", "is_default", is_flag=True, help="Make it the tree of operations that name none.")
+@scheduler_options
+def tree_set_command(
+    client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool
+) -> None:
+    """Change options of a pool tree; all of them, or none when one is refused.
+
+    Values are JSON or TOML, all else is text. KEY= removes. Keys may be paths: integral_guarantees/smooth_period=30000.
+    Times are milliseconds.
+    """
+    content = b""
+    if assignments or unset or not is_default:
+        content = client.request("PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset)})
+    if is_default:
+        chosen = client.request("PUT", "/default_tree", {"tree": tree})
+        content = content or chosen
+    client.tell_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
+
+
+yes_option = click.option("--yes", is_flag=True, help="Without asking where guarantees or operations are at stake.")
+
+
+@tree_command.command("remove", epilog="Example: cpumond tree remove gpu --recursive")
+@click.argument("tree")
+@click.option("--recursive", is_flag=True, help="With its pools; operations that have no other tree are aborted.")
+@yes_option
+@scheduler_options
+def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool) -> None:
+    """Remove a pool tree. With operations in it, the plan is shown and you are asked."""
+    path = f"/trees/{quote_name(tree)}"
+    if not yes:
+        view = client.get(path, TreeView)
+        held = count(view.operation_count, "operation") if view.operation_count else ""
+        command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
+        _ask(client, f"tree {show_name(tree)}", held, command)
+    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
+    client.tell_done(content, f"tree {show_name(tree)} is removed")
+
+
+def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
+    """Show what a removal does and ask, where something is ``held``. Raises UsageError where nobody can be asked."""
+    if not held:
+        return
+    if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
+    plan = client.decode(client.request("POST", "/plan", command), Plan)
+    if not plan.accepted:
+        raise PlanRefusedError(plan.refusal)
+    _print_plan(plan)
+    for warning in (*plan.warnings, *plan.notes):
+        warn(warning)
+    if not click.confirm(f"{what} has {held}. Remove it?"):
+        click.echo("nothing is removed", err=True)
+        raise click.Abort
+
+
+# ---- pools
+
+
+@click.group("pool", epilog="Example: cpumond pool set research weight=2")
+def pool_command() -> None:
+    """Show, make, change, move and remove pools, and see before what a change would do."""
+
+
+def pool_path(tree: str, pool: str = "") -> str:
+    """The path of a pool, or of all pools, in the API."""
+    path = f"/trees/{quote_name(tree)}/pools"
+    return f"{path}/{quote_name(pool)}" if pool else path
+
+
+@pool_command.command("list", epilog="Example: cpumond pool list")
+@tree_option
+@scheduler_options
+def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
+    """The pools of a tree below each other.
+
+    Numbers are cores, "share" is the fair share in percent of the cluster, of the resource that it has most of.
+    """
+    pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
+    headings = (
+        "pool", "mode", ">weight", ">share", ">cores", ">used", ">demand", ">guarantee", ">limit", ">running", ">all",
+        "state",
+    )  # fmt: skip
+    depths: dict[str, int] = {}
+    rows = []
+    for pool in pools:
+        depth = depths[pool.name] = 0 if pool.parent is None else depths[pool.parent] + 1
+        rows.append(_pool_row(pool, depth))
+    print_table(headings, rows)
+
+
+def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
+    name = "  " * depth + show_name(pool.name)
+    limit = pool.limits.get("cpu")
+    integral = pool.attributes.get(INTEGRAL, {}).get("guarantee_type", "none")
+    return [
+        (name, "dim" if pool.is_ephemeral else ""),
+        pool.mode if integral == "none" else f"{pool.mode} {integral}",
+        "-" if pool.weight is None else f"{pool.weight:g}",
+        f"{show_percent(pool.fair_share_ratio)} %",
+        show_cores(pool.fair_share["cpu"]),
+        show_cores(pool.usage["cpu"]),
+        show_cores(pool.demand["cpu"]),
+        show_cores(pool.strong_guarantee["cpu"]) if pool.strong_guarantee["cpu"] else "-",
+        "-" if limit is None else show_cores(limit),
+        f"{pool.running_operation_count}/{pool.max_running_operation_count}",
+        f"{pool.operation_count}/{pool.max_operation_count}",
+        show_state(pool.starvation_status, pool.starves_in_s),
+    ]
+
+
+@pool_command.command("show", epilog="Example: cpumond pool show research")
+@click.argument("pool")
+@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
+@tree_option
+@scheduler_options
+def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None) -> None:
+    """One pool with its attributes; "<Root>" is the root."""
+    path = pool_path(client.find_tree(tree), pool)
+    if show_all:
+        print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
+        return
+    answer = client.show(path, PoolView)
+    state = show_state(answer.starvation_status, answer.starves_in_s)
+    share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
+    print_fields(
+        [
+            ("pool", show_name(answer.name) + (", ephemeral" if answer.is_ephemeral else "")),
+            ("parent", show_name(answer.parent or "")),
+            ("sub-pools", show_name(", ".join(answer.children))),
+            ("mode", answer.mode),
+            ("fair share", share),
+            ("used", show_amounts(answer.usage)),
+            ("demand", show_amounts(answer.demand)),
+            ("guarantee", show_amounts(answer.strong_guarantee, "")),
+            ("volume", show_amounts(answer.volume, "")),
+            ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds) + SINCE_START),
+            ("limits", show_limits(answer.limits)),
+            ("operations", _operation_counts(answer)),
+            ("state", state if isinstance(state, str) else state[0]),
+            *_option_fields(answer.attributes),
+        ]
+    )
+
+
+@pool_command.command("create", epilog="Example: cpumond pool create nightly --parent research weight=0.5")
+@click.argument("name")
+@click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@click.option("--parent", metavar="POOL", default=ROOT_POOL, show_default=True)
+@tree_option
+@scheduler_options
+def pool_create_command(
+    client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, tree: str | None
+) -> None:
+    """Make a pool; attributes as in `cpumond pool set`."""
+    attributes = read_attributes([expand_key(each) for each in assignments])
+    body = {"name": name, "parent": parent, "attributes": attributes}
+    content = client.request("POST", pool_path(client.find_tree(tree)), body)
+    client.tell_done(content, f"pool {show_name(name)} is made")
+
+
+@pool_command.command(
+    "set", epilog="Example: cpumond pool set research weight=2 strong_guarantee_resources={cpu=100} resource_limits="
+)
+@click.argument("pool")
+@click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@unset_option
+@tree_option
+@scheduler_options
+def pool_set_command(
+    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], tree: str | None
+) -> None:
+    """Change attributes of a pool; all of them, or none when one is refused.
+
+    Values are JSON or TOML, such as {cpu=100} or [\"weight\"], all else is text. KEY= removes. Keys may be paths:
+    strong_guarantee_resources/cpu=100, or with dots. resource_flow, burst_guarantee_resources and the others of
+    integral_guarantees need not name it. Times are milliseconds, memory bytes.
+    """
+    body = {"edits": read_pool_edits(assignments, unset)}
+    content = client.request("PATCH", pool_path(client.find_tree(tree), pool), body)
+    client.tell_done(content, f"pool {show_name(pool)} is changed")
+
+
+def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Edits of a pool; what only ``integral_guarantees`` has is looked for there."""
+    return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset])
+
+
+def expand_key(assignment: str) -> str:
+    """``resource_flow=...`` as ``integral_guarantees/resource_flow=...``."""
+    first = assignment.partition("=")[0].replace(".", "/").partition("/")[0].strip().replace("-", "_")
+    if first not in IntegralGuarantees.__struct_fields__ or is_option("pool", first):
+        return assignment
+    key, equals, value = assignment.partition("=")
+    return f"{INTEGRAL}/{key.strip().replace('.', '/')}{equals}{value}"
+
+
+@pool_command.command("remove", epilog="Example: cpumond pool remove nightly")
+@click.argument("pool")
+@click.option("--recursive", is_flag=True, help="With its sub-pools.")
+@yes_option
+@tree_option
+@scheduler_options
+def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None) -> None:
+    """Remove a pool. Its operations go on in an ephemeral pool of that name.
+
+    Where it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
+    """
+    name = client.find_tree(tree)
+    path = pool_path(name, pool)
+    if not yes:
+        command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
+        _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
+    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
+    client.tell_done(content, f"pool {show_name(pool)} is removed")
+
+
+def _held_by(pool: PoolView) -> str:
+    """What is lost or moved with a pool: ``guarantees``, ``3 operations``, both, or nothing.
+
+    A pool below it has guarantees only where it has the same ones itself (semantics.md 2.6).
+    """
+    integral = pool.attributes.get(INTEGRAL, {})
+    given = (
+        pool.attributes.get("strong_guarantee_resources", {}),
+        *(integral.get(name, {}) for name in ("resource_flow", "burst_guarantee_resources")),
+    )
+    held = ["guarantees"] if any(any(amounts.values()) for amounts in given) else []
+    if pool.operation_count:
+        held.append(count(pool.operation_count, "operation"))
+    return " and ".join(held)
+
+
+@pool_command.command("move", epilog="Example: cpumond pool move nightly --parent research")
+@click.argument("pool")
+@click.option("--parent", metavar="POOL", help="The new parent; <Root> is the root.")
+@click.option("--name", metavar="NAME", help="The new name.")
+@tree_option
+@scheduler_options
+def pool_move_command(
+    client: SchedulerClient, pool: str, parent: str | None, name: str | None, tree: str | None
+) -> None:
+    """Put a pool, with all below it, under another parent, or rename it."""
+    if parent is None and name is None:
+        raise UsageError("nothing to change; give --parent or --name")
+    body = given({"parent": parent, "name": name})
+    content = client.request("POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
+    client.tell_done(content, f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}")
+
+
+# ---- plans
+
+
+@pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
+@click.argument("pool")
+@click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@unset_option
+@click.option("--create", "is_new", is_flag=True, help="As `cpumond pool create`.")
+@click.option("--parent", metavar="POOL", help="The parent: of a new pool, or as `cpumond pool move`.")
+@click.option("--remove", "is_removed", is_flag=True, help="As `cpumond pool remove`.")
+@click.option("--recursive", is_flag=True, help="With --remove: sub-pools, too.")
+@click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@tree_option
+@scheduler_options
+def pool_plan_command(
+    client: SchedulerClient,
+    pool: str,
+    assignments: tuple[str, ...],
+    unset: tuple[str, ...],
+    is_new: bool,
+    parent: str | None,
+    is_removed: bool,
+    recursive: bool,
+    show_all: bool,
+    tree: str | None,
+) -> None:
+    """What a change of a pool would do to everybody's fair share; nothing is changed.
+
+    Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only what changes is shown. Ends
+    with 78 when the change would be refused.
+    """
+    if is_new and is_removed:
+        raise UsageError("--create and --remove: give one of them")
+    name = client.find_tree(tree)
+    command: dict[str, Any] = {"tree": name, "pool": pool}
+    if is_removed:
+        if assignments or unset or parent:
+            raise UsageError("--remove: nothing else can be changed with it")
+        command |= {"type": "RemovePool", "recursive": recursive}
+    elif is_new:
+        attributes = read_attributes([expand_key(each) for each in assignments])
+        command = {"type": "CreatePool", "tree": name, "name": pool, "parent": parent or ROOT_POOL}
+        command["attributes"] = attributes
+    elif parent and not assignments and not unset:
+        command |= {"type": "MovePool", "new_parent": parent, "new_name": pool}
+    else:
+        edits = read_pool_edits(assignments, unset)
+        if parent:
+            edits.append({"path": ["parent_name"], "value": parent})
+        command |= {"type": "ChangePool", "edits": edits}
+    content = client.request("POST", "/plan", command, {"everything": str(show_all).lower()})
+    plan = client.decode(content, Plan)
+    if client.as_json:
+        print_json(content)
+    elif plan.accepted:
+        _print_plan(plan)
+    for warning in (*plan.warnings, *plan.notes):
+        warn(warning)
+    if not plan.accepted:
+        raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+
+
+def _print_plan(plan: Plan) -> None:
+    for change in plan.changes:
+        where = f"pool {show_name(change.pool)}" if change.pool else f"tree {show_name(change.tree)}"
+        if not change.attribute:
+            click.echo(f"{where}: {'made' if change.old is None else 'removed'}")
+            continue
+        old, new = ("not set" if value is None else show_name(show_value(value)) for value in (change.old, change.new))
+        click.echo(f"{where}: {show_name(change.attribute)}: {old} -> {new}")
+    if not plan.changes:
+        click.echo("nothing would change: everything is as asked for already")
+    if not plan.effects:
+        click.echo("nobody's share, limits or guarantees would change now")
+        return
+    headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
+    rows = [_effect_row(effect) for effect in plan.effects]
+    # What is the same everywhere is no news.
+    kept = [n for n, heading in enumerate(headings) if n < 3 or any(row[n] for row in rows)]
+    print_table([headings[n] for n in kept], [[row[n] for n in kept] for row in rows])
+
+
+def _effect_row(effect: Effect) -> list[str]:
+    old, new = effect.before, effect.after
+    name = show_name(effect.name) + (f" {show_name(effect.title)!r}" if effect.title else "")
+    notes = []
+    if old is None or new is None:
+        notes.append("new" if old is None else "gone")
+    elif old.pool != new.pool:
+        notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
+    if old is not None and new is not None and old.is_running != new.is_running:
+        notes.append("would run" if new.is_running else "would wait")
+    changed = set(effect.changed)
+    is_pool = effect.kind == "pool"
+    row = [effect.kind, name, _arrow(*(_cpu(each) for each in (old, new)))]
+    row.append(_arrow(*(_guarantee(each) for each in (old, new))) if _shows(changed, "strong_guarantee") else "")
+    row.append(_arrow(*(_limit(each) for each in (old, new))) if _shows(changed, "limits") else "")
+    counts = [("running_operation_count", "max_running_operation_count"), ("operation_count", "max_operation_count")]
+    for pair in counts:
+        shown = is_pool and bool(changed & {*pair})
+        row.append(_arrow(*(_counts(each, pair) for each in (old, new))) if shown else "")
+    return [*row, ", ".join(notes)]
+
+
+def _shows(changed: set[str], field: str) -> bool:
+    return field in changed or "exists" in changed
+
+
+def _arrow(old: str, new: str) -> str:
+    return old if old == new else f"{old} -> {new}"
+
+
+def _cpu(outlook: Outlook | None) -> str:
+    return "-" if outlook is None else show_cores(outlook.fair_share["cpu"])
+
+
+def _guarantee(outlook: Outlook | None) -> str:
+    cores = 0.0 if outlook is None else outlook.strong_guarantee.get("cpu", 0.0)
+    return show_cores(cores) if cores else "-"
+
+
+def _limit(outlook: Outlook | None) -> str:
+    return "-" if outlook is None else show_limits(outlook.limits)
+
+
+def _counts(outlook: Outlook | None, names: tuple[str, str]) -> str:
+    return "-" if outlook is None else "/".join(str(getattr(outlook, name)) for name in names)

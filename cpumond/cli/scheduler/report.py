@@ -1,0 +1,355 @@
+"""``cpumond report``: what pools and operations ordered, used and gave up in a time, from the scheduler's history."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+import msgspec
+
+from cpumond.api.pool_views import TreeList
+from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
+from cpumond.cli.render.report import render_report
+from cpumond.cli.render.tables import draw, measure, show_title, warn
+from cpumond.cli.replacement import Replacement
+from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
+from cpumond.cli.scheduler.report_rows import (
+    LIMIT,
+    MEASURES,
+    RATIOS,
+    Line,
+    Measure,
+    add_up,
+    describe_left_out,
+    describe_time,
+    keep_pool,
+    list_operations,
+    list_pools,
+)
+from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.words import show_cores, show_name
+from cpumond.fairshare.explain import show_percent
+from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
+from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.why.operation import show_span
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Format = Literal["text", "csv", "json", "html"]
+FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json", "html")
+
+YEAR_S: Final = 31_536_000.0
+"""The longest history that a scheduler may keep."""
+
+MAX_TOP: Final = 1000
+GRAPH_POINTS: Final = 720
+
+
+@click.command("report")
+@click.option(
+    "--since",
+    "since_s",
+    type=DurationType(1.0, YEAR_S),
+    default="24h",
+    show_default=True,
+    help="How far back: 24h, 7d.",
+)
+@click.option("--tree", metavar="TREE", help="Only this pool tree.  [default: all]")
+@click.option("--pool", metavar="POOL", help="Only this pool with its sub-pools and their operations.")
+@click.option(
+    "--top",
+    type=click.IntRange(0, MAX_TOP),
+    default=20,
+    show_default=True,
+    help="How many operations of a tree, those with the most core-hours ordered.",
+)
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="Default: by the end of the --output FILE's name, or text."
+)
+@click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
+@click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@connection_options
+def report_command(
+    client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int, format_: Format | None,
+    output: str | None, html_path: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Core-hours of pools and operations: ordered, used, reclaimed, throttled, and given back late.
+
+    The scheduler's history is what it is made of, so it reaches no farther back than that ([history] length in the
+    scheduler's configuration); the report says which time it covers.
+
+    \b
+    text  two tables for each tree, for people
+    csv   a row per tree, pool and operation; amounts in core-hours, a text that a spreadsheet
+          would take for a formula begins with an apostrophe
+    json  the scheduler's answer
+    html  one file with tables and graphs that needs no network
+
+    \b
+    Example:
+      cpumond report --since 24h
+      cpumond report --since 7d --tree default --pool research --top 50
+      cpumond report --since 7d --output week.csv
+      cpumond report --html report.html
+    """
+    pool = None if pool == ROOT_POOL else pool
+    chosen, path = choose_output(format_, output, html_path, as_json)
+    with contextlib.ExitStack() as stack:
+        # Before anything is asked for, so that nobody waits for a file that cannot be written.
+        page = stack.enter_context(Replacement(path, "--html" if html_path else "--output")) if path else None
+        report, content = read_report(client, since_s, tree, pool, top)
+        if chosen == "html":
+            text = render_report(report, read_histories(client, report, since_s, pool), since_s)
+        elif chosen == "csv":
+            text = render_csv(report)
+        elif chosen == "json":
+            text = msgspec.json.format(content, indent=2).decode() + "\n"
+        else:
+            shown_here = page is None
+            width = terminal_width() if shown_here else None
+            text = render_text(report, since_s, width, shown_here and use_colour()) + "\n"
+        if page is not None:
+            page.write(text)
+        else:
+            click.echo(text, nl=False)
+    if path and is_terminal():
+        click.echo(f"the report is in {show_name(path)}")
+
+
+def choose_output(
+    format_: Format | None, output: str | None, html_path: str | None, as_json: bool
+) -> tuple[Format, str | None]:
+    """The format, and the file or None for standard output. Raises UsageError for options that disagree."""
+    if html_path is not None:
+        if output is not None or as_json or format_ not in (None, "html"):
+            raise UsageError("--html FILE is --format html --output FILE; leave the others out")
+        return "html", check_path(html_path, "--html")
+    if as_json:
+        if format_ not in (None, "json"):
+            raise UsageError(f"--json and --format {format_} are two formats; give one")
+        format_ = "json"
+    if output is None or output == "-":
+        return format_ or "text", None
+    check_path(output, "--output")
+    ending = os.path.splitext(output)[1][1:].lower()
+    by_name: dict[str, Format] = {
+        "": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json", "html": "html", "htm": "html",
+    }  # fmt: skip
+    if format_ is None and ending not in by_name:
+        raise UsageError(
+            f"--output {show_name(output)}: its end names no format that is known (.txt, .csv, .json, .html); "
+            "add --format to have one of them"
+        )
+    return format_ or by_name[ending], output
+
+
+def check_path(path: str, option: str) -> str:
+    """A path that may be one of a file. Raises UsageError."""
+    if not path:
+        raise UsageError(f"{option}: expected the name of a file")
+    return path
+
+
+def read_report(
+    client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
+) -> tuple[ReportView, bytes]:
+    """The report, checked to hold something, and as JSON. Raises UnavailableError, SchedulerRefusedError."""
+    # Operations of one pool are chosen here, from as many as there may be.
+    asked = top if pool is None else MAX_TOP
+    query = given({"since_s": since_s, "tree": tree, "top": asked})
+    try:
+        content = client.request("GET", "/report", query=query)
+    except SchedulerRefusedError as error:
+        if error.status == 404 and tree is not None:
+            _check_tree(client, tree)
+        raise
+    report = client.decode(content, ReportView)
+    if tree is not None and not report.trees:
+        _check_tree(client, tree)
+    if report.covered_s <= 0 or not any(row.points for each in report.trees for row in (each.total, *each.pools)):
+        where = "" if tree is None else f" in tree {quoted(tree)}"
+        raise UnavailableError(
+            f"nothing is recorded yet of the last {show_span(since_s)}{where}; the history gets a point every "
+            f"{show_span(report.period_s)}"
+        )
+    if pool is None:
+        return report, content
+    report = keep_pool(report, pool, top)
+    return report, msgspec.json.encode(report)
+
+
+def _check_tree(client: SchedulerClient, tree: str) -> None:
+    names = [each.name for each in client.get("/trees", TreeList).trees]
+    if tree not in names:
+        hint = did_you_mean(tree, names) or (f"; there is {', '.join(map(quoted, names))}" if names else "")
+        raise UnavailableError(f"--tree: there is no tree {quoted(tree)}{hint}")
+
+
+def read_histories(
+    client: SchedulerClient, report: ReportView, since_s: float, pool: str | None
+) -> dict[str, HistoryView]:
+    """What the graphs of the page show: tree -> the points of its root, or of ``pool``; none where there are none."""
+    histories: dict[str, HistoryView] = {}
+    name = ROOT_POOL if pool is None else pool
+    for tree in report.trees:
+        query = {"kind": "pool", "tree": tree.tree, "name": name, "since_s": since_s, "max_points": GRAPH_POINTS}
+        try:
+            content = client.request("GET", "/history", query=query)
+        except SchedulerRefusedError as error:
+            if error.status != 404:
+                raise
+            warn(f"tree {tree.tree}: no graph over time: {error}")
+        else:
+            histories[tree.tree] = client.decode(content, HistoryView)
+    return histories
+
+
+TEXT_COLUMNS: Final = ("kind", "tree", "name", "parent", "depth", "title", "user", "pool", "state")
+TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series")
+
+
+def render_csv(report: ReportView) -> str:
+    """A row per tree (``total``), pool and operation, in UTF-8 with quotes where they are needed (RFC 4180)."""
+    output = io.StringIO(newline="")
+    write = csv.writer(output, lineterminator="\r\n").writerow
+    write((*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS))
+    known = (show_digits(report.covered_s), report.operations_without_series)
+    times = (show_utc(report.since), show_utc(report.until), *known)
+    for tree in report.trees:
+        lines = (Line("total", tree.tree, tree.total), *list_pools(tree), *list_operations(tree))
+        for line in lines:
+            row = line.row
+            texts = (line.tree, row.name, row.parent, str(line.depth), row.title, row.user, row.pool, row.state)
+            values = [show_digits(line.value(measure)) for measure in (*MEASURES, LIMIT)]
+            write((line.kind, *map(guard_cell, texts), *values, row.points, *times))
+    return output.getvalue()
+
+
+def guard_cell(text: str) -> str:
+    """A text of users as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+
+
+def show_digits(value: float | None) -> str:
+    """A number with at most six decimals, "" for none."""
+    return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def show_utc(at: float) -> str:
+    """Seconds since 1970 as ISO 8601."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table for people; ``max_width`` of a text that may be folded, 0: it is not."""
+
+    heading: str
+    text: Callable[[Line], str]
+    is_number: bool = True
+    max_width: int = 0
+
+
+def _number_column(of: Measure) -> Column:
+    def show(line: Line) -> str:
+        value = line.value(of)
+        return "-" if value is None else show_percent(value / 100.0) if of in RATIOS else show_cores(value)
+
+    return Column(of.heading, show)
+
+
+NUMBER_COLUMNS: Final = tuple(_number_column(each) for each in MEASURES)
+POOL_COLUMNS: Final = (
+    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name), False, 32),
+    *NUMBER_COLUMNS,
+)
+OPERATION_COLUMNS: Final = (
+    Column("operation", lambda line: show_name(line.row.name), False),
+    Column("title", lambda line: show_title(line.row.title), False, 24),
+    Column("user", lambda line: show_name(line.row.user), False, 12),
+    Column("pool", lambda line: show_name(line.row.pool), False, 16),
+    Column("state", lambda line: line.row.state, False),
+    *NUMBER_COLUMNS,
+)
+DROP_ORDER: Final = (
+    "peak limit", "state", "late %", "user", "title", "reclaimed %", "pool", "used %", "throttled", "late",
+)  # fmt: skip
+"""Columns that a narrow terminal does without, the first one first; the names of the rows are always there."""
+
+
+def render_text(report: ReportView, since_s: float, width: int | None, colour: bool) -> str:
+    """Two tables for each tree, and what their columns mean. ``since_s`` is the time that was asked for."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(sentence) for sentence in describe_time(report, since_s)]
+    for tree in report.trees:
+        parts += [Text(), Text(f"tree {show_name(tree.tree)}", "bold")]
+        total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
+        pools = list(list_pools(tree))
+        parts += _draw_table([*pools, total], POOL_COLUMNS, width)
+        parts.append(Text())
+        parts += _draw_operations(tree, width)
+    parts.append(Text())
+    widest = max(len(each.heading) for each in MEASURES)
+    parts += [Text(f"{each.heading:<{widest}}  {each.meaning}") for each in MEASURES]
+    return draw(parts, width, colour)
+
+
+def _draw_operations(tree: ReportTree, width: int | None) -> list[RenderableType]:
+    from rich.text import Text
+
+    operations = list(list_operations(tree))
+    left_out = describe_left_out(tree)
+    if not operations:
+        return [Text(left_out or "no operations in this time")]
+    return [
+        *_draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width),
+        *([Text(left_out)] if left_out else []),
+    ]
+
+
+def _draw_table(lines: Sequence[Line], columns: Iterable[Column], width: int | None) -> list[RenderableType]:
+    """The table with as many columns as there is room for, and what was left out."""
+    from rich.text import Text
+
+    shown, left_out = list(columns), list[str]()
+    table = _make_table(lines, shown, fold=False)
+    for heading in ("", *DROP_ORDER):
+        if width is None or measure(table) <= width:
+            break
+        if heading in [column.heading for column in shown[1:]]:
+            shown = [shown[0], *(column for column in shown[1:] if column.heading != heading)]
+            left_out.append(heading)
+        table = _make_table(lines, shown, fold=True)
+    notice = f"no room for: {', '.join(left_out)}; a wider terminal, --format csv or html shows all"
+    return [table, *([Text(notice, "dim")] if left_out else [])]
+
+
+def _make_table(lines: Sequence[Line], columns: Sequence[Column], fold: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.heading,
+            justify="right" if column.is_number else "left",
+            no_wrap=not column.max_width,
+            overflow="fold",
+            max_width=column.max_width if fold and column.max_width else None,
+        )
+    for line in lines:
+        style = "bold" if line.kind in ("total", "sum") else ""
+        table.add_row(*(Text(column.text(line), style) for column in columns))
+    return table

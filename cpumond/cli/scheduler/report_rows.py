@@ -1,0 +1,181 @@
+"""What a report is made of: the scheduler's answer, the order of its rows, and what is reckoned from them.
+
+Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from cpumond.core.errors import UnavailableError
+from cpumond.core.words import count, show_time
+from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
+from cpumond.scheduler.why.operation import show_span
+
+Kind = Literal["total", "pool", "operation", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a row: its attribute, its heading, its name for machines, and what it means."""
+
+    name: str
+    heading: str
+    machine_name: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row ``depth`` below the top of its table. ``total`` is of a whole tree, ``sum`` of what is listed."""
+
+    kind: Kind
+    tree: str
+    row: ReportRow
+    depth: int = 0
+
+    def value(self, measure: Measure) -> float | None:
+        """A number of the row; None for a ratio to nothing, and for the peak of a sum: peaks are of different times."""
+        value: float = getattr(self.row, measure.name)
+        if measure in RATIOS:
+            base: float = getattr(self.row, BASE_OF_RATIO[measure.name])
+            return value / base * 100.0 if base > 0 else None
+        return None if measure is PEAK and self.kind == "sum" else value
+
+
+class PoolTree(ReportTree, frozen=True):
+    """What is kept of a tree for one pool; ``left_out_operations`` are of this pool.
+
+    ``uncertain_operations``: more of the tree, of which the answer does not say whether they are of this pool.
+    """
+
+    uncertain_operations: int = 0
+
+
+AMOUNTS: Final = (
+    Measure("ordered", "ordered", "ordered_core_hours", "core-hours that jobs could have used by their orders"),
+    Measure("used", "used", "used_core_hours", "core-hours of CPU time that they used"),
+    Measure(
+        "reclaimed",
+        "reclaimed",
+        "reclaimed_core_hours",
+        "core-hours that their limits were lowered by, free for others",
+    ),
+    Measure(
+        "throttled", "throttled", "throttled_core_hours", "core-hours that their threads were held back by a limit"
+    ),
+    Measure("late", "late", "late_core_hours", "the part of throttled under a lowered limit: given back too late"),
+)
+RATIOS: Final = (
+    Measure("used", "used %", "used_of_ordered_percent", "used in percent of ordered"),
+    Measure("reclaimed", "reclaimed %", "reclaimed_of_ordered_percent", "reclaimed in percent of ordered"),
+    Measure("late", "late %", "late_of_throttled_percent", "late in percent of throttled"),
+)
+BASE_OF_RATIO: Final = {"used": "ordered", "reclaimed": "ordered", "late": "throttled"}
+PEAK: Final = Measure("peak_limit_cores", "peak limit", "peak_limit_cores", "cores, the most that limits allowed")
+LIMIT: Final = Measure("limit", "limit", "limit_core_hours", "core-hours that limits allowed")
+"""Of use to machines only: people read reclaimed."""
+
+MEASURES: Final = (
+    AMOUNTS[0], AMOUNTS[1], RATIOS[0], AMOUNTS[2], RATIOS[1], AMOUNTS[3], AMOUNTS[4], RATIOS[2], PEAK,
+)  # fmt: skip
+"""All numbers of a row, in their order."""
+
+
+def idle_of(row: ReportRow) -> float:
+    """Core-hours that were neither used nor reclaimed."""
+    return max(row.ordered - row.used - row.reclaimed, 0.0)
+
+
+def add_up(tree: ReportTree) -> Line:
+    """The sum of the operations that are listed."""
+    sums = {measure.name: sum(getattr(row, measure.name) for row in tree.operations) for measure in (*AMOUNTS, LIMIT)}
+    return Line("sum", tree.tree, ReportRow(name="total", points=sum(row.points for row in tree.operations), **sums))
+
+
+def list_pools(tree: ReportTree) -> Iterator[Line]:
+    """The pools of a tree without its root, each before its sub-pools, siblings by name."""
+    rows = sorted(tree.pools, key=lambda row: row.name)
+    known = {row.name for row in rows}
+    children: dict[str | None, list[ReportRow]] = {}
+    for row in rows:
+        children.setdefault(row.parent if row.parent in known else None, []).append(row)
+    seen: set[str] = set()
+    # Each one is listed, even if some answer made two pools each other's parent.
+    for top in (*children.get(None, ()), *rows):
+        stack = [(top, 0)]
+        while stack:
+            row, depth = stack.pop()
+            if row.name not in seen:
+                seen.add(row.name)
+                yield Line("pool", tree.tree, row, depth)
+                stack += [(child, depth + 1) for child in reversed(children.get(row.name, ()))]
+
+
+def list_operations(tree: ReportTree) -> Iterator[Line]:
+    return (Line("operation", tree.tree, row) for row in tree.operations)
+
+
+def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
+    """Only a pool with what is below it, and ``top`` operations of these. Raises UnavailableError if unknown."""
+    trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
+    if not trees:
+        names = sorted({row.name for tree in report.trees for row in tree.pools})
+        hint = did_you_mean(pool, names) or "; see `cpumond report` without --pool for those that there are"
+        raise UnavailableError(f"--pool: the history has no pool {quoted(pool)} in this time{hint}")
+    return msgspec.structs.replace(report, trees=trees)
+
+
+def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
+    kept = {pool}
+    stack = [pool]
+    while stack:
+        parent = stack.pop()
+        below = {row.name for row in tree.pools if row.parent == parent} - kept
+        kept |= below
+        stack += below
+    operations = [row for row in tree.operations if row.pool in kept]
+    return PoolTree(
+        tree=tree.tree,
+        total=next(row for row in tree.pools if row.name == pool),
+        pools=[row for row in tree.pools if row.name in kept],
+        operations=operations[:top],
+        left_out_operations=len(operations[top:]),
+        uncertain_operations=tree.left_out_operations + sum(not row.pool for row in tree.operations),
+    )
+
+
+def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
+    """Which time the report is of, and what is missing of the ``since_s`` that were asked for."""
+    covered = f"{show_span(report.covered_s)} of it are known, a point every {show_span(report.period_s)}"
+    yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
+    # A point more or less is nobody's concern.
+    if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
+        yield (
+            f"This is less than the {show_span(since_s)} asked for: the history began later, [history] length or "
+            "max_size of the scheduler's configuration ended it, or the scheduler was down."
+        )
+    if report.operations_without_series:
+        yield (
+            f"Up to {count(report.operations_without_series, 'operation')} at a time had no series of their own, more "
+            "than [history] max_series allows: they are not listed, their core-hours are in those of their pools."
+        )
+
+
+def describe_left_out(tree: ReportTree) -> str:
+    """How many operations are not shown, "" for none."""
+    sentences = []
+    if tree.left_out_operations:
+        more = count(tree.left_out_operations, "more operation")
+        sentences.append(f"{more} with less ordered: --top shows more of them")
+    if isinstance(tree, PoolTree) and tree.uncertain_operations:
+        sentences.append(
+            f"at most {count(tree.uncertain_operations, 'more operation')}, of all pools, may be of this one: too "
+            "little was ordered for the answer to list them, or the scheduler has forgotten them"
+        )
+    return "; ".join(sentences)

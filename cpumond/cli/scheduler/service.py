@@ -1,0 +1,39 @@
+"""``cpumond scheduler``."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import click
+
+from cpumond.core.errors import ConfigError, UsageError
+from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
+
+
+@click.command("scheduler", epilog="Example: cpumond scheduler --config /etc/cpumond/scheduler.toml")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    help=f"Configuration, TOML. Default: {DEFAULT_SCHEDULER_CONFIG_PATH} if it exists, else built-in defaults.",
+)
+@click.option("--new-store", is_flag=True, help="Keep the databases in state_dir aside and begin with empty ones.")
+@click.option("--time-scale", type=click.FloatRange(0.001, 1e6), default=1.0, help="For tests only: time runs faster.")
+def scheduler_command(config_path: str | None, new_store: bool, time_scale: float) -> int:
+    """Run the scheduler: pools, fair share, preemption; for agents, `yt`, and `cpumond pool|operation|node|tree`.
+
+    SIGTERM and SIGINT end it; everything acknowledged is in its database.
+    """
+    if not math.isfinite(time_scale):
+        raise UsageError(f"--time-scale: must be a finite number, got {time_scale}")
+    if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):
+        config_path = DEFAULT_SCHEDULER_CONFIG_PATH
+    try:
+        from cpumond.api.server import make_app
+        from cpumond.scheduler.main import run_scheduler
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the scheduler needs more than the agent ({error.name} is missing): pip install 'cpumond[scheduler]'"
+        ) from None
+    return run_scheduler(config_path, make_app, new_store, time_scale)

@@ -1,0 +1,26 @@
+"""The address of an HTTP server as a configuration or a command gives it."""
+
+from __future__ import annotations
+
+import httpx2
+
+from cpumond.core.errors import ConfigError
+
+
+def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.URL:
+    """A server's address, with a path where it is behind another one. Raises ConfigError, which calls it ``name``.
+
+    ``token_name`` is what holds a token instead of the address, ``port`` the one to show in the example.
+    """
+    expected = f"expected an address such as http://127.0.0.1:{port}"
+    if "@" in url:
+        raise ConfigError(f"{name}: must hold no user name or password, use {token_name}; {expected}")
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ConfigError(f"{name}: is not an address: {error}; {expected}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port == 0:
+        raise ConfigError(f"{name}: {expected}, got {url!r}")
+    if "?" in url or "#" in url:
+        raise ConfigError(f"{name}: nothing may follow the path; {expected}, got {url!r}")
+    return parsed.copy_with(raw_path=parsed.raw_path.rstrip(b"/") or b"/")

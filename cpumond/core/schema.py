@@ -1,0 +1,173 @@
+"""Tables of TOML against the structs that say what they may hold: normalised keys, durations in seconds, sentences for
+people about what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from cpumond.core.errors import ConfigError
+from cpumond.core.measures import DURATION, format_duration, parse_duration_s
+
+SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
+"""Other accepted names of options -> the name used here; hyphens are folded before."""
+
+
+MAX_QUOTED: Final = 200
+"""Characters of a value that a sentence shows."""
+
+
+def normalise_table(
+    raw: object, struct: type[msgspec.Struct], file: str, path: str, hidden: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """``raw`` with normalised keys and durations in seconds, each value checked against ``struct``'s field.
+
+    Unknown keys are errors with the nearest known name; a wrong value names file, key and allowed range.
+    """
+    prefix = f"{file}: {path}." if path else f"{file}: "
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{prefix.rstrip('.: ')}: must be a table, got {_kind_of(raw)}")
+    fields = {name: field for name, field in _list_fields(struct).items() if name not in hidden}
+    table: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        name = SPELLINGS.get(name, name)
+        if name not in fields:
+            near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
+            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+        if name in table:
+            raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
+        spelled[name] = key
+        table[name] = _normalise_value(value, fields[name], file, f"{path}.{key}" if path else str(key))
+    missing = [name for name, field in fields.items() if field.is_required and name not in table]
+    if missing:
+        raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
+    return table
+
+
+class _Field(NamedTuple):
+    annotation: Any
+    kind: inspect.Type
+    is_required: bool
+
+
+@functools.cache
+def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
+    """The fields of a struct by the names that files use."""
+    return {
+        field.encode_name: _Field(field.type, inspect.type_info(field.type), field.required)
+        for field in msgspec.structs.fields(struct)
+    }
+
+
+def _normalise_value(value: Any, field: _Field, file: str, path: str) -> Any:
+    kind = field.kind
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    if isinstance(inner, inspect.StructType):
+        return normalise_table(value, inner.cls, file, path)
+    if isinstance(inner, inspect.ListType) and isinstance(inner.item_type, inspect.StructType):
+        if not isinstance(value, list):
+            raise ConfigError(f"{file}: {path}: must be a list of tables ([[{path}]]), got {_kind_of(value)}")
+        cls = inner.item_type.cls
+        return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
+    if isinstance(inner, inspect.DictType):
+        shape = (kind.extra or {}).get("table") if isinstance(kind, inspect.Metadata) else None
+        return _normalise_dict(value, inner, shape, file, path)
+    texts = value if isinstance(value, list) else [value]
+    if any(isinstance(text, str) and not text.isprintable() for text in texts):
+        raise ConfigError(f"{file}: {path}: must be printable text without control characters, got {value!r}")
+    if isinstance(value, str):
+        spellings = (value.replace("_", "-"), value.replace("-", "_"))
+        value = next((word for word in spellings if word in _literals(inner)), value)
+    if isinstance(kind, inspect.Metadata) and kind.extra == DURATION:
+        try:
+            value = parse_duration_s(value)
+        except ValueError as error:
+            raise ConfigError(f"{file}: {path}: {error}; allowed: {describe_type(kind)}") from None
+    try:
+        converted = msgspec.convert(value, field.annotation)
+    except msgspec.ValidationError:
+        near = difflib.get_close_matches(str(value)[:MAX_QUOTED], _literals(inner), n=1, cutoff=0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}{hint}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{file}: {path}: must be finite, {describe_type(kind)}, got {converted}")
+    return converted
+
+
+def _normalise_dict(
+    value: Any, kind: inspect.DictType, shape: type[msgspec.Struct] | None, file: str, path: str
+) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")
+    if isinstance(kind.value_type, inspect.StructType):
+        cls = kind.value_type.cls
+        return {key: normalise_table(item, cls, file, f"{path}.{key}") for key, item in value.items()}
+    return value if shape is None else normalise_table(value, shape, file, path)
+
+
+def _literals(kind: inspect.Type) -> tuple[str, ...]:
+    """The words a field accepts, in no order; empty for other kinds."""
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return tuple(str(v) for m in members if isinstance(m, inspect.LiteralType) for v in m.values)
+
+
+def describe_type(kind: inspect.Type) -> str:
+    """What a field accepts, in words with its range: "a number in [0, 1]"."""
+    duration = isinstance(kind, inspect.Metadata) and kind.extra == DURATION
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    if isinstance(inner, inspect.UnionType):
+        members = [member for member in inner.types if not isinstance(member, inspect.NoneType)]
+        return " or ".join(
+            describe_type(inspect.Metadata(member, extra=DURATION) if duration else member) for member in members
+        )
+    if isinstance(inner, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in sorted(map(str, inner.values)))
+    if isinstance(inner, (inspect.FloatType, inspect.IntType)):
+        word = "a duration" if duration else "a whole number" if isinstance(inner, inspect.IntType) else "a number"
+        return f"{word} {_range_text(inner, duration)}"
+    if isinstance(inner, inspect.BoolType):
+        return "true or false"
+    if isinstance(inner, inspect.StrType):
+        most = f" of at most {inner.max_length} characters" if inner.max_length else ""
+        return ("a text that is not empty" if inner.min_length else "a text") + most
+    return "a list of texts"
+
+
+def _range_text(kind: Any, duration: bool) -> str:
+    def show(bound: float) -> str:
+        return format_duration(bound) if duration else f"{bound:g}"
+
+    low = kind.ge if kind.ge is not None else kind.gt
+    high = kind.le if kind.le is not None else kind.lt
+    if high is None:
+        return f"{'>=' if kind.ge is not None else '>'} {show(low)}" if low is not None else ""
+    return f"in {'[' if kind.ge is not None else '('}{show(low)}, {show(high)}{']' if kind.le is not None else ')'}"
+
+
+def _show(value: Any, kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata) and kind.extra == DURATION and isinstance(value, float):
+        return format_duration(value)
+    return _quote(value) if isinstance(value, (str, bool, int, float)) else _kind_of(value)
+
+
+def _kind_of(value: object) -> str:
+    names = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    kind = names.get(type(value), type(value).__name__)
+    return kind if isinstance(value, dict) else f"{kind} ({_quote(value)})"
+
+
+def _quote(value: object) -> str:
+    """A value for a sentence; numbers of thousands of digits and deep lists have no text."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "..."
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

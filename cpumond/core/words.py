@@ -1,0 +1,52 @@
+"""Numbers and names as people read them; pure but for the time zone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from cpumond.core.measures import format_cores
+
+LAST_DAY = 253_402_128_000.0
+"""Of the year 9999: somebody's "for ever" may be later, which no calendar has."""
+
+
+def show_name(name: str) -> str:
+    """A name that moves no cursor: what cannot be printed is escaped."""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def show_measured(cores: float | None) -> str:
+    """Measured cores with two digits after the point, below one core with three, or "-" where there are none yet."""
+    return show_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
+
+
+def show_number(value: float | None, form: str) -> str:
+    """A number, or "-" where there is none yet."""
+    return "-" if value is None else format(value, form)
+
+
+def show_votes(votes: int | None) -> str:
+    """A vote or a sum of votes with its sign."""
+    return "0" if votes == 0 else show_number(votes, "+d")
+
+
+def show_cores(cores: float | None) -> str:
+    """Cores as ``format_cores`` has them, in words where there is no limit."""
+    return "no limit" if cores is None else format_cores(cores)
+
+
+def show_left(seconds: float) -> str:
+    """A remaining time without fractions: 9m30s."""
+    whole = max(round(seconds), 1)
+    parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
+
+
+def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Local date and time of seconds since 1970."""
+    return datetime.fromtimestamp(min(at, LAST_DAY)).astimezone().strftime(form)
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number and its noun: 1 job, 3 jobs."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

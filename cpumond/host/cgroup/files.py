@@ -1,0 +1,280 @@
+"""What both versions share: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads, pressure."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, describe
+from cpumond.host.cgroup.mounts import Hierarchies, held_place
+from cpumond.host.cgroup.parse import (
+    STAT_BYTES,
+    Pressure,
+    parse_cpu_list,
+    parse_pressure,
+    parse_pressure_total,
+    parse_throttled,
+)
+
+MODE_XATTR = "user.cpumond.mode"
+SETTING_BYTES = 128
+PRESSURE_BYTES = 256
+HOST_PRESSURE = "/proc/pressure/cpu"
+
+
+def read_text(path: str) -> str | None:
+    """The text of a file; None when it is gone. Raises CgroupReadError."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        if error.errno in GONE_ERRNOS:
+            return None
+        raise CgroupReadError(path, error) from error
+
+
+def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
+    """A held descriptor of a counter file; None when it is gone. Raises CgroupReadError."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in GONE_ERRNOS:
+            return None
+        if error.errno == errno.EMFILE:
+            raise CgroupReadError(path, f"{error.strerror}; raise LimitNOFILE") from error
+        raise CgroupReadError(path, error) from error
+
+
+class HeldDirectory:
+    """The directory of one cgroup, held open: what is read and written through it is this very cgroup, under whatever
+    name (v1 lets cgroups be renamed) and whatever is mounted over it meanwhile.
+
+    ``path`` (relative) and ``directory`` (absolute, for people) are its names when it was opened; ``place`` is a path
+    to it that stays right; ``inode`` tells it from every other cgroup of its hierarchy; ``stat_fd`` is its cpu.stat.
+    """
+
+    __slots__ = ("_fd", "_pressure_fd", "directory", "inode", "path", "stat_fd")
+
+    def __init__(self, hierarchies: Hierarchies, path: str, fd: int, stat_fd: int) -> None:
+        self.path = path
+        self.directory = hierarchies.name(os.path.join(hierarchies.cpu_root, path))
+        self.inode = os.fstat(fd).st_ino
+        self._fd = fd
+        self.stat_fd = stat_fd
+        self._pressure_fd: int | None = None
+
+    @property
+    def place(self) -> str:
+        return held_place(self._fd)
+
+    def is_there(self) -> bool:
+        """Whether the cgroup was not removed."""
+        return os.path.exists(f"{self.place}/cpu.stat")
+
+    def read_file(self, name: str) -> str:
+        """The text of one of its small files. Raises OSError."""
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return os.read(fd, SETTING_BYTES).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+
+    def read_number(self, name: str) -> int | None:
+        """The number in one of its files; None where this kernel has no such file. Raises OSError, ValueError."""
+        try:
+            return int(self.read_file(name))
+        except FileNotFoundError:
+            return None
+
+    def write_file(self, name: str, text: str) -> None:
+        """Write one of its files, which must be there. Raises OSError."""
+        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            os.write(fd, text.encode("ascii"))
+        finally:
+            os.close(fd)
+
+    def list_above(self) -> Iterator[tuple[str, str]]:
+        """(Name when it was opened, place) of each cgroup above it but the root, the nearest first."""
+        place = self.place
+        for name in ancestors(self.path):
+            place += "/.."
+            yield name, place
+
+    def read_throttled(self) -> int | None:
+        """See ``Cgroup.read_throttled``."""
+        try:
+            return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+
+    def _open_pressure(self) -> int:
+        """Raises CgroupReadError."""
+        raise NotImplementedError
+
+    def follow_pressure(self, wanted: bool) -> None:
+        """See ``Cgroup.follow_pressure``."""
+        if not wanted and self._pressure_fd is not None:
+            os.close(self._pressure_fd)
+            self._pressure_fd = None
+        elif wanted and self._pressure_fd is None:
+            self._pressure_fd = self._open_pressure()
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self.follow_pressure(False)
+        os.close(self.stat_fd)
+        os.close(self._fd)
+
+
+def open_directory(path: str) -> int | None:
+    """A descriptor that stands for a directory; None when it is gone. Raises CgroupReadError."""
+    return open_counter(path, os.O_PATH | os.O_DIRECTORY)
+
+
+@functools.cache
+def find_vital(proc: str = "/proc") -> dict[str, str]:
+    """Cgroups that must never be lowered, and why: those of PID 1 and of this process, relative in the hierarchy with
+    the cpu controller. The root is none of them; a process that does not tell has none."""
+    found = {}
+    for process, why in (("self", "this program itself runs in it"), ("1", "PID 1 runs in it")):
+        by_controller = {}
+        with contextlib.suppress(OSError):
+            text = Path(proc, process, "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+            for line in text.splitlines():
+                _, controllers, path = line.split(":", 2)
+                by_controller.update(dict.fromkeys(controllers.split(","), path.strip("/")))
+        path = by_controller.get("cpu", by_controller.get("", ""))
+        if path:
+            found[path] = why
+    return found
+
+
+def is_leaf(directory: str) -> bool:
+    """Whether a cgroup has no child cgroups; a directory's link count is 2 + its children, where it is counted."""
+    try:
+        links = os.stat(directory).st_nlink
+        if links >= 2:
+            return links == 2
+        with os.scandir(directory) as entries:
+            return not any(entry.is_dir(follow_symlinks=False) for entry in entries)
+    except OSError:
+        # Gone: there is nothing below it.
+        return True
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The relative paths above ``path``, the nearest first, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
+    """The value of ``user.cpumond.mode`` and whether the cgroup belongs to root; None where it is not set."""
+    try:
+        value = os.getxattr(directory, MODE_XATTR).decode("ascii", "replace").strip()
+        return value, os.stat(directory).st_uid == 0
+    except OSError:
+        # Not set, not supported by this file system, or gone: all mean that no mode is asked for here.
+        return None
+
+
+def read_cpus(hierarchies: Hierarchies, path: str) -> int:
+    """How many CPUs the cgroup may use: its cpuset's, or the nearest ancestor's, or this process's."""
+    if hierarchies.cpuset_root:
+        for place in [path, *ancestors(path), ""]:
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                text = read_text(os.path.join(hierarchies.cpuset_root, place, name))
+                if text and text.strip():
+                    try:
+                        return parse_cpu_list(text)
+                    except ValueError as error:
+                        raise CgroupReadError(os.path.join(hierarchies.cpuset_root, place, name), error) from error
+    return len(os.sched_getaffinity(0))
+
+
+def count_threads(directory: str) -> int:
+    """Threads in the cgroup; 0 when it is gone or does not say."""
+    for name in ("cgroup.threads", "tasks", "cgroup.procs"):
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                return sum(1 for _ in file)
+        except OSError:
+            # Absent in this version, or a threaded cgroup that refuses cgroup.procs: the next name, else unknown.
+            continue
+    return 0
+
+
+def open_pressure(unified_root: str | None, path: str) -> int:
+    """A held descriptor of the cgroup's ``cpu.pressure``, read once to see that it works.
+
+    Raises CgroupReadError with the reason where there is none (no PSI, turned off, no such cgroup in cgroup2).
+    """
+    if unified_root is None:
+        raise CgroupReadError(path, "no pressure (PSI) of it is known: cgroup2 is not mounted")
+    file = os.path.join(unified_root, path, "cpu.pressure")
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
+    try:
+        parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
+    except OSError as error:
+        os.close(fd)
+        raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
+    except ValueError as error:
+        os.close(fd)
+        raise CgroupReadError(file, f"is no pressure file: {error}") from error
+    return fd
+
+
+def _explain_no_pressure(error: OSError, directory: str) -> str:
+    if error.errno == errno.EOPNOTSUPP:
+        return "the kernel has PSI, but it is turned off; boot with psi=1"
+    if error.errno not in GONE_ERRNOS:
+        return describe(error)
+    if not os.path.isdir(directory):
+        return "there is no such cgroup in cgroup2"
+    return "there is no such file: the kernel has no PSI (CONFIG_PSI), or cgroup.pressure is 0 there"
+
+
+def read_pressure_total_s(fd: int) -> float | None:
+    """Seconds in which some task of the cgroup waited for CPU, of a descriptor of ``open_pressure``.
+
+    None where it cannot be read any more: the cgroup is gone, or it was turned off (``cgroup.pressure``).
+    """
+    try:
+        return parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
+    except (OSError, ValueError):
+        return None
+
+
+def read_pressure_s(path: str) -> float | None:
+    """Seconds in which some task waited for CPU, of the pressure file at ``path``; None where there is none."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return parse_pressure_total(file.read(PRESSURE_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def read_pressure(hierarchies: Hierarchies, path: str) -> Pressure | None:
+    """PSI of the cgroup's CPU where the kernel has it; None where it is absent or turned off, and for a file that no
+    kernel writes."""
+    if hierarchies.unified_root is None:
+        return None
+    try:
+        text = read_text(os.path.join(hierarchies.unified_root, path, "cpu.pressure"))
+        return parse_pressure(text) if text else None
+    except (CgroupReadError, ValueError):
+        # EOPNOTSUPP: PSI is compiled in but turned off.
+        return None

@@ -1,0 +1,74 @@
+"""Where a cgroup is now that was changed under a name: v1 lets cgroups be renamed, and mounts come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from cpumond.core.errors import UnknownLimitsError
+from cpumond.host.cgroup.files import ancestors
+from cpumond.host.cgroup.mounts import Hierarchies, read_identity
+
+
+class CgroupFinder:
+    """Looks for cgroups by their inodes. ``root_id`` is what ``Hierarchies.read_root_id`` said when they were changed.
+
+    For one look at all of them: what it has listed is kept.
+    """
+
+    def __init__(self, hierarchies: Hierarchies, root_id: tuple[int, int] = (0, 0)) -> None:
+        self._hierarchies = hierarchies
+        self._root = hierarchies.cpu_root
+        self._dev = hierarchies.read_root_id()[0]
+        self._shows = hierarchies.shows(root_id)
+        self._levels: dict[int, dict[int, str]] = {}
+
+    def is_at(self, path: str, inode: int) -> bool:
+        """Whether the cgroup is where it was."""
+        return self._shows and self._identify(path) == (self._dev, inode)
+
+    def find(self, path: str, inode: int) -> str | None:
+        """The path of the cgroup that was at ``path``; None when it is gone.
+
+        A rename leaves a cgroup under its parent, but that one may have another name, too. Raises UnknownLimitsError
+        where the hierarchy, or a part of it with ``path``, is not to be seen.
+        """
+        if not self._shows:
+            raise self._complain(path, "")
+        if self.is_at(path, inode):
+            return path
+        if self._hierarchies.cpu_version == 1:
+            # v2 refuses to rename.
+            found = self._list_level(path.count("/") + 1).get(inode)
+            if found is not None:
+                return found
+        for place in (path, *ancestors(path)):
+            dev = self._identify(place)[0]
+            if dev:
+                if dev != self._dev:
+                    raise self._complain(path, place)
+                break
+        return None
+
+    def _complain(self, path: str, place: str) -> UnknownLimitsError:
+        covered = self._hierarchies.name(os.path.join(self._root, place)).rstrip("/")
+        return UnknownLimitsError(
+            f"cannot see cgroup {path}: {covered} does not show the cgroups it had, "
+            "it was unmounted or something is mounted over it; mount it again, then run `cpumond restore`"
+        )
+
+    def _identify(self, path: str) -> tuple[int, int]:
+        return read_identity(os.path.join(self._root, path))
+
+    def _list_level(self, depth: int) -> dict[int, str]:
+        """All cgroups so far below the root, by inode."""
+        if depth == 0:
+            return {0: ""}
+        if depth not in self._levels:
+            self._levels[depth] = level = {}
+            for parent in self._list_level(depth - 1).values():
+                with contextlib.suppress(OSError), os.scandir(os.path.join(self._root, parent)) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            level[entry.inode()] = os.path.join(parent, entry.name)
+        return self._levels[depth]

@@ -1,0 +1,235 @@
+"""CPU settings of a cgroup as a value, how a limit in cores becomes one, and in which order it is written; pure.
+
+Rules of the kernel: 1000 us <= quota, 1000 us <= period <= 1 s, burst <= quota at every moment, and on v1 a cgroup's
+quota/period is never above its parent's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_to_cores
+
+EQUAL_CORES = 0.01
+"""Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""
+
+ROUNDING_US = 1e-7
+"""Above the error of a float, below the least difference of two quotas with different periods, 1 us / 1000000."""
+
+V1_SHARES = (2, 262_144)
+V2_WEIGHT = (1, 10_000)
+
+
+class CpuSettings(msgspec.Struct, frozen=True):
+    """The CPU settings of one cgroup.
+
+    ``quota_us`` None = no quota; ``period_us`` 1000..1000000; ``burst_us`` None where the kernel has no such file;
+    ``weight`` cpu.shares (v1) or cpu.weight (v2), None where it is absent.
+    """
+
+    quota_us: int | None
+    period_us: int
+    burst_us: int | None = None
+    weight: int | None = None
+
+    @property
+    def cores(self) -> float:
+        """The quota in cores; infinity when there is none."""
+        return quota_to_cores(self.quota_us, self.period_us)
+
+
+class AncestorCap(msgspec.Struct, frozen=True):
+    """The least quota above a cgroup: cores (infinity when there is none) and the path that sets it."""
+
+    cores: float
+    path: str = ""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Settings for a limit: ``cores`` what they really give, ``notes`` which bound of the kernel moved it."""
+
+    settings: CpuSettings
+    cores: float
+    notes: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """The last change that the agent made or was about to make: quota, period and weight before and after it."""
+
+    before: CpuSettings
+    after: CpuSettings
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One write: which setting and its new value (None = no quota)."""
+
+    name: Literal["quota", "period", "burst", "weight"]
+    value: int | None
+
+
+def compute_quota_target(
+    cores: float, original: CpuSettings, ancestor: AncestorCap, burst_ratio: float | None = None
+) -> Target:
+    """The quota settings that give ``cores`` to a cgroup that was found as ``original``.
+
+    Never above the quota found, nor above ``ancestor``; below 1000 us the period is lengthened up to 1 s before the
+    limit is raised. The burst found is kept as far as it fits under the quota, unless ``burst_ratio`` asks for one.
+    """
+    notes = []
+    if cores > original.cores:
+        cores = original.cores
+        notes.append(f"held to the quota that was found, {cores:g} cores")
+    if cores > ancestor.cores:
+        cores = ancestor.cores
+        notes.append(f"held to {ancestor.cores:g} cores, the quota of {ancestor.path or '/'}")
+    period_us = original.period_us
+    quota_us = _quota_under(cores, period_us, ancestor)
+    if quota_us < MIN_QUOTA_US:
+        needed_us = math.ceil(MIN_QUOTA_US / max(cores, MIN_QUOTA_US / MAX_PERIOD_US))
+        period_us = min(max(needed_us, period_us), MAX_PERIOD_US)
+        quota_us = max(_quota_under(cores, period_us, ancestor), MIN_QUOTA_US)
+        if quota_us / period_us > cores * 1.001:
+            notes.append(f"raised to {quota_us / period_us:g} cores, the least quota the kernel takes")
+        else:
+            notes.append(f"period lengthened to {period_us} us, the kernel takes no quota below {MIN_QUOTA_US} us")
+        cores = quota_us / period_us
+    burst_us = original.burst_us
+    if burst_us is not None:
+        burst_us = min(burst_us if burst_ratio is None else int(burst_ratio * quota_us), quota_us)
+    return Target(CpuSettings(quota_us, period_us, burst_us, original.weight), cores, tuple(notes))
+
+
+def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
+    """``cores`` as a quota; rounded down where the nearest microsecond would be more than the quota above allows."""
+    quota_us = cores_to_quota_us(cores, period_us)
+    if quota_us > ancestor.cores * period_us + ROUNDING_US:
+        quota_us -= 1
+    return quota_us
+
+
+def compute_weight_target(cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]) -> Target:
+    """The weight that stands for ``cores`` of ``hard_cores``: the weight found, scaled; a guarantee, never a cap."""
+    if original.weight is None or hard_cores <= 0:
+        return Target(original, cores, ("the cgroup has no weight",))
+    weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
+    return Target(msgspec.structs.replace(original, weight=weight), cores)
+
+
+def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
+    """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
+
+    Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
+    between: that is never above the larger end, so a parent that allows both ends allows the middle. No quota is
+    allowed with any period and under any parent: it goes first, or is left last.
+    """
+    steps: list[Step] = []
+    if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
+        steps.append(Step("burst", after.burst_us))
+    quota, period = Step("quota", after.quota_us), Step("period", after.period_us)
+    if before.quota_us == after.quota_us and before.period_us == after.period_us:
+        pass
+    elif before.period_us == after.period_us:
+        steps.append(quota)
+    elif before.quota_us == after.quota_us:
+        steps.append(period)
+    elif _quota_goes_first(before, after):
+        steps += [quota, period]
+    else:
+        steps += [period, quota]
+    if before.burst_us is not None and after.burst_us is not None and after.burst_us > before.burst_us:
+        steps.append(Step("burst", after.burst_us))
+    if after.weight is not None and after.weight != before.weight:
+        steps.append(Step("weight", after.weight))
+    return tuple(steps)
+
+
+def _quota_goes_first(before: CpuSettings, after: CpuSettings) -> bool:
+    if before.quota_us is None or after.quota_us is None:
+        return after.quota_us is None
+    return after.quota_us / before.period_us <= before.quota_us / after.period_us
+
+
+def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
+    """Whether two settings give the same CPU, up to systemd's rounding of 10 ms a second."""
+    if a.quota_us is None or b.quota_us is None:
+        return a.quota_us is b.quota_us
+    return a == b or round(abs(a.cores - b.cores), 6) < EQUAL_CORES
+
+
+def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
+    """The least of several caps; infinity when there are none."""
+    return min(caps, key=lambda cap: cap.cores, default=AncestorCap(math.inf))
+
+
+def classify_change(
+    known: CpuSettings, found: CpuSettings, actuator: str, exact: bool = False
+) -> Literal["same", "raise", "lower"]:
+    """What another program did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
+
+    ``exact``: systemd's rounding is no excuse.
+    """
+    if actuator == "weight":
+        before, after = known.weight or 0, found.weight or 0
+        return "same" if before == after else "raise" if after > before else "lower"
+    if found.cores == known.cores if exact else same_quota(known, found):
+        return "same"
+    return "raise" if found.cores > known.cores else "lower"
+
+
+def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
+    """Whether another program than the agent set what ``actuator`` moves, after the last change of the agent.
+
+    Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
+    The same cores in another period are no order.
+    """
+    if written is None:
+        return False
+    ours = (original, *written)
+    if actuator == "weight":
+        return current.weight not in [each.weight for each in ours]
+    if current.cores in [each.cores for each in ours]:
+        return False
+    return current.quota_us not in [each.quota_us for each in ours] or (
+        current.period_us not in [each.period_us for each in ours]
+    )
+
+
+def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
+    """Whether another program gave more than was found: the agent never does."""
+    if actuator == "weight":
+        return (current.weight or 0) > (original.weight or 0)
+    return current.cores > original.cores and not same_quota(current, original)
+
+
+def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
+    """What is put back in the end after another program has set another limit than ``original``: that one."""
+    if actuator == "weight":
+        return msgspec.structs.replace(original, weight=found.weight)
+    return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
+
+
+def choose_restore(
+    current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...], written: Written | None = None
+) -> CpuSettings:
+    """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
+
+    A limit above the one found was set by another program, and so was one that the agent did not write (``written``;
+    None where that is not known). Such an order stays.
+    """
+    restored = current
+    if "quota" in actuators:
+        if not is_raised_above(current, original, "quota") and not is_external(current, original, written, "quota"):
+            restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
+        burst_us = original.burst_us
+        if burst_us is not None and restored.quota_us is not None:
+            # What was found may not fit under what was ordered since.
+            burst_us = min(burst_us, restored.quota_us)
+        restored = msgspec.structs.replace(restored, burst_us=burst_us)
+    ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")
+    if "weight" in actuators and not ordered:
+        restored = msgspec.structs.replace(restored, weight=original.weight)
+    return restored

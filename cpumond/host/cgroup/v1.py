@@ -1,0 +1,195 @@
+"""Control groups of version 1: controllers ``cpu`` and ``cpuacct``, mounted apart or together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from typing import ClassVar, Self
+
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
+from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
+from cpumond.host.cgroup.files import (
+    HeldDirectory,
+    open_counter,
+    open_directory,
+    open_pressure,
+    read_pressure_total_s,
+    read_text,
+)
+from cpumond.host.cgroup.mounts import Hierarchies, held_place
+from cpumond.host.cgroup.parse import STAT_BYTES, parse_flat_keyed
+from cpumond.host.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
+from cpumond.monitor.model import CpuReading
+
+FILES = {
+    "quota": "cpu.cfs_quota_us",
+    "period": "cpu.cfs_period_us",
+    "burst": "cpu.cfs_burst_us",
+    "weight": "cpu.shares",
+}
+"""Name of a step -> file."""
+
+
+class V1Cgroup(HeldDirectory):
+    """One cgroup in the v1 hierarchies; see ``cpumond.host.cgroup.Cgroup``."""
+
+    WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V1_SHARES
+    DESCRIPTORS: ClassVar[int] = 3
+
+    __slots__ = (
+        "_nr_periods",
+        "_nr_throttled",
+        "_period_s",
+        "_raw_periods",
+        "_seen_at_s",
+        "_seen_usage_us",
+        "_throttled_s",
+        "_unified",
+        "_unified_root",
+        "_usage_fd",
+    )
+
+    def __init__(self, hierarchies: Hierarchies, path: str, fd: int, usage_fd: int, stat_fd: int) -> None:
+        super().__init__(hierarchies, path, fd, stat_fd)
+        self._usage_fd = usage_fd
+        self._unified_root = hierarchies.unified_root
+        self._unified = hierarchies.cpuacct_root == hierarchies.unified_root
+        self._seen_usage_us = -math.inf
+        self._seen_at_s = -math.inf
+        self._period_s = DEFAULT_PERIOD_US / 1e6
+        self._nr_periods = self._raw_periods = self._nr_throttled = 0
+        self._throttled_s = 0.0
+
+    @classmethod
+    def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
+        """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
+        name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
+        with contextlib.ExitStack() as undone:
+            fd = open_directory(os.path.join(hierarchies.cpu_root, path))
+            if fd is None:
+                return None
+            undone.callback(os.close, fd)
+            usage_fd = open_counter(os.path.join(hierarchies.cpuacct_root, path, name))
+            if usage_fd is None:
+                return None
+            undone.callback(os.close, usage_fd)
+            stat_fd = open_counter(os.path.join(held_place(fd), "cpu.stat"))
+            if stat_fd is None:
+                return None
+            cgroup = cls(hierarchies, path, fd, usage_fd, stat_fd)
+            undone.pop_all()
+            return cgroup
+
+    def read(self, at_s: float) -> CpuReading | None:
+        """See ``Cgroup.read``; at most two preads.
+
+        A cgroup that used less CPU since the last full look than the least quota the kernel takes cannot have been
+        throttled since: then cpu.stat is not read.
+        """
+        try:
+            raw_usage = os.pread(self._usage_fd, 64, 0)
+            # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
+            usage_us = int(raw_usage.split(None, 2)[1]) if self._unified else int(raw_usage) * 1e-3
+            if usage_us - self._seen_usage_us >= MIN_QUOTA_US:
+                self._read_stat(at_s)
+                self._seen_usage_us = usage_us
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        except (ValueError, IndexError) as error:
+            raise CgroupReadError(self.directory, f"counters are not numbers: {error}") from error
+        self._seen_at_s = at_s
+        return CpuReading(
+            usage_us * 1e-6,
+            at_s,
+            self.inode,
+            self._nr_periods,
+            self._nr_throttled,
+            self._throttled_s,
+            None if self._pressure_fd is None else read_pressure_total_s(self._pressure_fd),
+        )
+
+    def _read_stat(self, at_s: float) -> None:
+        """Read cpu.stat. The periods of looks that were left out are not counted to this interval: it cannot hold
+        more than its length allows."""
+        stat = parse_flat_keyed(os.pread(self.stat_fd, STAT_BYTES, 0).decode("ascii"))
+        periods = stat.get("nr_periods", 0)
+        most = (at_s - self._seen_at_s) / self._period_s + 1.0
+        self._nr_periods += int(max(min(periods - self._raw_periods, most), 0))
+        self._raw_periods = periods
+        self._nr_throttled = stat.get("nr_throttled", 0)
+        self._throttled_s = stat.get("throttled_time", 0) * 1e-9
+
+    def read_throttled(self) -> int | None:
+        """See ``Cgroup.read_throttled``."""
+        throttled = super().read_throttled()
+        if throttled != self._nr_throttled:
+            # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
+            self._seen_usage_us = -math.inf
+        return throttled
+
+    def read_settings(self) -> CpuSettings | None:
+        """See ``Cgroup.read_settings``."""
+        try:
+            quota_us = int(self.read_file(FILES["quota"]))
+            period_us = int(self.read_file(FILES["period"]))
+            weight = int(self.read_file(FILES["weight"]))
+            burst_us = self.read_number(FILES["burst"])  # None on kernels before 5.14
+        except OSError as error:
+            if error.errno in GONE_ERRNOS:
+                return None
+            raise CgroupReadError(self.directory, error) from error
+        except ValueError as error:
+            raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
+        self._period_s = period_us / 1e6
+        return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
+
+    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
+        """See ``Cgroup.write_settings``."""
+        for step in plan_steps(before, after):
+            text = str(-1 if step.value is None else step.value)
+            try:
+                self.write_file(FILES[step.name], text)
+            except OSError as error:
+                if error.errno in GONE_ERRNOS:
+                    return False
+                name = os.path.join(self.directory, FILES[step.name])
+                raise CgroupWriteError(name, text, error, self._explain(step, after)) from error
+        return True
+
+    def _explain(self, step: Step, after: CpuSettings) -> str:
+        if step.name == "quota":
+            cap = self.read_ancestor_cap()
+            if cap.cores < after.cores:
+                return f"the quota of {cap.path or '/'} above it is {cap.cores:g} cores, which a child may not exceed"
+        if step.name == "burst":
+            return "a burst may not exceed the quota"
+        return ""
+
+    def read_ancestor_cap(self) -> AncestorCap:
+        """See ``Cgroup.read_ancestor_cap``."""
+        caps = []
+        for name, directory in self.list_above():
+            quota = read_text(os.path.join(directory, FILES["quota"]))
+            period = read_text(os.path.join(directory, FILES["period"]))
+            try:
+                if quota is not None and period is not None and int(quota) >= 0:
+                    caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), name))
+            except ValueError as error:
+                raise CgroupReadError(directory, f"its quota is not a number: {error}") from error
+        return least_cap(caps)
+
+    def watch_paths(self, actuator: str) -> list[str]:
+        """See ``Cgroup.watch_paths``."""
+        steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
+        return [os.path.join(self.place, FILES[step]) for step in steps]
+
+    def _open_pressure(self) -> int:
+        return open_pressure(self._unified_root, self.path)
+
+    def close(self) -> None:
+        """See ``Cgroup.close``."""
+        os.close(self._usage_fd)
+        super().close()

@@ -1,0 +1,489 @@
+"""The executor of kind "cgroup": jobs in cgroups that the agent makes, as children of a keeper that outlives it.
+
+In ``runtime_dir``: the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each job that is not over,
+by which the next run of the agent finds it again. See ``executor.keeper`` for what is in a job's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import CpumondError, describe, from_os_error
+from cpumond.core.wire import LogStream
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.executor import keeper
+from cpumond.host.executor.keeper.logs import read_end, read_log
+from cpumond.host.executor.keeper_link import KeeperLink, KeptJob, read_result
+from cpumond.host.executor.model import (
+    KILLED_BEFORE,
+    LAST_WORDS_BYTES,
+    NO_COMMAND,
+    Ended,
+    Event,
+    Executor,
+    ExecutorError,
+    Launch,
+    NotStarted,
+    Started,
+)
+
+log = structlog.get_logger("cpumond.host.executor")
+
+INDEX_NAME: Final = "cgroup-jobs"
+UNKNOWN: Final = (
+    "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
+)
+NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
+
+_CONNECT_S: Final = 8.0
+_SETTLE_S: Final = 1.5
+_RETRY_S: Final = 0.05
+
+
+class Record(msgspec.Struct):
+    """What is on disk of a job until the agent has stored its end.
+
+    ``pid``: None until the keeper has reported it.
+    """
+
+    job_id: str
+    directory: str
+    max_log_bytes: int
+    procs: list[str]
+    pid: int | None = None
+    start_time: float = 0.0
+    ended: Ended | None = None
+    not_started: NotStarted | None = None
+
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent, once the cgroup is gone."""
+        return self.not_started or self.ended
+
+
+class _Job:
+    """One job in memory. ``silent``: not of those the agent asked for; it gets no events."""
+
+    def __init__(self, record: Record, silent: bool = False) -> None:
+        self.record = record
+        self.silent = silent
+        self.start: dict[str, Any] | None = None
+        """The keeper's order, until the keeper shows that it has it."""
+        self.started = False
+        self.interrupted = False
+        """To be interrupted as soon as it runs."""
+        self.killed = False
+        self.result: KeptJob | None = None
+        """The keeper's last word."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.result is not None or self.record.outcome is not None
+
+
+class CgroupExecutor(Executor):
+    """One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+
+    def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
+        self._cgroups = cgroups
+        self._runtime_dir = runtime_dir
+        self._index_dir = os.path.join(runtime_dir, INDEX_NAME)
+        self._jobs: dict[str, _Job] = {}
+        self._prepared = False
+        self._wanted: set[str] = set()
+        """Which of those that ran before this agent it knows."""
+        self._events: list[Event] = []
+        self._reported: list[Record] = []
+        self._epoll = select.epoll()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._news, select.EPOLLIN)
+        self._keeper = KeeperLink(runtime_dir, self._epoll)
+        self._closed = False
+
+    # ---- what the agent calls
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        wanted = self._wanted = set(job_ids)
+        self._prepare()
+        records = self._load_records()
+        for job_id, record in records.items():
+            self._jobs[job_id] = _Job(record, silent=job_id not in wanted)
+        if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
+            raise ExecutorError(
+                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
+                "see whether the agent may start processes and make sockets there"
+            )
+        for job_id in wanted - set(self._jobs):
+            self._jobs[job_id] = _Job(Record(job_id, "", 0, [], ended=Ended(job_id, time.time(), problem=UNKNOWN)))
+            self._wake()
+        for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
+            if not self._cgroups.remove(job_id):
+                log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
+        known = [self._jobs[job_id] for job_id in wanted]
+        self._exchange_until(lambda: all(job.started or job.is_over for job in known), _SETTLE_S)
+        found = {}
+        for job_id, job in self._jobs.items():
+            if job.silent and not job.is_over:
+                log.warning("a job that the agent does not know is left alone", job_id=job_id)
+            elif job_id in wanted and job.started and not job.is_over:
+                found[job_id] = self._describe_start(job)
+        # What began before is no news.
+        self._events = [
+            event
+            for event in self._events
+            if not isinstance(event, Started)
+            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
+        ]
+        return found
+
+    def start(self, launch: Launch) -> None:
+        """Raises ExecutorError for a job that is here already."""
+        job_id = launch.job_id
+        if job_id in self._jobs:
+            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+        self._reported = [record for record in self._reported if record.job_id != job_id]
+        if not launch.argv:
+            self._add_event(NotStarted(job_id, NO_COMMAND))
+            return
+        try:
+            procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks)
+        except CpumondError as error:
+            self._add_event(NotStarted(job_id, str(error), node_fault=True))
+            return
+        self._restore_index()
+        directory = os.path.abspath(launch.directory)
+        record = Record(job_id, directory, launch.max_log_bytes, procs)
+        job = self._jobs[job_id] = _Job(record)
+        try:
+            self._store(record)
+        except OSError as error:
+            problem = f"cannot write into {self._index_dir}: {describe(error)}; make room there"
+            record.not_started = NotStarted(job_id, problem, node_fault=True)
+            self._wake()
+            return
+        job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
+        if not self._keeper.send("start", job.start):
+            self._wake()
+
+    def interrupt(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        if job.started:
+            self._cgroups.signal(job_id, signal.SIGTERM)
+        else:
+            job.interrupted = True
+
+    def kill(self, job_id: str) -> None:
+        """``poll`` goes on with it until the job is over."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            job.killed = True
+            self._kill(job)
+
+    def poll(self) -> list[Event]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        self._restore_index()
+        self._remove_reported()
+        self._exchange()
+        for job in list(self._jobs.values()):
+            if job.is_over:
+                self._finish(job)
+            elif job.killed:
+                self._kill(job)
+        events, self._events = self._events, []
+        return events
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        found = read_log(directory, stream, tail_bytes)
+        if found is None:
+            path = os.path.join(directory, stream)
+            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+        return found
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._keeper.close()
+        self._epoll.close()
+        os.close(self._news)
+
+    # ---- the beginning
+
+    def _prepare(self) -> None:
+        """See that jobs can be run here at all. Raises CpumondError."""
+        try:
+            os.makedirs(self._index_dir, 0o700, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"make {self._index_dir}", "fix runtime_dir or run as root") from error
+        probe = f"probe-{os.getpid()}-{id(self):x}"
+        places = [os.path.dirname(path) for path in self._cgroups.create(probe, 1.0, 0)]
+        if not any(os.path.exists(os.path.join(place, "pids.max")) for place in places):
+            # RLIMIT_NPROC counts all processes of an account, whose jobs would take them from each other.
+            log.warning("no pids controller for jobs here: nothing limits how many processes one starts (max_tasks)")
+        self._cgroups.remove(probe)
+        self._prepared = True
+
+    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self._exchange()
+        while not condition():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                return False
+            self._epoll.poll(min(left_s, _RETRY_S))
+            self._exchange()
+        return True
+
+    # ---- the records
+
+    def _record_path(self, job_id: str) -> str:
+        return os.path.join(self._index_dir, f"{job_id}.json")
+
+    def _load_records(self) -> dict[str, Record]:
+        found = {}
+        try:
+            names = os.listdir(self._index_dir)
+        except OSError as error:
+            raise from_os_error(error, f"read {self._index_dir}", "fix runtime_dir or run as root") from error
+        for name in names:
+            path = os.path.join(self._index_dir, name)
+            if not name.endswith(".json"):
+                _unlink(path)
+                continue
+            try:
+                with open(path, "rb") as file:
+                    record = decode_json(file.read(), Record)
+            except (OSError, ContentError) as error:
+                log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
+                _unlink(path)
+                continue
+            record.job_id = name.removesuffix(".json")
+            found[record.job_id] = record
+        return found
+
+    def _store(self, record: Record) -> None:
+        """Raises OSError."""
+        path = self._record_path(record.job_id)
+        with open(f"{path}.new", "wb", opener=_open_private) as file:
+            file.write(msgspec.json.encode(record))
+        os.rename(f"{path}.new", path)
+
+    def _restore_index(self) -> None:
+        """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
+        if not self._prepared or os.path.isdir(self._index_dir):
+            return
+        try:
+            os.makedirs(self._index_dir, 0o700, exist_ok=True)
+        except OSError:
+            return  # each job that is to be started says so
+        log.error("the records of jobs were removed, they are written anew", path=self._index_dir)
+        for job in self._jobs.values():
+            self._store_if_possible(job.record)
+        self._keeper.send("listen", True)
+
+    def _store_if_possible(self, record: Record) -> None:
+        try:
+            self._store(record)
+        except OSError as error:
+            log.warning("a record of a job cannot be written", job_id=record.job_id, problem=describe(error))
+
+    def _remove_reported(self) -> None:
+        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
+        for record in self._reported:
+            _unlink(self._record_path(record.job_id))
+            if record.directory:
+                for suffix in ("", ".new"):
+                    _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
+        self._reported.clear()
+
+    # ---- events
+
+    def _wake(self) -> None:
+        """Make ``fileno`` readable."""
+        os.eventfd_write(self._news, 1)
+
+    def _add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _describe_start(self, job: _Job) -> Started:
+        return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
+
+    def _mark_started(self, job: _Job) -> None:
+        if job.started:
+            return
+        job.started = True
+        if job.interrupted:
+            self._cgroups.signal(job.record.job_id, signal.SIGTERM)
+        if not job.silent:
+            self._add_event(self._describe_start(job))
+
+    def _kill(self, job: _Job) -> None:
+        self._cgroups.kill(job.record.job_id)
+        if not job.started:
+            # It may not have entered its cgroup yet.
+            self._keeper.send("kill", job.record.job_id)
+
+    def _finish(self, job: _Job) -> None:
+        """Remove what is left of a job that is over, and tell it; again in the next ``poll`` while that fails."""
+        record = job.record
+        job_id = record.job_id
+        if self._cgroups.list_processes(job_id):
+            self._cgroups.kill(job_id)
+            return
+        if job.result is not None and record.outcome is None:
+            if job.result.state == "failed":
+                record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
+            else:
+                record.ended = self._describe_end(record, job.result)
+            # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
+            self._store_if_possible(record)
+        if not self._cgroups.remove(job_id):
+            return
+        self._keeper.send("forget", job_id)
+        if record.directory:
+            for name in keeper.STREAMS:
+                for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
+                    _unlink(os.path.join(record.directory, name + suffix))
+        del self._jobs[job_id]
+        self._reported.append(record)
+        if not job.silent and record.outcome is not None:
+            self._add_event(record.outcome)
+        else:
+            self._wake()
+
+    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
+        totals = self._cgroups.read_totals(record.job_id)
+        path = os.path.join(record.directory, "stderr")
+        return Ended(
+            record.job_id,
+            result.finish_time,
+            result.exit_code,
+            result.signal,
+            totals.cpu_seconds,
+            totals.max_memory,
+            totals.oom_kills > 0,
+            result.problem,
+            read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
+        )
+
+    # ---- the keeper
+
+    def _exchange(self) -> None:
+        """Read all that the keeper has sent and send what waits for it; returns at once."""
+        for news in self._keeper.exchange():
+            if isinstance(news, KeptJob):
+                self._note(news)
+            else:
+                self._compare(news)
+        if self._keeper.alone_s >= _CONNECT_S:
+            self._give_up_without_keeper()
+
+    def _give_up_without_keeper(self) -> None:
+        """When no keeper can be had for long, jobs neither start nor end unseen."""
+        for job in self._jobs.values():
+            if job.is_over:
+                continue
+            if job.start is not None:
+                problem = f"the keeper of jobs cannot be started: {self._keeper.explain()}"
+                job.record.not_started = NotStarted(job.record.job_id, problem, node_fault=True)
+                self._cgroups.kill(job.record.job_id)
+                self._wake()
+            elif not self._cgroups.list_processes(job.record.job_id):
+                self._conclude(job)
+
+    def _compare(self, kept: list[KeptJob]) -> None:
+        """Bring both sides together with a keeper that has listed all its jobs."""
+        for kept_job in kept:
+            if kept_job.id not in self._jobs:
+                record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
+                self._jobs[kept_job.id] = _Job(record, kept_job.id not in self._wanted)
+            self._note(kept_job)
+        known = {kept_job.id for kept_job in kept}
+        for job_id, job in self._jobs.items():
+            if job_id not in known and not job.is_over:
+                self._hand_over(job)
+
+    def _hand_over(self, job: _Job) -> None:
+        """A job that the keeper does not have: the order never reached it, or the keeper before was killed."""
+        record = job.record
+        has_processes = bool(self._cgroups.list_processes(record.job_id))
+        # A keeper's first step. A job that has got so far is not begun again: it may have run already.
+        begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
+        if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
+            if job.killed:
+                record.not_started = NotStarted(record.job_id, KILLED_BEFORE)
+                self._wake()
+            else:
+                self._keeper.send("start", job.start)
+        elif has_processes and read_result(record.directory) is None:
+            job.start = None
+            adopted = {
+                **msgspec.to_builtins(record),
+                "id": record.job_id,
+                "start_time": record.start_time or time.time(),
+            }
+            self._keeper.send("adopt", adopted)
+        else:
+            self._conclude(job)
+
+    def _conclude(self, job: _Job) -> None:
+        """The end of a job that no keeper has: from what the dead one wrote, if it could."""
+        result = read_result(job.record.directory)
+        if result is None:
+            started = job.record.start_time > 0.0
+            result = KeptJob(
+                job.record.job_id,
+                "ended" if started else "failed",
+                finish_time=time.time(),
+                problem=keeper.LOST if started else NEVER_STARTED,
+                node_fault=True,
+            )
+        elif result.state == "ended" and not job.started:
+            job.record.start_time = result.start_time
+            self._mark_started(job)
+        job.result = result
+        self._wake()
+
+    def _note(self, kept_job: KeptJob) -> None:
+        """Take over what the keeper reports of a job."""
+        job = self._jobs.get(kept_job.id)
+        if job is None or job.is_over:
+            if job is None and kept_job.is_over:
+                self._keeper.send("forget", kept_job.id)
+            return
+        job.start = None
+        if kept_job.state in ("running", "ended"):
+            if (job.record.pid, job.record.start_time) != (kept_job.pid, kept_job.start_time):
+                job.record.pid, job.record.start_time = kept_job.pid, kept_job.start_time
+                if kept_job.state == "running":
+                    self._store_if_possible(job.record)
+            self._mark_started(job)
+        if kept_job.is_over:
+            job.result = kept_job
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,469 @@
+"""The parent of all jobs: starts them, waits for them, sees to their logs and their ends, and tells agents."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from cpumond.host.cgroup_processes import kill_processes, list_processes
+from cpumond.host.executor.keeper import IDLE_S, JOB_FIELDS, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, VERSION
+from cpumond.host.executor.keeper.child import run_child
+from cpumond.host.executor.keeper.lines import Connection
+from cpumond.host.executor.keeper.logs import CHUNK_BYTES, Log
+
+_RETRY_S: Final = 0.01
+_WATCH_S: Final = 0.5
+_DRAIN_READS: Final = 1000
+_MAX_UNSENT_BYTES: Final = 1 << 26
+_MAX_FAILURES: Final = 1000
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+
+Fields = dict[str, Any]
+"""An object of JSON."""
+
+
+class Job:
+    """A job and what is held for it. ``over``: its main process is gone; the rest of the cgroup may not be."""
+
+    def __init__(self, order: Fields) -> None:
+        self.id: str = order["id"]
+        self.order = order
+        self.directory: str = order["directory"]
+        self.logs = [Log(self.directory, name, order["max_log_bytes"]) for name in STREAMS]
+        self.cgroups = [os.path.dirname(path) for path in order["procs"]]
+        self.state = "starting"
+        self.pid: int | None = None
+        self.pidfd = self.status = -1
+        self.own = True
+        self.over = False
+        self.look_at_s = 0.0
+        self.pause_s = _RETRY_S
+        self.start_time = 0.0
+        self.finish_time = 0.0
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.problem = ""
+        self.node_fault = False
+
+    def describe(self) -> Fields:
+        """The job as in a line to the agents."""
+        return {name: getattr(self, name) for name in JOB_FIELDS}
+
+    def write_result(self) -> None:
+        """What it came to, where it outlives this process."""
+        state = "failed" if self.problem and self.own else "ended"
+        path = os.path.join(self.directory, RESULT_NAME)
+        # Without room on disk agents still get the result, as long as this process lives.
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(json.dumps({**self.describe(), "state": state}).encode())
+            os.rename(f"{path}.new", path)
+
+
+class Keeper:
+    """All jobs, all agents, one loop."""
+
+    def __init__(self, runtime_dir: str, directory: int, hard_descriptors: int) -> None:
+        self._runtime_dir = runtime_dir
+        self.directory = directory
+        self._listener = listen(directory)
+        self._hard_descriptors = hard_descriptors
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._jobs: dict[str, Job] = {}
+        self._living: set[str] = set()
+        self._due: dict[str, Job] = {}
+        """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
+        self._clients: dict[int, Connection] = {}
+        self._failures = 0
+        self._watch(self._listener.fileno(), self._accept)
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def run(self) -> None:
+        """Until there is nothing to do any more."""
+        idle_since_s: float | None = None
+        while True:
+            for fd, _ in self._epoll.poll(self._timeout_s()):
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    self._run_guarded(handler)
+            now_s = time.monotonic()
+            for job in list(self._due.values()):
+                if now_s >= job.look_at_s:
+                    job.look_at_s = now_s + _WATCH_S  # unless it says otherwise
+                    self._run_guarded(functools.partial(self._advance, job, now_s))
+            if self._clients or self._living:
+                idle_since_s = None
+            elif idle_since_s is None:
+                idle_since_s = now_s
+            elif now_s - idle_since_s >= IDLE_S:
+                return
+
+    def _run_guarded(self, work: Callable[[], object]) -> None:
+        """What goes wrong with one job must not end the parent of all; the traceback is in the keeper's log."""
+        try:
+            work()
+        except Exception:
+            traceback.print_exc()
+            self._failures += 1
+            if self._failures > _MAX_FAILURES:
+                raise  # it would spin for ever; the next keeper takes over what runs
+
+    def _timeout_s(self) -> float:
+        if self._due:
+            return max(min(job.look_at_s for job in self._due.values()) - time.monotonic(), 0.0)
+        return -1.0 if self._clients or self._living else IDLE_S
+
+    # -- agents
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        if uid not in (0, os.geteuid()):
+            sock.close()
+            return
+        sock.setblocking(False)
+        # What an agent that ended has ordered comes first: the list for the next one must have all of it.
+        for other in list(self._clients.values()):
+            for _ in range(_DRAIN_READS):
+                if not self._serve(other):
+                    break
+        client = Connection(sock, self._epoll)
+        self._clients[sock.fileno()] = client
+        self._watch(sock.fileno(), lambda: self._serve(client))
+        self._send(client, {"hello": {"version": VERSION, "jobs": [job.describe() for job in self._jobs.values()]}})
+
+    def _drop(self, client: Connection) -> None:
+        fd = client.sock.fileno()
+        if self._clients.pop(fd, None) is not None:
+            self._unwatch(fd)
+            client.sock.close()
+
+    def _send(self, client: Connection, message: Fields) -> None:
+        if not client.send(message) or len(client.unsent) > _MAX_UNSENT_BYTES:
+            self._drop(client)
+
+    def _serve(self, client: Connection) -> bool:
+        """Read once; whether there was something."""
+        if client.sock.fileno() < 0:
+            return False
+        try:
+            lines = client.receive() if client.flush() else None
+        except BlockingIOError:
+            return False
+        if lines is None:
+            self._drop(client)
+            return False
+        try:
+            for line in lines:
+                for verb, body in json.loads(line).items():
+                    self._carry_out(verb, body)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            # Not a language that is spoken here; jobs have nothing to do with it.
+            self._drop(client)
+            return False
+        return True
+
+    def _listen_anew(self) -> None:
+        """Where the next agent looks for it: the directory was removed, and made again."""
+        try:
+            directory, lock = take_place(self._runtime_dir)
+        except OSError:
+            return  # there is none, it is this one's still, or another keeper has it
+        try:
+            listener = listen(directory)
+        except OSError:
+            os.close(directory)
+            os.close(lock)
+            return  # a socket without a path is better than none
+        self._unwatch(self._listener.fileno())
+        self._listener.close()
+        self.directory, self._listener = directory, listener
+        self._watch(self._listener.fileno(), self._accept)
+
+    def _carry_out(self, verb: str, body: Any) -> None:
+        if verb == "listen":
+            self._listen_anew()
+            return
+        if verb in ("start", "adopt"):
+            if body["id"] in self._jobs:
+                return
+            job = self._jobs[body["id"]] = Job(body)
+            self._living.add(job.id)
+            if verb == "start":
+                self._start(job)
+            else:
+                self._adopt(job)
+            return
+        found = self._jobs.get(body)
+        if found is None:
+            return
+        if verb == "kill" and found.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(found.pidfd, signal.SIGKILL)
+        elif verb == "forget" and found.state in ("ended", "failed"):
+            del self._jobs[found.id]
+
+    def _report(self, job: Job) -> None:
+        for client in list(self._clients.values()):
+            self._send(client, {"job": job.describe()})
+
+    # -- jobs
+
+    def _start(self, job: Job) -> None:
+        read_end = write_end = -1
+        try:
+            for log in job.logs:
+                log.open()
+            read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            job.start_time = time.time()
+            pid = os.fork()
+            if pid == 0:
+                run_child(job.order, write_end, self._hard_descriptors)
+            job.pid = pid
+            job.pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            if job.pid is not None:
+                os.kill(job.pid, signal.SIGKILL)
+                os.waitpid(job.pid, 0)
+                job.pid = None
+            if read_end >= 0:
+                os.close(read_end)
+            job.problem = f"cannot start a process in {job.directory}: {os.strerror(error.errno or 0)}"
+            job.node_fault = True
+            job.over = True
+            self._finish(job)
+            return
+        finally:
+            if write_end >= 0:
+                os.close(write_end)
+        job.order = {}
+        job.status = read_end
+        self._watch(read_end, lambda: self._read_status(job))
+        self._watch(job.pidfd, lambda: self._reap(job))
+        self._pump_logs(job)
+
+    def _pump_logs(self, job: Job) -> None:
+        for log in job.logs:
+            self._watch(log.fifo, log.pump)
+
+    def _adopt(self, job: Job) -> None:
+        job.own = False
+        job.state = "running"
+        job.start_time = job.order["start_time"]
+        job.pid = job.order["pid"]
+        job.problem = LOST
+        for log in job.logs:
+            # What cannot be opened is not read; the end of the job is seen all the same.
+            with contextlib.suppress(OSError):
+                log.open()
+            if log.fifo >= 0:
+                self._watch(log.fifo, log.pump)
+        if job.pid is not None:
+            with contextlib.suppress(OSError):
+                job.pidfd = os.pidfd_open(job.pid)
+            if job.pid not in list_processes(job.cgroups) and not _is_member(job.pid, job.cgroups):
+                self._close_pidfd(job)
+                self._end(job)
+        if job.pidfd >= 0:
+            self._watch(job.pidfd, lambda: self._look_at_adopted(job))
+        elif not job.over:
+            self._due[job.id] = job
+        self._report(job)
+
+    def _look_at_adopted(self, job: Job) -> None:
+        """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
+        poller = select.poll()
+        poller.register(job.pidfd, select.POLLIN)
+        if poller.poll(0):
+            self._end(job)
+
+    def _read_status(self, job: Job) -> None:
+        """The child's problem; the end of the pipe without one says that the job's program runs."""
+        if job.status < 0:
+            return
+        try:
+            data = os.read(job.status, CHUNK_BYTES)
+        except OSError:
+            return
+        self._unwatch(job.status)
+        os.close(job.status)
+        job.status = -1
+        if data:
+            try:
+                report = json.loads(data)
+                job.problem, job.node_fault = report["problem"], report["node_fault"]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
+        else:
+            job.state = "running"
+            self._report(job)
+
+    def _reap(self, job: Job) -> None:
+        assert job.pid is not None
+        pid, status = os.waitpid(job.pid, os.WNOHANG)
+        if not pid:
+            return
+        self._read_status(job)
+        if not job.problem:
+            code = os.waitstatus_to_exitcode(status)
+            job.exit_code, job.signal = (code, None) if code >= 0 else (None, -code)
+        self._end(job)
+
+    def _close_pidfd(self, job: Job) -> None:
+        if job.pidfd >= 0:
+            self._unwatch(job.pidfd)
+            os.close(job.pidfd)
+            job.pidfd = -1
+
+    def _end(self, job: Job) -> None:
+        """The main process is gone: keep its result at once, then see to the rest of its cgroup."""
+        self._close_pidfd(job)
+        job.over = True
+        job.finish_time = time.time()
+        job.write_result()
+        job.pause_s, job.look_at_s = _RETRY_S, 0.0
+        self._due[job.id] = job
+
+    def _advance(self, job: Job, now_s: float) -> None:
+        if not job.over and not list_processes(job.cgroups):
+            self._end(job)
+        if job.over and kill_processes(job.cgroups):
+            self._finish(job)
+            return
+        job.pause_s = min(job.pause_s * 2.0, _WATCH_S) if job.over else _WATCH_S
+        job.look_at_s = now_s + job.pause_s
+
+    def _finish(self, job: Job) -> None:
+        failed = bool(job.problem) and job.own
+        job.state = "failed" if failed else "ended"
+        self._living.discard(job.id)
+        self._due.pop(job.id, None)
+        job.finish_time = job.finish_time or time.time()
+        for log in job.logs:
+            self._unwatch(log.fifo)
+            log.close(drain=not failed)
+            if failed:
+                log.remove()
+        if failed:
+            job.write_result()
+        self._report(job)
+
+
+def _is_member(pid: int, cgroups: list[str]) -> bool:
+    """Whether a process says itself that it is in one of some cgroups, which may be under another mount now."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
+    except OSError:
+        return False
+    return any(os.fsencode(os.path.basename(cgroup)) in names for cgroup in cgroups)
+
+
+def take_place(runtime_dir: str) -> tuple[int, int]:
+    """Be the keeper of a directory: its descriptor, and that of its lock. Raises BlockingIOError where there is one,
+    OSError."""
+    directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = -1
+    try:
+        lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        for fd in (directory, lock):
+            if fd >= 0:
+                os.close(fd)
+        raise
+    return directory, lock
+
+
+def listen(directory: int) -> socket.socket:
+    """The keeper's socket; by way of a descriptor, because the path of a unix socket is 107 bytes at most."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(SOCKET_NAME, dir_fd=directory)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def give_up_privileges() -> None:
+    """Jobs inherit both: no program gives them rights that their account does not have (sudo, file capabilities), and
+    an agent that is not root hands none of its capabilities down to them. Raises OSError."""
+    import ctypes  # the agent, which imports this file, too, does without
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for what, arguments in (
+        ("forbid new privileges", (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        ("give up ambient capabilities", (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)),
+    ):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), f"cannot {what}")
+
+
+def main(runtime_dir: str) -> int:
+    """Be the keeper of ``runtime_dir`` until there is nothing to keep; at once 0 where there is one already.
+
+    The first process ends at once; the keeper is its child.
+    """
+    # Away from the agent: into a session of its own, and a child of init's, which reaps it.
+    with contextlib.suppress(OSError):
+        os.setsid()
+    if os.fork():
+        os._exit(0)
+    give_up_privileges()
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:  # what the agent did not mean to hand down
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    try:
+        directory, _ = take_place(runtime_dir)
+    except BlockingIOError:
+        return 0
+    os.chdir("/")
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    # An agent that was started with it ignored would cost us the exit codes.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    keeper = Keeper(os.path.abspath(runtime_dir), directory, hard)
+    # Who started this waits for the end of its standard output.
+    os.dup2(0, 1)
+    keeper.run()
+    with contextlib.suppress(OSError):
+        os.unlink(SOCKET_NAME, dir_fd=keeper.directory)
+    return 0

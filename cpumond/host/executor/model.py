@@ -1,0 +1,121 @@
+"""What an agent and its executor say to each other, and what every executor can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import LogStream
+
+LAST_WORDS_BYTES: Final = 4096
+NO_COMMAND: Final = "its command is empty"
+KILLED_BEFORE: Final = "it was killed before it was started"
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """All it takes to start one job.
+
+    ``argv`` is run as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute), in a
+    cgroup with ``cpu_limit`` cores as its quota, ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no
+    limit), and no program gives it rights that the user does not have. ``directory`` exists, is root's, and is the
+    executor's for whatever it keeps of the job; it removes nothing but its own files there. ``max_log_bytes``: of each
+    of stdout and stderr, on disk, at any time.
+    """
+
+    job_id: str
+    argv: list[str]
+    environment: dict[str, str]
+    user: str
+    working_directory: str
+    cpu_limit: float
+    memory_limit: int
+    directory: str
+    max_log_bytes: int
+    max_tasks: int = 0
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The job's process runs in ``cgroup`` (relative to the cpu hierarchy) since ``start_time`` (s since 1970)."""
+
+    job_id: str
+    cgroup: str
+    start_time: float
+
+
+class NotStarted(msgspec.Struct, frozen=True):
+    """The job could not be started, and nothing is left of it. ``problem`` is a sentence.
+
+    ``node_fault``: another job would not fare better here (no cgroup can be made, no bus); else it is the job's own
+    fault (no such program, user or directory).
+    """
+
+    job_id: str
+    problem: str
+    node_fault: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The job is over: its main process has ended, all others of its cgroup are killed, the cgroup is removed.
+
+    ``exit_code`` of the main process, None when ``signal`` ended it, or when ``problem`` says why neither is known.
+    ``cpu_seconds`` and ``max_memory`` (bytes) of the whole cgroup, None where the kernel did not tell. ``oom_killed``:
+    the kernel killed a process of it at its memory limit. ``last_words``: the end of its stderr, at most 4 KiB, of a
+    job that failed, where that is known without waiting.
+    """
+
+    job_id: str
+    finish_time: float
+    exit_code: int | None = None
+    signal: int | None = None
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    oom_killed: bool = False
+    problem: str = ""
+    last_words: bytes = b""
+
+
+Event = Started | NotStarted | Ended
+
+
+class Executor(Protocol):
+    """Runs jobs. All methods but ``read_log`` are called by one thread; none blocks for longer than 0.1 s but
+    ``recover``."""
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        """Find the jobs of an earlier run of the agent again, at most 10 s; call it once, before anything else.
+
+        Those of ``job_ids`` that live are returned; the others come as ``Ended`` or ``NotStarted`` from ``poll``.
+        Jobs of this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed.
+        Raises CpumondError when nothing can be started here: the sentence says what to do.
+        """
+
+    def start(self, launch: Launch) -> None:
+        """Begin to start a job; ``poll`` gives ``Started`` or ``NotStarted`` soon."""
+
+    def interrupt(self, job_id: str) -> None:
+        """SIGTERM to every process of the job, once. A job that is not there is none of its business."""
+
+    def kill(self, job_id: str) -> None:
+        """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""
+
+    def poll(self) -> list[Event]:
+        """What has happened since the last call, in order. At most one ``Ended`` or ``NotStarted`` for a job."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``poll`` may have news; the same for the executor's whole life."""
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        """The last ``tail_bytes`` bytes of what a job wrote, living or ended, and how much it wrote in all, in bytes.
+
+        Called by any thread. Raises CpumondError when there is no log.
+        """
+
+    def close(self) -> None:
+        """The agent ends; jobs go on. Never raises."""
+
+
+class ExecutorError(CpumondError):
+    """What an executor cannot do here, in a sentence."""

@@ -1,0 +1,557 @@
+"""The executor itself: the life of each job, as a task of one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import pwd
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from cpumond.core.errors import describe
+from cpumond.core.wire import LogStream
+from cpumond.host.cgroup.job_tree import JobCgroupTree
+from cpumond.host.executor.model import (
+    KILLED_BEFORE,
+    LAST_WORDS_BYTES,
+    Ended,
+    Event,
+    Executor,
+    ExecutorError,
+    Launch,
+    NotStarted,
+    Started,
+)
+from cpumond.host.executor.systemd.bus import (
+    MANAGER,
+    PROPERTIES,
+    RECONNECT_FIRST_S,
+    SYSTEMD,
+    BusAway,
+    Refused,
+    SystemdBus,
+)
+from cpumond.host.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
+from cpumond.host.executor.systemd.unit import (
+    GONE,
+    JOB_ID,
+    SLICE_CGROUP,
+    UNIT_PREFIX,
+    UnitState,
+    check_launch,
+    explain_start_failure,
+    make_ended,
+    read_state,
+    unit_name,
+    unit_path,
+    unit_properties,
+)
+
+log = structlog.get_logger()
+
+RECOVER_S = 9.0
+LIST_PERIOD_S = 5.0
+"""How often all units are listed, in case a signal of the bus got lost."""
+FIRST_READ_S = 0.01
+BUS_WAIT_S = 10.0
+"""How long a job waits for a bus that is away before it counts as not started."""
+LAST_WORDS_S: Final = 2.0
+_OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
+
+
+class _Job:
+    """One job as this run of the agent knows it; used by the executor's thread only."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.unit = unit_name(job_id)
+        self.path = unit_path(self.unit)
+        self.argv: list[str] = []
+        self.changed = asyncio.Event()
+        self.seen: dict[str, Any] = {}
+        self.asked = False
+        self.running = False
+        self.killed = False
+        self.interrupted = False
+        self.reloads = 0
+
+
+class SystemdExecutor(Executor):
+    """One thread of its own talks to the bus; each job is a task there.
+
+    ``cgroups`` is asked for counters only: systemd makes the cgroups.
+    """
+
+    def __init__(self, cgroups: JobCgroupTree) -> None:
+        self._cgroups = cgroups
+        self._events: collections.deque[Event] = collections.deque()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # What follows is of the executor's thread.
+        self._bus = SystemdBus(self._on_signal)
+        self._jobs: dict[str, _Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._orphans: set[str] = set()
+        """Units of jobs that the agent does not know; each is logged once."""
+
+    # ---- called by the agent's thread
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        """Raises ExecutorError: no bus, no right to start units."""
+        self._start_thread()
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(self._recover(list(dict.fromkeys(job_ids))), self._loop)
+        try:
+            return future.result(RECOVER_S)
+        except TimeoutError:
+            self._stop_thread()
+            raise ExecutorError(
+                f"systemd does not answer on the system bus within {RECOVER_S:g} s; look at `systemctl status dbus`"
+            ) from None
+        except BaseException:
+            self._stop_thread()
+            raise
+
+    def start(self, launch: Launch) -> None:
+        """A job that is there already is left as it is."""
+        try:
+            unit_name(launch.job_id)
+            problem = check_launch(launch)
+        except ExecutorError as error:
+            problem = str(error)
+        if problem:
+            self._emit(NotStarted(launch.job_id, problem))
+        elif not self._post(self._begin, launch):
+            self._emit(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
+
+    def interrupt(self, job_id: str) -> None:
+        """A job that is just being started gets the signal as soon as it runs."""
+        self._post(self._on_interrupt, job_id)
+
+    def kill(self, job_id: str) -> None:
+        """A job that was not yet started then comes as ``NotStarted``."""
+        self._post(self._on_kill, job_id)
+
+    def poll(self) -> list[Event]:
+        with contextlib.suppress(OSError):
+            os.eventfd_read(self._fd)
+        events = []
+        with contextlib.suppress(IndexError):
+            while True:
+                events.append(self._events.popleft())
+        return events
+
+    def fileno(self) -> int:
+        """Closed by ``close``."""
+        return self._fd
+
+    def close(self) -> None:
+        self._stop_thread()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        """Read from the journal, ``directory`` is not used."""
+        return read_log(job_id, stream, tail_bytes)
+
+    # ---- the thread
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
+
+    def _post(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """Have the executor's thread call a function; False when there is no such thread."""
+        loop = self._loop
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # it was closed
+            return False
+        return True
+
+    def _start_thread(self) -> None:
+        loop = asyncio.new_event_loop()
+
+        def run() -> None:
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_forever()
+                loop.run_until_complete(self._shut_down())
+            finally:
+                loop.close()
+
+        self._loop = loop
+        self._thread = threading.Thread(target=run, name="systemd-executor", daemon=True)
+        self._thread.start()
+
+    def _stop_thread(self) -> None:
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join(2.0)
+
+    async def _shut_down(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        await self._bus.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("executor_task_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+
+    # ---- the bus
+
+    def _on_signal(self, member: str, path: str, body: list[Any]) -> None:
+        if member == "PropertiesChanged":
+            for job in self._jobs.values():
+                if job.path == path:
+                    job.seen.update({name: variant.value for name, variant in body[1].items()})
+                    job.changed.set()
+        elif member == "NameOwnerChanged" and body[0] == SYSTEMD and body[2]:
+            self._spawn(self._resubscribe())
+        elif member == "Reloading" and body[0]:
+            for job in self._jobs.values():
+                job.reloads += 1
+        elif member == "Reloading":
+            self._mark_all_changed()
+
+    async def _resubscribe(self) -> None:
+        with contextlib.suppress(BusAway):
+            await self._bus.subscribe()
+        self._mark_all_changed()
+
+    def _mark_all_changed(self) -> None:
+        for job in self._jobs.values():
+            job.changed.set()
+
+    async def _read_state(self, job: _Job) -> UnitState:
+        """The state of a job's unit; waits while the bus is away."""
+        try:
+            body = await self._bus.call_until_answered("GetAll", "s", "", path=job.path, interface=PROPERTIES)
+        except Refused:
+            # No such object.
+            return read_state({}, job.seen)
+        return read_state({name: variant.value for name, variant in body[0].items()}, job.seen)
+
+    async def _wait_for_state(
+        self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False
+    ) -> UnitState:
+        """Wait for a state of the unit: read when it may have changed, and again and again if it comes ``soon``."""
+        pause_s = FIRST_READ_S
+        while True:
+            job.changed.clear()
+            state = await self._read_state(job)
+            if condition(state):
+                return state
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if soon else None):
+                    await job.changed.wait()
+            pause_s = min(2 * pause_s, LIST_PERIOD_S)
+
+    async def _list_units(self) -> dict[str, tuple[str, str]]:
+        """Unit of a job -> its active state and its sub-state."""
+        body = await self._bus.call("ListUnitsByPatterns", "asas", [], [f"{UNIT_PREFIX}*.service"])
+        return {row[0]: (row[3], row[4]) for row in body[0] if (row[2], row[3]) != ("not-found", "inactive")}
+
+    async def _watch(self) -> None:
+        """Signals can get lost; a list of all units now and then shows what was missed."""
+        while True:
+            await asyncio.sleep(LIST_PERIOD_S)
+            known = {job.unit for job in self._jobs.values()}
+            try:
+                units = await self._list_units()
+            except (BusAway, Refused):
+                continue
+            for job in self._jobs.values():
+                if not (job.running and units.get(job.unit) == ("active", "running")):
+                    job.changed.set()
+            # What ended and was forgotten while the list was made, is no orphan.
+            self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
+
+    # ---- jobs
+
+    async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
+        self._bus = SystemdBus(self._on_signal)
+        await self._bus.connect()
+        try:
+            await self._check_rights()
+            units = await self._list_units()
+        except (BusAway, Refused) as error:
+            raise ExecutorError(f"systemd does not answer on the system bus: {error}") from error
+        self._spawn(self._bus.keep_connected(self._mark_all_changed))
+        self._spawn(self._watch())
+        found = []
+        for job_id in job_ids:
+            if JOB_ID.fullmatch(job_id) is not None and unit_name(job_id) in units:
+                found.append(self._add(job_id))
+            else:
+                self._emit(Ended(job_id, time.time(), problem=GONE))
+        self._reap_orphan_units(units)
+        started = await asyncio.gather(*(self._adopt(job) for job in found))
+        return {one.job_id: one for one in started if one is not None}
+
+    async def _check_rights(self) -> None:
+        """Ask for a unit that systemd cannot accept: it refuses it in other words to those who have no right."""
+        try:
+            await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
+        except Refused as refused:
+            if refused.name in ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed"):
+                raise ExecutorError(
+                    f"systemd does not let this user start units ({refused.text}); "
+                    "run the agent as root: see systemd/executor.conf"
+                ) from refused
+
+    def _add(self, job_id: str) -> _Job:
+        job = self._jobs[job_id] = _Job(job_id)
+        return job
+
+    async def _adopt(self, job: _Job) -> Started | None:
+        """Take up a job of an earlier run; its ``Started`` if it lives, else its end comes from its task."""
+        job.asked = True
+        with contextlib.suppress(BusAway, Refused):
+            await self._bus.follow(job.path)
+        try:
+            async with asyncio.timeout(RECOVER_S / 3):
+                state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
+        except TimeoutError:
+            self._spawn(self._follow(job))
+            return None
+        has_run = await self._has_run(job, state)
+        job.running = has_run and not state.is_over
+        self._spawn(self._follow(job, announced=has_run or state.is_gone))
+        return Started(job.job_id, state.cgroup, state.started) if job.running else None
+
+    def _reap_orphan_units(self, units: dict[str, tuple[str, str]]) -> None:
+        """Jobs that the agent does not know: logged once, and removed when they have ended."""
+        self._orphans &= units.keys()
+        for unit in units.keys() - {job.unit for job in self._jobs.values()}:
+            job_id = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
+            if JOB_ID.fullmatch(job_id) is None:
+                continue
+            if unit not in self._orphans:
+                log.warning("unknown_job", job_id=job_id, unit=unit, state=" ".join(units[unit]))
+                self._orphans.add(unit)
+            if units[unit] != ("active", "running"):
+                self._spawn(self._remove_orphan(_Job(job_id)))
+
+    async def _remove_orphan(self, job: _Job) -> None:
+        """Remove the unit of a job that the agent does not know, unless a process lives in it."""
+        with contextlib.suppress(BusAway, Refused):
+            state = await self._read_state(job)
+            if state.is_over and not (await self._bus.call("GetUnitProcesses", "s", job.unit))[0]:
+                await self._bus.call("StopUnit", "ss", job.unit, "replace")
+                await self._bus.call("ResetFailedUnit", "s", job.unit)
+
+    def _begin(self, launch: Launch) -> None:
+        if launch.job_id in self._jobs:
+            log.warning("job_is_there", job_id=launch.job_id)
+            return
+        self._spawn(self._run(self._add(launch.job_id), launch))
+
+    async def _run(self, job: _Job, launch: Launch) -> None:
+        """The life of a job."""
+        refused = await self._request_unit(job, launch)
+        if refused is None:
+            await self._follow(job)
+        else:
+            await self._forget(job)
+            self._emit(refused)
+
+    async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
+        """Have systemd start the unit; None when it said that it will."""
+        user = launch.user
+        if not user and os.geteuid() != 0:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+        try:
+            properties = unit_properties(launch, user, self._bus.version)
+        except ExecutorError as error:
+            return NotStarted(job.job_id, str(error))
+        deadline_s = time.monotonic() + BUS_WAIT_S
+        again = False
+        while True:
+            if job.killed:
+                return NotStarted(job.job_id, KILLED_BEFORE)
+            try:
+                async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                    await self._bus.connected.wait()
+                await self._bus.follow(job.path)
+                job.asked = True
+                job.argv = launch.argv
+                await self._start_unit(job, properties)
+            except TimeoutError:
+                return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
+            except BusAway:
+                # systemd may have started it all the same.
+                again = True
+                await asyncio.sleep(RECONNECT_FIRST_S)
+                continue
+            except Refused as refused:
+                if refused.name == "UnitExists" and again:
+                    return None
+                own_fault = refused.name in _OWN_FAULT
+                return NotStarted(job.job_id, f"systemd refuses its unit: {refused.text}", node_fault=not own_fault)
+            except OSError as error:
+                problem = f"journald does not take what it writes: {JOURNAL_SOCKET}: {describe(error)}"
+                return NotStarted(job.job_id, problem, node_fault=True)
+            return None
+
+    async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
+        """Raises BusAway, Refused, and OSError when there is no journal."""
+        with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
+            # A descriptor is its number in the list of those that go with the message.
+            streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
+            await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
+
+    async def _follow(self, job: _Job, *, announced: bool = False) -> None:
+        """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""
+        state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
+        damaged = await self._is_damaged(job, state)
+        if damaged or not (announced or await self._has_run(job, state)):
+            if damaged:
+                problem = "systemd was reloaded while it was being started, and damaged its command; start it again"
+                node_fault = True
+                await self._kill_rest(job)
+            elif job.killed:
+                problem, node_fault = KILLED_BEFORE, False
+            else:
+                problem, node_fault = explain_start_failure(state)
+            await self._remove_unit(job)
+            await self._forget(job)
+            self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
+            return
+        job.running = True
+        cgroup = state.cgroup or self._cgroup_of(job)
+        if not announced:
+            self._emit(Started(job.job_id, cgroup, state.started))
+        if job.killed:
+            self._spawn(self._signal(job, signal.SIGKILL))
+        elif job.interrupted:
+            self._spawn(self._signal(job, signal.SIGTERM))
+        state = await self._wait_for_state(job, lambda s: s.is_over)
+        job.running = False
+        await self._kill_rest(job)
+        # Only now the counters are complete; once the unit is stopped they are gone.
+        peak, oom_kills = self._cgroups.read_memory_peak(cgroup)
+        totals = await self._read_state(job)
+        await self._remove_unit(job)
+        await self._forget(job)
+        ended = make_ended(job.job_id, state, totals, peak, oom_kills)
+        if ended.exit_code:
+            ended = msgspec.structs.replace(ended, last_words=await self._read_last_words(job.job_id))
+        self._emit(ended)
+
+    async def _read_last_words(self, job_id: str) -> bytes:
+        """The end of a failed job's stderr; nothing where the journal takes long to tell."""
+
+        def read() -> bytes:
+            try:
+                return read_log(job_id, "stderr", LAST_WORDS_BYTES)[0]
+            except ExecutorError:
+                return b""
+
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
+        except TimeoutError:
+            return b""
+
+    def _cgroup_of(self, job: _Job) -> str:
+        """Where the cgroup of a unit was that has none any more."""
+        return f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
+
+    async def _has_run(self, job: _Job, state: UnitState) -> bool:
+        """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""
+        if state.has_run is not None:
+            return state.has_run
+        return not await asyncio.to_thread(has_spawn_failure, job.unit)
+
+    async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
+        """Whether systemd ran another command than the one it was given.
+
+        At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
+        reads back with a backslash. That does no harm to what runs, but to what is just going to. Where it cannot be
+        known which came first, the answer is yes.
+        """
+        if not job.argv or not state.argv or job.argv == state.argv or not state.started:
+            return False
+        try:
+            loaded_us = int(await self._bus.read_property(MANAGER, "UnitsLoadTimestamp"))
+        except (BusAway, Refused):
+            return True
+        # The time is of the last reload; the bus keeps the order, so all those before the answer are counted.
+        return job.reloads != 1 or state.started >= loaded_us / 1e6
+
+    async def _kill_rest(self, job: _Job) -> None:
+        """SIGKILL to all processes of a unit until there is none."""
+        pause_s = 0.005
+        with contextlib.suppress(Refused):
+            while (await self._bus.call_until_answered("GetUnitProcesses", "s", job.unit))[0]:
+                await self._signal(job, signal.SIGKILL)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+
+    async def _remove_unit(self, job: _Job) -> None:
+        """Leave nothing of the unit: neither its cgroup nor its result."""
+        await self._call_until_answered("StopUnit", "ss", job.unit, "replace")
+        # The last change of a unit that is removed with it may come without a signal.
+        state = await self._wait_for_state(
+            job, lambda s: s.active in ("inactive", "failed") and not s.queued, soon=True
+        )
+        if not state.is_gone:
+            await self._call_until_answered("ResetFailedUnit", "s", job.unit)
+
+    async def _call_until_answered(self, member: str, signature: str, *body: Any) -> None:
+        """Call a method of systemd until there is an answer; that there is no such unit or process is as good."""
+        try:
+            await self._bus.call_until_answered(member, signature, *body)
+        except Refused as refused:
+            log.debug("systemd_refused", call=member, error=str(refused))
+
+    async def _forget(self, job: _Job) -> None:
+        del self._jobs[job.job_id]
+        with contextlib.suppress(BusAway, Refused):
+            await self._bus.unfollow(job.path)
+
+    async def _signal(self, job: _Job, number: int) -> None:
+        await self._call_until_answered("KillUnit", "ssi", job.unit, "all", number)
+
+    def _on_interrupt(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        first, job.interrupted = not job.interrupted, True
+        if job.running and first:
+            self._spawn(self._signal(job, signal.SIGTERM))
+
+    def _on_kill(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        # What is not yet there to be hit, is hit when it runs.
+        job.killed = True
+        if job.asked:
+            self._spawn(self._signal(job, signal.SIGKILL))

@@ -1,0 +1,277 @@
+"""The unit of a job: its name, the properties it is started with, its state and what that says of the job.
+
+Pure, but for a look into PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.host.executor.model import NO_COMMAND, Ended, ExecutorError, Launch
+
+SLICE = "cpumond-jobs.slice"
+SLICE_CGROUP = "cpumond.slice/cpumond-jobs.slice"
+UNIT_PREFIX = "cpumond-job-"
+JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+QUOTA_PERIOD_US = 100_000
+MAX_ARGUMENTS_BYTES = 2_097_152
+"""Of argv and environment together; the kernel's own limit is about that."""
+STOP_TIMEOUT_US = 5_000_000
+"""Between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
+START_TIMEOUT_US = 30_000_000
+SEARCH_PATH_VERSION = 250
+"""The first systemd that looks a program up in directories of the unit's own (ExecSearchPath=)."""
+
+SYSTEMD_EXITS = range(200, 244)
+ALL_RIGHT: Final = (
+    [code for code in range(1, 256) if code not in SYSTEMD_EXITS],
+    [number for number in range(1, 65) if number not in (signal.SIGSTOP, signal.SIGCONT)],
+)
+"""Exit codes and signals after which the unit stays "active (exited)", cgroup included, until its result is taken: all
+but those by which systemd says that it could not run the program. An exit code is no failure of a unit here."""
+
+EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
+_EXIT_WORDS: Final = {
+    201: "its nice level cannot be set", 202: "its file descriptors cannot be set up",
+    204: "no memory for it", 205: "its resource limits cannot be set", 206: "its OOM score cannot be set",
+    207: "its signal mask cannot be set", 208: "its standard input cannot be opened",
+    209: "its standard output cannot be opened", 214: "its CPU scheduling cannot be set",
+    215: "its CPU affinity cannot be set", 218: "its capabilities cannot be set",
+    219: "its cgroup cannot be made or entered", 220: "no session can be made for it",
+    222: "its standard error cannot be opened", 224: "PAM refused its user",
+    226: "its namespaces cannot be set up", 228: "its system call filter cannot be set",
+    229: "its SELinux context cannot be set", 231: "its AppArmor profile cannot be set",
+    237: "its keyring cannot be set up", 243: "its credentials cannot be set up",
+}  # fmt: skip
+"""systemd's own exit codes (systemd.exec(5)) that are the node's fault, in words."""
+
+_CLD_EXITED = 1
+_UNKNOWN_COUNTER = 2**64 - 1
+GONE: Final = "its unit is gone: nobody knows how it ended"
+
+
+def unit_name(job_id: str) -> str:
+    """The unit of a job. Raises ExecutorError for an id that cannot be a part of a unit's name."""
+    if JOB_ID.fullmatch(job_id) is None:
+        raise ExecutorError(
+            f"job id {job_id!r} cannot name a unit; use 1 to 200 letters, digits, '-', '_' and '.' of ASCII"
+        )
+    return f"{UNIT_PREFIX}{job_id}.service"
+
+
+def unit_path(unit: str) -> str:
+    """The object of a unit on the bus: what is no letter or digit is written as ``_`` and two hexadecimal digits."""
+    escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
+    return f"/org/freedesktop/systemd1/unit/{escaped}"
+
+
+def check_launch(launch: Launch) -> str:
+    """Why a launch cannot be said over the bus, in a sentence; "" if it can.
+
+    A string with a zero byte would end the connection to the bus, so nothing of the kind is ever sent.
+    """
+    if not launch.argv or not launch.argv[0]:
+        return NO_COMMAND
+    words = [*launch.argv, *launch.environment, *launch.environment.values(), launch.user, launch.working_directory]
+    try:
+        size = sum(len(word.encode()) + 1 for word in words)
+    except UnicodeEncodeError:
+        return "its command or environment is no valid UTF-8"
+    if any("\0" in word for word in words):
+        return "its command or environment holds a zero byte"
+    if size > MAX_ARGUMENTS_BYTES:
+        return f"its command and environment have {size} bytes; at most {MAX_ARGUMENTS_BYTES} are possible"
+    if not launch.working_directory.startswith("/"):
+        return f"its working directory {launch.working_directory!r} is not absolute"
+    return ""
+
+
+def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
+    """The program as systemd shall look for it, and the directories where; none: it knows where.
+
+    It looks in the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
+    """
+    name = launch.argv[0]
+    path = launch.environment.get("PATH")
+    if "/" in name:
+        return os.path.normpath(os.path.join(launch.working_directory, name)), []
+    if path is None:
+        return name, []
+    if systemd_version >= SEARCH_PATH_VERSION:
+        return name, [directory for directory in path.split(":") if directory.startswith("/")]
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise ExecutorError(f"there is no program {name!r} in its PATH; name it with its full path")
+    return found, []
+
+
+def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tuple[str, str, Any]]:
+    """(name, D-Bus signature, value) for the unit of a job; ``user`` "" is root. Raises ExecutorError."""
+    program, search_path = find_program(launch, systemd_version)
+    # systemd replaces $NAME in the words of a command, and $$ by one $.
+    argv = [word.replace("$", "$$") for word in launch.argv]
+    properties: list[tuple[str, str, Any]] = [
+        ("Description", "s", f"Job {launch.job_id} of cpumond"),
+        # Stopped after the agent when the host goes down: then the jobs are lost with it, not failed by a signal.
+        ("Before", "as", ["cpumond.service"]),
+        ("Slice", "s", SLICE),
+        ("Type", "s", "exec"),
+        ("ExecStart", "a(sasb)", [[program, argv, False]]),
+        ("Environment", "as", [f"{name}={value}" for name, value in launch.environment.items()]),
+        ("WorkingDirectory", "s", launch.working_directory),
+        ("RemainAfterExit", "b", True),
+        ("SuccessExitStatus", "(aiai)", [list(ALL_RIGHT[0]), list(ALL_RIGHT[1])]),
+        ("Restart", "s", "no"),
+        ("CPUAccounting", "b", True),
+        # systemd makes at least 1 ms a period of it; 0 would be no limit at all.
+        ("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))),
+        ("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US),
+        ("MemoryAccounting", "b", True),
+        ("TasksAccounting", "b", True),
+        ("NoNewPrivileges", "b", True),
+        ("OOMPolicy", "s", "kill"),
+        ("KillMode", "s", "control-group"),
+        ("SendSIGKILL", "b", True),
+        ("TimeoutStartUSec", "t", START_TIMEOUT_US),
+        ("TimeoutStopUSec", "t", STOP_TIMEOUT_US),
+        # A pipeline in a shell relies on it; systemd's own default is for daemons.
+        ("IgnoreSIGPIPE", "b", False),
+        ("StandardInput", "s", "null"),
+    ]
+    if search_path:
+        properties.append(("ExecSearchPath", "as", search_path))
+    if launch.memory_limit > 0:
+        properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
+    if launch.max_tasks > 0:
+        properties.append(("TasksMax", "t", launch.max_tasks))
+    if user:
+        properties.append(("User", "s", user))
+    return properties
+
+
+class UnitState(msgspec.Struct, frozen=True):
+    """What systemd says about a job's unit at one moment; times in seconds since 1970, 0 = not yet."""
+
+    active: str
+    loaded: bool
+    queued: bool
+    active_since: float
+    started: float
+    finished: float
+    cgroup: str
+    result: str
+    main_code: int
+    main_status: int
+    cpu_seconds: float | None
+    max_memory: int | None
+    user: str
+    directory: str
+    argv: list[str]
+
+    @property
+    def has_run(self) -> bool | None:
+        """The program was executed, whatever became of it; None when this does not tell.
+
+        A program that ends at once can do so before systemd has seen that it began.
+        """
+        if self.active_since > 0.0:
+            return True
+        if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
+            return None
+        return self.main_code != 0
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.loaded and self.active == "inactive"
+
+    @property
+    def is_over(self) -> bool:
+        """The main process has ended, or there will be none."""
+        return self.main_code != 0 or (self.active in ("inactive", "failed") and not self.queued)
+
+
+def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
+    """The state from all properties of a unit, and from ``seen``: what signals said while there was a unit."""
+    loaded = properties.get("LoadState", "not-found") != "not-found"
+    active = properties.get("ActiveState", "inactive")
+    if not loaded and active == "inactive":
+        # What the bus answers about a unit that is no more is the default of each property.
+        properties = {**properties, **seen, "ActiveState": "inactive"}
+
+    def number(name: str) -> int:
+        return int(properties.get(name) or 0)
+
+    def counter(name: str) -> int | None:
+        value = properties.get(name)
+        return None if value is None or value == _UNKNOWN_COUNTER else int(value)
+
+    command = (properties.get("ExecStart") or [["", []]])[0][1]
+    cpu_ns = counter("CPUUsageNSec")
+    return UnitState(
+        active=active,
+        loaded=loaded,
+        queued=bool((properties.get("Job") or [0])[0]),
+        active_since=number("ActiveEnterTimestamp") / 1e6,
+        started=number("ExecMainStartTimestamp") / 1e6,
+        finished=number("ExecMainExitTimestamp") / 1e6,
+        cgroup=str(properties.get("ControlGroup") or "").lstrip("/"),
+        result=str(properties.get("Result") or ""),
+        main_code=number("ExecMainCode"),
+        main_status=number("ExecMainStatus"),
+        cpu_seconds=None if cpu_ns is None else cpu_ns / 1e9,
+        max_memory=counter("MemoryPeak"),
+        user=str(properties.get("User") or "root"),
+        directory=str(properties.get("WorkingDirectory") or "/"),
+        argv=[str(word).replace("$$", "$") for word in command],
+    )
+
+
+def explain_start_failure(state: UnitState) -> tuple[str, bool]:
+    """Why a unit did not become active, in a sentence, and whether that is the node's fault."""
+    code, status = state.main_code, state.main_status
+    if code == 0:
+        if state.is_gone:
+            return "its unit was stopped before it ran", False
+        return f"systemd could not start its unit (result {state.result!r})", True
+    if code != _CLD_EXITED:
+        return f"signal {status} ended it before its program ran", False
+    own = {
+        EXIT_CHDIR: f"there is no working directory {state.directory} that user {state.user} may enter",
+        EXIT_EXEC: f"there is no program {''.join(state.argv[:1])!r} that user {state.user} may run",
+        EXIT_USER: f"there is no user {state.user!r} on this host",
+        EXIT_GROUP: f"the groups of user {state.user!r} cannot be determined",
+    }
+    if status in own:
+        return own[status], False
+    return f"{_EXIT_WORDS.get(status, 'systemd could not prepare its process')} (exit status {status} of systemd)", True
+
+
+def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | None, oom_kills: int) -> Ended:
+    """What became of a job: ``state`` has how it ended, ``totals`` is of the moment after its last process ended."""
+    exit_code = ended_by = None
+    problem = ""
+    if state.main_code == _CLD_EXITED:
+        exit_code = state.main_status
+    elif state.main_code:
+        ended_by = state.main_status
+    else:
+        problem = GONE if state.is_gone else f"systemd ended its unit (result {state.result!r})"
+    peaks = [value for value in (state.max_memory, totals.max_memory, peak) if value is not None]
+    return Ended(
+        job_id,
+        finish_time=state.finished or time.time(),
+        exit_code=exit_code,
+        signal=ended_by,
+        cpu_seconds=state.cpu_seconds if totals.cpu_seconds is None else totals.cpu_seconds,
+        max_memory=max(peaks, default=None),
+        oom_killed=oom_kills > 0 or "oom-kill" in (state.result, totals.result),
+        problem=problem,
+    )

@@ -1,0 +1,207 @@
+"""What the long-running processes share: listening sockets, the service manager's socket, descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from cpumond.core.errors import CreateError, from_os_error
+from cpumond.core.settings import parse_listen
+
+ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""What the kernel answers about an address, or a family of addresses, that this machine does not have."""
+
+IP_FREEBIND: Final = 15
+IPV6_FREEBIND: Final = 78
+"""Of <linux/in.h> and <linux/in6.h>; ``socket`` does not name them."""
+
+MAX_STATUS = 800
+"""Characters: systemd drops a message of more than 4096 bytes, however it is made."""
+EXTEND_S = 30
+
+log = structlog.get_logger()
+
+
+def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
+    """The TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
+
+    An address that this machine does not have is left out beside one that it has. Where it has none of them they may
+    come later (DHCP, a VPN, a failover): they are listened on already, and a warning in the log says so. ``key`` is
+    where it was configured ("table.key"), for messages. Raises CreateError or AccessError.
+    """
+    host, port = parse_listen(listen, key)
+    table, _, name = key.partition(".")
+    doing, advice = f"listen on {listen}", f"set [{table}] {name} to a free address of this machine"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        # Not a ConfigError: the service manager tries again after this one, some times, and the name may be known then.
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
+    places = [(family, address) for family, _, _, _, address in found]
+    try:
+        return _listen_on_all(places, backlog)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise from_os_error(error, doing, advice) from error
+    try:
+        sockets = _listen_on_all(places, backlog, is_early=True)
+    except OSError as error:
+        raise from_os_error(error, doing, advice) from error
+    addresses = " and ".join(str(sock.getsockname()[0]) for sock in sockets)
+    log.warning(
+        "address_not_here",
+        error=f"[{table}] {name}: this host does not have the address {addresses} yet; it will be answered on when it "
+        "comes",
+        advice=f"if it stays so, compare `ip address` with [{table}] {name}",
+    )
+    return sockets
+
+
+def _listen_on_all(
+    places: Sequence[tuple[int, tuple[Any, ...]]], backlog: int, is_early: bool = False
+) -> list[socket.socket]:
+    """One socket for each family and address; those that are absent are left out, unless all are. Raises OSError."""
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, place in places:
+        # One port for a host, also where the kernel chose it.
+        port = sockets[0].getsockname()[1] if sockets else place[1]
+        try:
+            sockets.append(_listen(family, (place[0], port, *place[2:]), backlog, len(places) == 1, is_early))
+        except OSError as error:
+            if error.errno not in ABSENT_ERRNOS:
+                close_sockets(sockets)
+                raise
+            if absent is None or error.errno == errno.EADDRNOTAVAIL:
+                absent = error
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
+
+
+def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
+    # With its protocol named, the event loop turns Nagle's algorithm off: an answer in two pieces would wait 40 ms.
+    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not is_alone:
+            # The host's IPv4 address has a socket of its own; "[::]" alone takes both.
+            tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if is_early:
+            is_v6 = family == socket.AF_INET6
+            # A kernel without it refuses the address once more, in words that say what is wrong.
+            with contextlib.suppress(OSError):
+                tcp.setsockopt(
+                    socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
+                )
+        tcp.bind(address)
+        tcp.listen(backlog)
+    except OSError:
+        tcp.close()
+        raise
+    return tcp
+
+
+def close_sockets(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+class ServiceManager:
+    """The service manager (sd_notify), when ``environment`` says that it started us; else messages go nowhere.
+
+    ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._send: Callable[[str], object] | None = None
+        self.watchdog_s = math.inf
+        if environment.get("NOTIFY_SOCKET"):
+            from cysystemd import daemon
+
+            self._send = daemon.sd_notify  # type: ignore[attr-defined]
+            self.watchdog_s = read_watchdog_s(environment)
+        self._extended_at_s = -math.inf
+
+    @property
+    def listens(self) -> bool:
+        """Whether a service manager receives the messages."""
+        return self._send is not None
+
+    def tell(self, *lines: str, status: str = "") -> None:
+        """Send one message. A manager that does not listen must not stop us, so this never raises.
+
+        ``status``: what ``systemctl status`` shows of us from now on, of any length and on any number of lines.
+        """
+        if self._send is None:
+            return
+        if status:
+            # A path in a sentence may be no valid Unicode, and the message must go out all the same.
+            text = " ".join(status.split())[:MAX_STATUS].encode(errors="replace").decode()
+            lines = (*lines, f"STATUS={text}")
+        try:
+            self._send("\n".join(lines))
+        except (OSError, RuntimeError, ValueError):
+            # The manager is away: its watchdog decides.
+            return
+
+    def extend(self, status: str = "") -> None:
+        """A start or an end takes long and goes on: EXTEND_S from now, whatever the manager's own patience is.
+
+        For a loop that gets somewhere, after each step: without a ``status`` at most one message a second goes out.
+        """
+        now_s = time.monotonic()
+        if status or now_s - self._extended_at_s >= 1.0:
+            self._extended_at_s = now_s
+            self.tell(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}", status=status)
+
+
+def read_watchdog_s(environment: Mapping[str, str]) -> float:
+    """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
+    watchdog_us = environment.get("WATCHDOG_USEC", "")
+    if not watchdog_us.isdecimal() or int(watchdog_us) == 0:
+        return math.inf
+    return int(watchdog_us) / 1e6 if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else math.inf
+
+
+OTHER_DESCRIPTORS: Final = 256
+"""Those that are not of jobs: connections, and files that are open for a moment, without which no limit is written."""
+
+
+def find_room(limit: int) -> float:
+    """How many descriptors jobs may hold where RLIMIT_NOFILE is ``limit``, of which a quarter at most stays free."""
+    return math.inf if limit == resource.RLIM_INFINITY else limit - min(OTHER_DESCRIPTORS, limit // 4)
+
+
+M_MMAP_THRESHOLD: Final = -3
+"""Of mallopt(3)."""
+LARGE_BYTES: Final = 32_768
+
+
+def give_back_large_blocks() -> None:
+    """Have memory of LARGE_BYTES and more go back to the system when it is freed, as what thousands of peers sent does.
+
+    By itself glibc keeps such blocks in its heap once one was freed, where any small one behind them holds them.
+    """
+    import ctypes  # not each program that starts needs it
+
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def raise_descriptor_limit() -> None:
+    """Take all the file descriptors that the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

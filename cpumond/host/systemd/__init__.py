@@ -1,0 +1,1 @@
+"""systemd over D-Bus: the limits of units as its properties."""

@@ -1,0 +1,413 @@
+"""systemd over the system bus, in a thread of its own: properties of units are set and asked for, never waited for.
+
+Imported only where a unit's limit is to be set: the library costs time and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from dbus_fast import BusType, Message, MessageType, Variant
+from dbus_fast.aio import MessageBus
+
+from cpumond.core.errors import describe
+from cpumond.host.systemd.properties import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
+
+SYSTEMD: Final = "org.freedesktop.systemd1"
+MANAGER: Final = f"{SYSTEMD}.Manager"
+MANAGER_PATH: Final = "/org/freedesktop/systemd1"
+BUS: Final = "org.freedesktop.DBus"
+
+CONNECT_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 25.0
+"""Of one call; systemd answers nothing while it reloads its units."""
+RECONNECT_FIRST_S = 0.1
+RECONNECT_MAX_S = 10.0
+AWAY_PATIENCE_S = 2.0
+"""So long ``flush`` waits for a bus that cannot be reached."""
+DENIED_PAUSE_S = 60.0
+PAUSE_RATIO = 9.0
+"""After a call that can wait, a pause so many times as long: PID 1 is the agent's for a tenth of its time at most."""
+PAUSE_MIN_S = 0.005
+PAUSE_MAX_S = 1.0
+
+LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
+"""Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
+reloading its units mostly, and others waited too: they have the pause to be heard before us."""
+MANAGED = (".service", ".scope")
+"""Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
+_DENIED = ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed")
+_NO_UNIT = ("NoSuchUnit", "UnknownObject")
+_AWAY = ("ServiceUnknown", "NameHasNoOwner", "NoReply", "Timeout", "TimedOut", "Disconnected", "NoServer")
+
+
+Setting = tuple[UnitProperties, UnitProperties]
+"""What a unit is to be set to, and what it may have by then."""
+
+
+class _Away(Exception):  # noqa: N818 - a state of the world, handled close by
+    """No answer."""
+
+
+class _Refused(Exception):  # noqa: N818 - an answer, handled close by
+    """The answer is an error: ``name`` is its last word."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+class UnitBus:
+    """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
+
+    A unit is looked at before it is set: what it does not have as expected another program has ordered. That is told
+    (``replaced``) and not set, nor is anything else until ``poll`` gave that event.
+
+    All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
+    bus thread after an event was added. ``address`` "" is the system bus.
+    """
+
+    def __init__(self, wake: Callable[[], None], address: str = "") -> None:
+        self._wake = wake
+        self._address = address
+        self._events: collections.deque[UnitEvent] = collections.deque()
+        self._lock = threading.Lock()
+        self._raises: dict[str, Setting] = {}
+        self._others: dict[str, Setting] = {}
+        self._questions: dict[tuple[str, tuple[str, ...]], None] = {}
+        self._unreported: dict[str, set[str]] = {}
+        """Properties, by unit, that another program has set, until the other thread knows."""
+        self._busy = False
+        self._hurry = False
+        self._closing = False
+        self._idle = threading.Condition(self._lock)
+        # What follows is of the bus thread.
+        self._away_since_s = math.inf
+        self._denied_until_s = 0.0
+        self._subscribed = False
+        self._set_s = 0.0
+        """How long the newest set kept PID 1, as far as is seen from here."""
+        self._loop = asyncio.new_event_loop()
+        self._news = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
+        self._thread.start()
+
+    # ---- for the other thread
+
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
+        """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
+
+        ``expected``: what it may have now, each property perhaps with several values; others are not looked at.
+        """
+        with self._lock:
+            self._others.pop(unit, None)
+            self._raises.pop(unit, None)
+            (self._raises if urgent else self._others)[unit] = properties, expected
+        self._kick()
+
+    def drop(self, unit: str) -> None:
+        """Forget what a unit was to be set to, if systemd was not told yet."""
+        with self._lock:
+            self._unreported.pop(unit, None)
+            self._others.pop(unit, None)
+            self._raises.pop(unit, None)
+
+    def ask(self, unit: str, names: tuple[str, ...]) -> None:
+        """Ask for properties of a unit, those of units and those of its kind."""
+        with self._lock:
+            self._questions[unit, names] = None
+        self._kick()
+
+    def poll(self) -> list[UnitEvent]:
+        """The news since the last call."""
+        with self._lock:
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            self._unreported.clear()
+        return events
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until systemd has answered to everything; False when it did not in time, or cannot be reached."""
+        end_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._hurry = True
+        self._kick()
+        with self._lock:
+            while self._raises or self._others or self._questions or self._busy:
+                now_s = time.monotonic()
+                if now_s >= end_s or now_s - self._away_since_s > AWAY_PATIENCE_S:
+                    return False
+                self._idle.wait(min(end_s - now_s, AWAY_PATIENCE_S / 4))
+        return True
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the thread; what was not sent is dropped."""
+        with self._lock:
+            self._closing = True
+        self._kick()
+        self._thread.join(timeout_s)
+
+    def _kick(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    # ---- the bus thread
+
+    def _emit(self, event: UnitEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._loop.close()
+
+    async def _live(self) -> None:
+        pause_s = RECONNECT_FIRST_S
+        said = ""
+        while not self._closing:
+            try:
+                bus = await self._connect()
+            except _Away as error:
+                self._away_since_s = min(self._away_since_s, time.monotonic())
+                if str(error) != said:
+                    said = str(error)
+                    self._emit(UnitEvent("away", text=said))
+                await self._wait_for_news(pause_s)
+                pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+                continue
+            said, pause_s, self._away_since_s = "", RECONNECT_FIRST_S, math.inf
+            self._denied_until_s = 0.0
+            self._emit(UnitEvent("connected"))
+            try:
+                await self._serve(bus)
+            except _Away as error:
+                said = str(error)
+                self._emit(UnitEvent("away", text=said))
+            except Exception as error:
+                # A thread that ended would leave the tick waiting for answers for ever.
+                said = f"the connection to the system bus failed: {type(error).__name__}: {error}"
+                self._emit(UnitEvent("away", text=said))
+                await self._wait_for_news(RECONNECT_MAX_S)
+            finally:
+                bus.disconnect()
+
+    async def _wait_for_news(self, timeout_s: float) -> None:
+        """Sleep, but not past the wish to end; ``set`` alone does not end it, or a lost bus were asked all the time."""
+        end_s = time.monotonic() + timeout_s
+        while not self._closing and (left_s := end_s - time.monotonic()) > 0.0:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
+
+    async def _connect(self) -> MessageBus:
+        """Raises _Away."""
+        bus = None
+        try:
+            bus = MessageBus(bus_address=self._address) if self._address else MessageBus(bus_type=BusType.SYSTEM)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await bus.connect()
+            bus.add_message_handler(self._on_message)
+            for rule in (
+                f"sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
+                f"sender='{SYSTEMD}',interface='{MANAGER}',member='Reloading'",
+                f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'",
+            ):
+                await self._call(bus, "AddMatch", "s", [f"type='signal',{rule}"], BUS, "/org/freedesktop/DBus", BUS)
+            self._subscribed = False
+        except Exception as error:
+            # Whatever the library raises for a bus that is not there, or not well.
+            if bus is not None:
+                bus.disconnect()
+            detail = describe(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+            raise _Away(f"the system bus cannot be reached: {detail}") from error
+        return bus
+
+    def _on_message(self, message: Message) -> None:
+        if message.message_type is not MessageType.SIGNAL:
+            return
+        if message.member == "Reloading" and not message.body[0]:
+            self._emit(UnitEvent("reloaded"))
+        elif message.member == "UnitRemoved":
+            self._emit(UnitEvent("removed", str(message.body[0])))
+        elif message.member == "NameOwnerChanged" and message.body[2]:
+            # systemd executed itself again (daemon-reexec): it asks for the subscription anew, and has read its units.
+            self._subscribed = False
+            self._emit(UnitEvent("reloaded"))
+            self._news.set()
+
+    async def _serve(self, bus: MessageBus) -> None:
+        """Carry out what is queued until the end. Raises _Away."""
+        lost = asyncio.ensure_future(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
+        lost.add_done_callback(self._on_lost)
+        while not self._closing:
+            if lost.done():
+                raise _Away("the connection to the system bus is lost")
+            self._news.clear()
+            if not self._subscribed:
+                self._subscribed = True
+                with contextlib.suppress(_Refused):  # already subscribed is as good
+                    await self._call(bus, "Subscribe")
+            began_s = time.monotonic()
+            waits = 0.0 if self._hurry else self._denied_until_s - began_s
+            if await self._do_one(bus, denied=waits > 0.0):
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits if waits > 0.0 else None):
+                    await self._news.wait()
+        lost.cancel()
+
+    def _on_lost(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            done.exception()  # looked at, or asyncio complains about it
+        self._news.set()
+
+    async def _do_one(self, bus: MessageBus, denied: bool) -> bool:
+        """Carry out the next thing that is queued; False when there is none. Raises _Away."""
+        with self._lock:
+            self._busy = False
+            urgent = bool(self._raises) and not denied
+            question = None if urgent else next(iter(self._questions), None)
+            queue = self._raises or self._others
+            unit = next(iter(queue), None) if not denied else None
+            if question is not None:
+                del self._questions[question]
+            elif unit is not None:
+                setting = queue.pop(unit)
+            else:
+                self._idle.notify_all()
+                return False
+            self._busy = True
+        if question is not None:
+            await self._answer(bus, *question)
+            return True
+        assert unit is not None
+        self._set_s = 0.0
+        try:
+            await self._set(bus, unit, *setting)
+        except _Away:
+            with self._lock:
+                if unit not in self._raises and unit not in self._others:
+                    (self._raises if urgent else self._others)[unit] = setting
+                self._busy = False
+            raise
+        if not (urgent or self._hurry):
+            await asyncio.sleep(min(max(PAUSE_RATIO * self._set_s, PAUSE_MIN_S), PAUSE_MAX_S))
+        return True
+
+    async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties) -> None:
+        """Raises _Away."""
+        replaced = await self._find_replaced(bus, unit, properties, expected)
+        rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
+        if rest:
+            await self._set_now(bus, unit, rest)
+        if replaced:
+            with self._lock:
+                self._unreported.setdefault(unit, set()).update(replaced)
+                self._events.append(UnitEvent("replaced", unit, properties, values=replaced))
+            self._wake()
+
+    async def _set_now(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
+        """Raises _Away."""
+        body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
+        began_s = time.monotonic()
+        kind, text = "done", ""
+        try:
+            await self._call(bus, "SetUnitProperties", "sba(sv)", body)
+            self._set_s = time.monotonic() - began_s
+        except _Refused as refused:
+            kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", str(refused))
+            if refused.name in _DENIED and unit.endswith(MANAGED):
+                # The others would be refused as well; polkit may come, so each minute one tries.
+                self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
+                kind = "denied"
+        self._emit(UnitEvent(kind, unit, properties, text=text))
+
+    async def _find_replaced(
+        self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties
+    ) -> dict[str, object]:
+        """What another program gave a unit, by name. Raises _Away.
+
+        The bus knows no "set it if it is still": what is set between this and the call is missed.
+        """
+        with self._lock:
+            unreported = frozenset(self._unreported.get(unit, ()))
+        names = unreported | (dict(expected).keys() & {QUOTA, WEIGHT})
+        wanted = [name for name, _ in properties if name in names]
+        replaced: dict[str, object] = {}
+        if not wanted:
+            return replaced
+        for pause_s in (0.0,) if self._hurry else (0.0, LOOK_PAUSE_S):
+            await asyncio.sleep(pause_s)
+            began_s = time.monotonic()
+            for name in wanted:
+                body = [f"{SYSTEMD}.{_kind(unit)}", name]
+                with contextlib.suppress(_Refused):
+                    answer = await self._call(bus, "Get", "ss", body, SYSTEMD, object_path(unit), f"{BUS}.Properties")
+                    if name in unreported or (name, answer[0].value) not in (*expected, *properties):
+                        replaced[name] = answer[0].value
+            if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
+                break
+        return replaced
+
+    async def _answer(self, bus: MessageBus, unit: str, names: tuple[str, ...]) -> None:
+        """Raises _Away."""
+        values: dict[str, object] = dict.fromkeys(names)
+        with contextlib.suppress(_Refused):
+            path = (await self._call(bus, "LoadUnit", "s", [unit]))[0]
+            for name in names:
+                for kind in (_kind(unit), "Unit"):
+                    with contextlib.suppress(_Refused):
+                        body = [f"{SYSTEMD}.{kind}", name]
+                        answer = await self._call(bus, "Get", "ss", body, SYSTEMD, path, f"{BUS}.Properties")
+                        values[name] = answer[0].value
+                        break
+        self._emit(UnitEvent("answer", unit, values=values))
+
+    @staticmethod
+    async def _call(
+        bus: MessageBus,
+        member: str,
+        signature: str = "",
+        body: list[Any] | None = None,
+        destination: str = SYSTEMD,
+        path: str = MANAGER_PATH,
+        interface: str = MANAGER,
+    ) -> list[Any]:
+        """Call a method. Raises _Away or _Refused."""
+        try:
+            message = Message(destination, path, interface, member, signature=signature, body=body or [])
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                reply = await bus.call(message)
+        except (TypeError, ValueError) as error:
+            raise _Refused("InvalidArgs", str(error)) from error
+        except Exception as error:
+            raise _Away(f"systemd does not answer on the system bus: {str(error) or type(error).__name__}") from error
+        if reply is None:
+            raise _Away("the connection to the system bus is lost")
+        if reply.message_type is MessageType.ERROR:
+            name = (reply.error_name or "").rpartition(".")[2]
+            text = str(reply.body[0]) if reply.body else name
+            if name in _AWAY:
+                raise _Away(f"systemd does not answer on the system bus: {text}")
+            raise _Refused(name, text)
+        return list(reply.body)
+
+
+def _kind(unit: str) -> str:
+    """The interface of a unit's kind, its last word."""
+    return unit.rpartition(".")[2].capitalize()
+
+
+def family(name: str) -> str:
+    """What a property's name begins with, and those of the settings that belong to it."""
+    return "CPUQuota" if name.startswith("CPUQuota") else name

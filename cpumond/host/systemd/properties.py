@@ -1,0 +1,139 @@
+"""Units of systemd as owners of cgroups: which cgroup is a unit's, and a limit in systemd's words.
+
+systemd keeps CPUQuota= twice: in memory to the microsecond a second, and in the drop-in that survives
+``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
+that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``unit_bus``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Final
+
+import msgspec
+
+from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US
+from cpumond.host.cgroup.settings import V2_WEIGHT, CpuSettings
+
+UNIT_SUFFIXES: Final = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+"""Kinds of units that have a cgroup."""
+
+NO_LIMIT: Final = 2**64 - 1
+"""systemd's word for "no quota" and "no weight"."""
+
+STEP_CORES: Final = 0.01
+"""Whole percents of a core: what a drop-in can say."""
+STEP_US: Final = 10_000
+"""The same in a second."""
+
+QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
+"""The properties that are moved; the quota's period goes with it."""
+
+DEFAULT_WEIGHT, DEFAULT_SHARES = 100, 1024
+MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
+"""Of these at least one is there where systemd is PID 1; a sandboxed service may see only the second."""
+
+UnitProperties = tuple[tuple[str, int], ...]
+"""Names and values, all of D-Bus type "t"."""
+
+
+def is_booted(marks: tuple[str, ...] = MARKS) -> bool:
+    """Whether PID 1 of this host is systemd (sd_booted(3))."""
+    return any(os.path.exists(mark) for mark in marks)
+
+
+def unit_of(path: str) -> str:
+    """The unit whose own cgroup is at ``path`` (relative), "" when it is none.
+
+    What lies below a service or a scope was delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
+    manager. systemd knows nothing of it.
+    """
+    *above, name = path.split("/")
+    # What would be mistaken for a file of the kernel ("cpu.service") has an underscore before it there, and so has a
+    # name that begins with one.
+    name = name.removeprefix("_")
+    if name.startswith(".") or not name.endswith(UNIT_SUFFIXES) or not all(each.endswith(".slice") for each in above):
+        return ""
+    return name
+
+
+def object_path(unit: str) -> str:
+    """Where a unit is on the bus: whatever is no letter and no digit, and a digit in front, is written in hex."""
+    name = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 and (index or not chr(byte).isdigit()) else f"_{byte:02x}"
+        for index, byte in enumerate(unit.encode())
+    )
+    return f"/org/freedesktop/systemd1/unit/{name or '_'}"
+
+
+def round_up(cores: float) -> float:
+    """``cores`` in whole percents, rounded up, as the documents never give less than they say."""
+    if not math.isfinite(cores):
+        return cores
+    # 0.29 * 100 is 28.999999999999996, and 0.57 * 100 is 56.99999999999999.
+    return math.ceil(round(cores / STEP_CORES, 6)) * STEP_CORES
+
+
+def align_weight(shares: int) -> int:
+    """``cpu.shares`` of v1 as systemd would write it for the nearest CPUWeight=."""
+    return shares_of(weight_of(shares))
+
+
+def weight_of(shares: int) -> int:
+    """CPUWeight= nearest to ``cpu.shares``."""
+    return min(max(round(shares * DEFAULT_WEIGHT / DEFAULT_SHARES), V2_WEIGHT[0]), V2_WEIGHT[1])
+
+
+def shares_of(weight: int) -> int:
+    """``cpu.shares`` that systemd writes for CPUWeight=."""
+    return max(weight * DEFAULT_SHARES // DEFAULT_WEIGHT, 2)
+
+
+def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
+    """What systemd has to be told so that it wants ``settings`` too: those that ``actuators`` move.
+
+    A quota in whole percents, rounded up: rounded down by systemd, it would be below an order of 33.5 % after the next
+    ``daemon-reload``.
+    """
+    properties: list[tuple[str, int]] = []
+    if "quota" in actuators:
+        quota_us = settings.quota_us
+        per_s_us = NO_LIMIT if quota_us is None else round(round_up(quota_us / settings.period_us) * 1e6)
+        properties.append((QUOTA, per_s_us))
+        # The period of the least quota may be longer than the unit's own, which is not known here.
+        if quota_us is not None and (settings.period_us != DEFAULT_PERIOD_US or quota_us <= MIN_QUOTA_US):
+            properties.append(("CPUQuotaPeriodUSec", settings.period_us))
+    if "weight" in actuators and settings.weight is not None:
+        properties.append((WEIGHT, settings.weight if cpu_version == 2 else weight_of(settings.weight)))
+    return tuple(properties)
+
+
+def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
+    """What ``settings`` are as the value of a property; -1 for a weight that is not there."""
+    if name == QUOTA:
+        return NO_LIMIT if settings.quota_us is None else round(settings.cores * 1e6)
+    weight = settings.weight
+    return -1 if weight is None else weight if cpu_version == 2 else weight_of(weight)
+
+
+def is_same_value(name: str, a: int, b: int) -> bool:
+    """Whether two values of a property mean the same, up to systemd's rounding of quotas."""
+    return a == b or (name == QUOTA and NO_LIMIT not in (a, b) and abs(a - b) < STEP_US)
+
+
+class UnitEvent(msgspec.Struct, frozen=True):
+    """News of systemd.
+
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
+    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not want them (``text``);
+    ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``; ``reloaded``: it has read its
+    units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for those it did
+    not tell.
+    """
+
+    kind: str
+    unit: str = ""
+    properties: UnitProperties = ()
+    values: dict[str, object] = {}
+    text: str = ""

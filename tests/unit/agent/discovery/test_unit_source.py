@@ -1,0 +1,97 @@
+"""The source ``systemd``: services and scopes of slices, by a look at cgroupfs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cpumond.agent.config import Source
+from cpumond.agent.discovery import concerns, find_cgroups, list_jobs
+from cpumond.agent.discovery.units import slice_path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    for path in (
+        "batch.slice/work.service", "batch.slice/run-1.scope", "batch.slice/some.mount",
+        "batch.slice/batch-night.slice/late.service", "batch.slice/pod.scope/container/inner.service",
+        "system.slice/ssh.service", "init.scope",
+    ):  # fmt: skip
+        os.makedirs(tmp_path / path)
+    return str(tmp_path)
+
+
+def units(*slices: str, **more: object) -> Source:
+    return Source(kind="systemd", slices=list(slices), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("batch.slice", "batch.slice"),
+        ("batch-night.slice", "batch.slice/batch-night.slice"),
+        ("a-b-c.slice", "a.slice/a-b.slice/a-b-c.slice"),
+        ("-.slice", ""),
+    ],
+)
+def test_each_dash_in_the_name_of_a_slice_is_a_level(name: str, path: str) -> None:
+    assert slice_path(name) == path
+
+
+def test_services_and_scopes_of_a_slice_and_of_those_below_it(root: str) -> None:
+    paths, watched = find_cgroups(root, units("batch.slice"))
+    assert paths == [
+        "batch.slice/batch-night.slice/late.service",
+        "batch.slice/pod.scope",
+        "batch.slice/run-1.scope",
+        "batch.slice/work.service",
+    ]
+    assert watched == ["", "batch.slice", "batch.slice/batch-night.slice"]
+
+
+def test_a_pattern_is_of_the_units_name(root: str) -> None:
+    assert find_cgroups(root, units("batch.slice", pattern="*.service"))[0] == [
+        "batch.slice/batch-night.slice/late.service",
+        "batch.slice/work.service",
+    ]
+    assert find_cgroups(root, units("batch-night.slice", pattern="l*"))[0] == [
+        "batch.slice/batch-night.slice/late.service"
+    ]
+
+
+def test_the_root_slice_is_everything(root: str) -> None:
+    assert "system.slice/ssh.service" in find_cgroups(root, units("-.slice"))[0]
+    assert "init.scope" in find_cgroups(root, units("-.slice"))[0]
+
+
+def test_a_slice_that_is_not_there_is_waited_for(root: str) -> None:
+    assert find_cgroups(root, units("a-b.slice")) == ([], ["", "a.slice"])
+
+
+def test_a_job_is_called_as_its_unit(root: str) -> None:
+    scan = list_jobs([units("batch.slice", pattern="work*", cpu_limit=2.0)], [], root)
+    [job] = scan.jobs
+    assert (job.job_id, job.path, job.cpu_limit_cores) == ("work.service", "batch.slice/work.service", 2.0)
+
+
+def test_id_regex_is_searched_in_the_units_name(root: str) -> None:
+    scan = list_jobs([units("batch.slice", pattern="run-*", id_regex=r"^run-(?P<id>\d+)\.scope$")], [], root)
+    assert [job.job_id for job in scan.jobs] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "concerned"),
+    [
+        (".", True),
+        ("batch.slice", True),
+        ("batch.slice/new.service", True),
+        ("batch.slice/batch-night.slice/new.service", True),
+        ("batches.slice", False),
+        ("system.slice/new.service", False),
+    ],
+)
+def test_only_changes_in_a_slice_concern_it(path: str, concerned: bool) -> None:
+    assert concerns(units("batch.slice"), path) == concerned
+    assert concerns(units("-.slice"), path)

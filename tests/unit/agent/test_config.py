@@ -1,0 +1,809 @@
+"""The configuration: what is accepted, what is refused, and that each refusal names file, key and allowed range."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpumond.agent.config import (
+    AgentConfig,
+    Source,
+    find_idle_options,
+    finish_config,
+    load_config,
+    normalise_root,
+    parse_assignments,
+    parse_config_text,
+    parse_layer,
+)
+from cpumond.core.errors import AccessError, ConfigError
+from cpumond.core.schema import describe_type
+from cpumond.core.settings import is_loopback, parse_listen
+from cpumond.monitor.model import MonitorSettings, compute_mode
+
+FILE = "/etc/x.toml"
+SOURCE = '[[source]]\nkind = "static"\npattern = "jobs/a"\n'
+
+
+def load(text: str) -> AgentConfig:
+    return finish_config(parse_config_text(text, FILE), FILE)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    return str(caught.value)
+
+
+def monitor(text: str) -> MonitorSettings:
+    return load(f"[monitor]\n{text}\n").node_settings()
+
+
+# defaults and values
+
+
+def test_without_a_file_everything_has_its_default():
+    config = load_config(None)
+    assert config.path == ""
+    assert config.node_id == socket.gethostname()
+    assert config.node_settings() == MonitorSettings()
+    assert config.control_socket == "/run/cpumond/control.sock"
+    assert (config.metrics.listen, config.report.kind, config.source) == ("127.0.0.1:9756", "log", [])
+
+
+def test_an_empty_file_is_the_defaults_with_its_path():
+    assert load("").path == FILE
+    assert load("").node_settings() == MonitorSettings()
+
+
+def test_values_of_all_tables_arrive_in_their_units():
+    config = load(
+        """
+        node_id = "n1"
+        state_dir = "/s"
+        runtime-dir = "/r/"
+        managed_roots = ["/jobs//", "a/./b"]
+        [monitor]
+        check_period = "250ms"
+        [writes]
+        override-ttl = "5m"
+        drift_max = 7
+        [discovery]
+        rescan_period = 2500
+        [metrics]
+        listen = "[::1]:1"
+        job_series = "top"
+        [report]
+        kind = "http"
+        url = "https://host:1/x"
+        timeout = "1m30s"
+        [control]
+        group = "ops"
+        [log]
+        level = "debug"
+        [cost]
+        cpu_budget_ratio = 1
+        """
+    )
+    assert (config.node_id, config.state_dir, config.control_socket) == ("n1", "/s", "/r/control.sock")
+    assert config.managed_roots == ["jobs", "a/b"]
+    assert config.node_settings().check_period_s == 0.25
+    assert (config.writes.override_ttl_s, config.writes.drift_max, config.discovery.rescan_period_s) == (300.0, 7, 2.5)
+    assert (config.metrics.listen, config.metrics.job_series, config.report.timeout_s) == ("[::1]:1", "top", 90.0)
+    assert (config.control.group, config.log.level, config.cost.cpu_budget_ratio) == ("ops", "debug", 1.0)
+
+
+def test_relative_folders_are_made_absolute():
+    assert load('state_dir = "s"\n').state_dir == os.path.abspath("s")
+
+
+def test_a_bare_duration_is_milliseconds():
+    assert monitor("check_period = 1500").check_period_s == 1.5
+
+
+def test_hyphens_are_accepted_in_names_and_in_the_mode_value():
+    config = load(SOURCE + 'mode = "up_only"\n[source.job-cpu-monitor]\nvote-window-size = 9\n')
+    assert config.source[0].mode == "up-only"
+    settings = config.resolve_settings(config.source[0], "", {})
+    assert (settings.mode, settings.vote_window_size) == ("up-only", 9)
+
+
+@pytest.mark.parametrize("name", ["vote_decision_threshold", "votes_decision_threshold", "votes-decision-threshold"])
+def test_both_spellings_of_the_threshold_are_accepted(name):
+    assert monitor(f"{name} = 4").vote_decision_threshold == 4
+
+
+def test_both_spellings_of_the_threshold_at_once_are_refused():
+    message = refused("[monitor]\nvotes_decision_threshold = 4\nvote-decision-threshold = 4\n")
+    assert message == (
+        f"{FILE}: monitor.vote-decision-threshold: given twice, also as 'votes_decision_threshold'; keep one of them"
+    )
+
+
+def test_hyphen_and_underscore_of_one_option_at_once_are_refused():
+    message = refused("[monitor]\nvote-window-size = 6\nvote_window_size = 6\n")
+    assert message == f"{FILE}: monitor.vote_window_size: given twice, also as 'vote-window-size'; keep one of them"
+
+
+# refusals, key by key
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[monitor]\nsmoothing_facto = 1\n", "monitor.smoothing_facto: unknown key; did you mean 'smoothing_factor'?"),
+        ("[monitr]\n", "monitr: unknown key; did you mean 'monitor'?"),
+        ("[report]\nuri = 'x'\n", "report.uri: unknown key; did you mean 'url'?"),
+        ("[log]\nxyzzy = 1\n", "log.xyzzy: unknown key; known keys: format, level"),
+        (SOURCE + "patern = 'x'\n", "source 1.patern: unknown key; did you mean 'pattern'?"),
+        ("[operation.o]\nmodus = 'off'\n", "operation.o.modus: unknown key; did you mean 'mode'?"),
+        (
+            "[operation.o.job-cpu-monitor]\ndecrease = 1\n",
+            "operation.o.job-cpu-monitor.decrease: unknown key; did you mean 'decrease_coefficient'?",
+        ),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_suggestion(text, message):
+    assert refused(text) == f"{FILE}: {message}"
+
+
+def test_the_internal_field_path_is_no_key():
+    assert refused('path = "x"\n').startswith(f"{FILE}: path: unknown key; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("monitor = 3", "monitor: must be a table, got a number (3)"),
+        ("source = true", "source: must be a list of tables ([[source]]), got true or false (True)"),
+        ("source = [3]", "source 1: must be a table, got a number (3)"),
+        ("operation = []", "operation: must be a table, got a list ([])"),
+        ("operation.a = 'x'", "operation.a: must be a table, got a text ('x')"),
+        ("[operation.a]\njob-cpu-monitor = 3", "operation.a.job-cpu-monitor: must be a table, got a number (3)"),
+        ("managed_roots = 'a'", "managed_roots: must be a list of texts, got 'a'"),
+        ("managed_roots = [1]", "managed_roots: must be a list of texts, got a list ([1])"),
+        ("node_id = 3", "node_id: must be a text of at most 4096 characters, got 3"),
+        ("node_id = {}", "node_id: must be a text of at most 4096 characters, got a table"),
+        ("[monitor]\nthrottle_vote = 1", "monitor.throttle_vote: must be true or false, got 1"),
+        ("[monitor]\nsmoothing_factor = '0.1'", "monitor.smoothing_factor: must be a number in [0, 1], got '0.1'"),
+        ("[monitor]\nsmoothing_factor = true", "monitor.smoothing_factor: must be a number in [0, 1], got True"),
+        (
+            "[monitor]\nvote_window_size = 5.5",
+            "monitor.vote_window_size: must be a whole number in [1, 10000], got 5.5",
+        ),
+        (
+            "[monitor]\nsmoothing_factor = 2024-01-01",
+            "monitor.smoothing_factor: must be a number in [0, 1], got date (datetime.date(2024, 1, 1))",
+        ),
+    ],
+)
+def test_a_wrong_type_is_refused_with_what_is_expected(text, message):
+    assert refused(text) == f"{FILE}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("smoothing_factor = 1.1", "smoothing_factor: must be a number in [0, 1], got 1.1"),
+        ("smoothing_factor = -0.1", "smoothing_factor: must be a number in [0, 1], got -0.1"),
+        ("smoothing_factor = nan", "smoothing_factor: must be a number in [0, 1], got nan"),
+        ("relative_upper_bound = 90", "relative_upper_bound: must be a number in [0, 1], got 90"),
+        ("relative_lower_bound = 60", "relative_lower_bound: must be a number in [0, 1], got 60"),
+        ("increase_coefficient = 0.9", "increase_coefficient: must be a number in [1, 2], got 0.9"),
+        ("increase_coefficient = 2.1", "increase_coefficient: must be a number in [1, 2], got 2.1"),
+        ("decrease_coefficient = 1.1", "decrease_coefficient: must be a number in [0, 1], got 1.1"),
+        ("vote_window_size = 0", "vote_window_size: must be a whole number in [1, 10000], got 0"),
+        ("vote_decision_threshold = 0", "vote_decision_threshold: must be a whole number in [1, 9999], got 0"),
+        ("min_cpu_limit = -1", "min_cpu_limit: must be a number >= 0, got -1"),
+        ("min_cpu_limit = inf", "min_cpu_limit: must be finite, a number >= 0, got inf"),
+        ("burst_ratio = 2", "burst_ratio: must be a number in [0, 1], got 2"),
+        ("headroom_ratio = 11", "headroom_ratio: must be a number in [0, 10], got 11"),
+        ("check_period = 0", "check_period: must be a duration in [10ms, 1d], got 0s"),
+        ("check_period = '2d'", "check_period: must be a duration in [10ms, 1d], got 2d"),
+        (
+            "check_period = 'x'",
+            (
+                'check_period: expected a duration such as "1s", "250ms" or "1h30m", got \'x\'; '
+                "allowed: a duration in [10ms, 1d]"
+            ),
+        ),
+        (
+            "start_delay = -1",
+            "start_delay: expected a duration that is finite and not negative, got -1; allowed: a duration >= 0s",
+        ),
+        ("mode = 'on'", 'mode: must be one of "off", "reclaim", "shadow", "up-only", got \'on\''),
+        ("vote_mode = 'yt'", 'vote_mode: must be one of "document", "ytsaurus", got \'yt\''),
+        ("smoothing_seed = 'x'", 'smoothing_seed: must be one of "first_value", "limit", got \'x\''),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_allowed_range(option, message):
+    assert refused(f"[monitor]\n{option}\n") == f"{FILE}: monitor.{message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("state_dir = ''", "state_dir: must be a text that is not empty, got ''"),
+        ("[writes]\ndrift_max = 1001", "writes.drift_max: must be a whole number in [0, 1000], got 1001"),
+        ("[discovery]\nrescan_period = 0", "discovery.rescan_period: must be a duration > 0s, got 0s"),
+        ("[metrics]\njob_series = 'few'", 'metrics.job_series: must be one of "all", "off", "top", got \'few\''),
+        (
+            "[report]\nreport_period = '" + "9" * 400 + "s'",
+            f"report.report_period: expected a duration that is finite, got '{'9' * 400}s'; allowed: a duration > 0s",
+        ),
+        ("[cost]\ncpu_budget_ratio = inf", "cost.cpu_budget_ratio: must be a number in [0, 64], got inf"),
+        (SOURCE + "cpu_limit = 0", 'source 1.cpu_limit: must be a number > 0 or one of "from-cgroup", got 0'),
+        (
+            SOURCE + "cpu_limit = inf",
+            'source 1.cpu_limit: must be finite, a number > 0 or one of "from-cgroup", got inf',
+        ),
+        (SOURCE + "cpu_limit = 'all'", "source 1.cpu_limit: must be a number > 0 or one of \"from-cgroup\", got 'all'"),
+        ("[[source]]\nkind = 'glob'\npattern = ''", "source 1.pattern: must be a text that is not empty, got ''"),
+        (
+            "[[source]]\nkind = 'regex'\npattern = 'a'",
+            'source 1.kind: must be one of "glob", "static", "systemd", got \'regex\'',
+        ),
+        ("[[source]]\npattern = 'a'", "source 1: 'kind' is missing; it has no default"),
+        (SOURCE + "[[source]]\nkind = 'static'", "source 2: 'pattern' is missing; it has no default"),
+    ],
+)
+def test_a_wrong_value_in_another_table_is_refused_likewise(text, message):
+    assert refused(text) == f"{FILE}: {message}"
+
+
+def test_a_whole_number_too_large_for_a_float_is_refused_as_any_other():
+    assert refused("[monitor]\ncheck_period = 1" + "0" * 400).startswith(f"{FILE}: monitor.check_period: expected a ")
+
+
+def test_text_that_is_no_toml_is_refused():
+    assert refused("a = \n").startswith(f"{FILE}: not valid TOML: ")
+
+
+# rules between keys
+
+
+def test_lower_above_upper_is_refused():
+    assert refused("[monitor]\nrelative_lower_bound = 0.95\n") == (
+        f"{FILE}: resulting job-cpu-monitor: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "
+        "allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
+    )
+
+
+def test_a_threshold_that_the_window_cannot_exceed_is_refused():
+    assert refused("[monitor]\nvote_window_size = 3\n") == (
+        f"{FILE}: resulting job-cpu-monitor: vote_decision_threshold = 3 can never be exceeded by 3 votes; "
+        "allowed: 1 <= vote_decision_threshold < vote_window_size"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOURCE + "[source.job-cpu-monitor]\nvote_window_size = 3\n",
+        "[operation.o.job-cpu-monitor]\nvote_window_size = 3\n",
+        SOURCE + "job-cpu-monitor.vote_window_size = 4\n[operation.o]\njob-cpu-monitor.vote_decision_threshold = 4\n",
+    ],
+    ids=["source", "operation", "both together"],
+)
+def test_rules_between_options_hold_for_each_source_and_operation(text):
+    assert "can never be exceeded by" in refused(text)
+
+
+@pytest.mark.parametrize("url", ["", "host:80", "ftp://host/", "http://", "http:///path"])
+def test_report_kind_http_needs_an_http_address(url):
+    assert refused(f'[report]\nkind = "http"\nurl = "{url}"\n') == (
+        f'{FILE}: report.url: must be an http:// or https:// address when report.kind is "http", got {url!r}'
+    )
+
+
+def test_report_url_may_stay_empty_for_the_other_kinds():
+    assert load('[report]\nkind = "none"\n').report.url == ""
+
+
+@pytest.mark.parametrize("listen", ["9756", ":9756", "host", "host:", "host:x", "host:65536", "host:-1", "host:\u0663"])
+def test_listen_must_be_host_and_port(listen):
+    assert refused(f'[metrics]\nlisten = "{listen}"\n') == (
+        f'{FILE}: metrics.listen: must be "host:port" with a port in [0, 65535], got {listen!r}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "port"),
+    [("127.0.0.1:9756", "127.0.0.1", 9756), ("[::1]:0", "::1", 0), ("localhost:65535", "localhost", 65535)],
+)
+def test_listen_is_split_into_host_and_port(listen, host, port):
+    assert parse_listen(listen, "x") == (host, port)
+
+
+def test_an_empty_listen_turns_the_endpoint_off():
+    assert load('[metrics]\nlisten = ""\n').metrics.listen == ""
+
+
+@pytest.mark.parametrize(("root", "normal"), [("/", ""), ("", ""), ("/a/b/", "a/b"), ("a//./b", "a/b"), ("..a", "..a")])
+def test_a_managed_root_is_a_relative_path_and_empty_for_the_whole_hierarchy(root, normal):
+    assert normalise_root(root, "x") == normal
+
+
+@pytest.mark.parametrize("root", ["..", "a/../b", "a\\u0000b"])
+def test_a_managed_root_does_not_climb(root):
+    assert refused(f'managed_roots = ["{root}"]').startswith(f"{FILE}: managed_roots: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pattern = 'a/../b'", "source 1 ('a/../b'): pattern must not contain '..'"),
+        ("pattern = 'a/*'", "source 1 ('a/*'): a static pattern is one path; use kind = \"glob\" for 'a/*'"),
+        (
+            "pattern = 'a'\nid_regex = '('",
+            "source 1 ('a'): id_regex is not a regular expression: missing ), unterminated subpattern at position 0",
+        ),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused(line, message):
+    assert refused(f"[[source]]\nkind = 'static'\n{line}\n") == f"{FILE}: {message}"
+
+
+def test_a_source_may_have_an_expression_that_names_its_jobs():
+    config = load("[[source]]\nkind = 'glob'\npattern = 'a/*'\nid_regex = '(?P<id>[^/]+)$'\n")
+    assert config.source == [Source(kind="glob", pattern="a/*", id_regex="(?P<id>[^/]+)$")]
+
+
+# files and drop-ins
+
+
+def write(folder: Path, **files: str) -> str:
+    """``main`` and, in ``conf.d``, the others."""
+    drop_ins = folder / "conf.d"
+    drop_ins.mkdir()
+    for name, text in files.items():
+        (folder / "cpumond.toml" if name == "main" else drop_ins / f"{name}.toml").write_text(text)
+    return str(folder / "cpumond.toml")
+
+
+def test_drop_ins_are_merged_in_the_order_of_their_names_and_a_later_file_wins_key_by_key(tmp_path):
+    path = write(
+        tmp_path,
+        main="node_id = 'a'\n[monitor]\nsmoothing_factor = 0.2\nmin_cpu_limit = 2\n",
+        b20="[monitor]\nsmoothing_factor = 0.4\n",
+        b10="node_id = 'b'\n[monitor]\nsmoothing_factor = 0.3\nvote-window-size = 7\n",
+    )
+    config = load_config(path)
+    settings = config.node_settings()
+    assert (config.node_id, settings.smoothing_factor, settings.min_cpu_limit) == ("b", 0.4, 2.0)
+    assert settings.vote_window_size == 7
+
+
+def test_other_files_of_conf_d_are_left_alone(tmp_path):
+    path = write(tmp_path, main="")
+    (tmp_path / "conf.d" / "notes.txt").write_text("not toml")
+    assert load_config(path).path == path
+
+
+def test_a_folder_conf_d_is_not_needed(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("node_id = 'a'\n")
+    assert load_config(str(path)).node_id == "a"
+
+
+def test_sources_of_several_files_add_up(tmp_path):
+    path = write(tmp_path, main=SOURCE, more=SOURCE.replace("jobs/a", "jobs/b"), only="node_id = 'n'")
+    assert [source.pattern for source in load_config(path).source] == ["jobs/a", "jobs/b"]
+
+
+def test_operations_of_several_files_are_merged_by_name_even_one_named_source(tmp_path):
+    path = write(
+        tmp_path,
+        main="[operation.a]\nmode = 'shadow'\n[operation.a.job-cpu-monitor]\nmin_cpu_limit = 2\n",
+        x="[operation.a.job_cpu_monitor]\nsmoothing-factor = 0.5\n[operation.source]\nmode = 'off'\n",
+    )
+    config = load_config(path)
+    settings = config.resolve_settings(None, "a", {})
+    assert (settings.mode, settings.min_cpu_limit, settings.smoothing_factor) == ("shadow", 2.0, 0.5)
+    assert config.resolve_settings(None, "source", {}).mode == "off"
+
+
+def test_a_message_names_the_drop_in_that_is_wrong(tmp_path):
+    path = write(tmp_path, main="", bad="[log]\nlevel = 'loud'\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'conf.d' / 'bad.toml'}: log.level: "
+        'must be one of "debug", "error", "info", "warning", got \'loud\''
+    )
+
+
+def test_a_missing_file_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file or directory; give --config"):
+        load_config(str(tmp_path / "missing.toml"))
+
+
+def test_a_file_that_is_no_text_is_a_config_error(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: 'utf-8' codec"):
+        load_config(str(path))
+
+
+def test_missing_rights_are_an_access_error(tmp_path):
+    path = tmp_path / "x.toml"
+    with pytest.raises(ConfigError):
+        load_config(str(path))  # what Python imports when it first fails may lie where only root reads
+    path.write_text("")
+    path.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(AccessError, match=r"x\.toml: cannot be read: Permission denied; run as root"):
+            load_config(str(path))
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+# layers
+
+
+LAYERS = """
+[monitor]
+min_cpu_limit = 1
+smoothing_factor = 0.1
+vote_window_size = 6
+increase_coefficient = 1.1
+[[source]]
+kind = "static"
+pattern = "a"
+[source.job-cpu-monitor]
+smoothing_factor = 0.2
+vote_window_size = 7
+increase_coefficient = 1.2
+[operation.o.job-cpu-monitor]
+vote_window_size = 8
+increase_coefficient = 1.3
+"""
+
+
+def test_node_below_source_below_operation_below_job():
+    config = load(LAYERS)
+    source = config.source[0]
+
+    def resolve(*arguments: Any) -> tuple[float, float, int, float]:
+        s = config.resolve_settings(*arguments)
+        return s.min_cpu_limit, s.smoothing_factor, s.vote_window_size, s.increase_coefficient
+
+    assert resolve(None, "", {}) == (1.0, 0.1, 6, 1.1)
+    assert resolve(source, "", {}) == (1.0, 0.2, 7, 1.2)
+    assert resolve(source, "other", {}) == (1.0, 0.2, 7, 1.2)
+    assert resolve(None, "o", {}) == (1.0, 0.1, 8, 1.3)
+    assert resolve(source, "o", {}) == (1.0, 0.2, 8, 1.3)
+    assert resolve(source, "o", {"increase_coefficient": 1.4}) == (1.0, 0.2, 8, 1.4)
+
+
+@pytest.mark.parametrize(
+    ("node", "source", "operation", "job", "mode"),
+    [
+        ("shadow", None, None, {}, "shadow"),
+        ("shadow", "reclaim", None, {}, "reclaim"),
+        ("shadow", "reclaim", "up-only", {}, "up-only"),
+        ("shadow", "reclaim", "up-only", {"mode": "off"}, "off"),
+        ("reclaim", None, None, {"enable_cpu_reclaim": False}, "shadow"),
+        ("reclaim", None, "off", {"enable_cpu_reclaim": True}, "off"),
+        (None, None, None, {}, "shadow"),
+        (None, None, None, {"enable_cpu_reclaim": True}, "reclaim"),
+        (None, None, None, {"enable_cpu_reclaim": False}, "shadow"),
+        (None, "up-only", None, {"enable_cpu_reclaim": True}, "up-only"),
+    ],
+)
+def test_mode_and_enable_cpu_reclaim_are_resolved_over_the_layers(node, source, operation, job, mode):
+    def line(value: str | None) -> str:
+        return "" if value is None else f"mode = '{value}'\n"
+
+    config = load(f"[monitor]\n{line(node)}{SOURCE}{line(source)}[operation.o]\n{line(operation)}")
+    assert compute_mode(config.resolve_settings(config.source[0], "o", job)) == mode
+
+
+def test_a_layer_given_at_run_time_is_checked_against_the_layers_below():
+    config = load("")
+    layer = parse_layer({"vote-window-size": 2}, "job j")
+    with pytest.raises(ConfigError, match=r"^/etc/x\.toml: resulting job-cpu-monitor: vote_decision_threshold = 3 "):
+        config.resolve_settings(None, "", layer)
+    with pytest.raises(ConfigError, match=r"^built-in defaults: resulting job-cpu-monitor: "):
+        load_config(None).resolve_settings(None, "", layer)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"x": 1}, "job j: job-cpu-monitor.x: unknown key; "),
+        ({"check_period": "x"}, "job j: job-cpu-monitor.check_period: expected a duration "),
+        ([], "job j: job-cpu-monitor: must be a table, got a list ([])"),
+    ],
+)
+def test_a_wrong_layer_names_where_it_came_from(raw, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_layer(raw, "job j")
+    assert str(caught.value).startswith(message)
+
+
+# --set
+
+
+def test_assignments_are_read_as_toml_and_else_as_text():
+    layer = parse_assignments(
+        ("vote_window_size=7", "mode = up-only", "check_period=2s", "start_delay=1500", "throttle-vote=true")
+    )
+    assert layer == {
+        "vote_window_size": 7,
+        "mode": "up-only",
+        "check_period": 2.0,
+        "start_delay": 1.5,
+        "throttle_vote": True,
+    }
+
+
+def test_the_last_assignment_of_a_key_wins():
+    assert parse_assignments(("vote_window_size=7", "vote_window_size=9")) == {"vote_window_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("x", "--set x: expected key=value, for example --set vote_window_size=7"),
+        ("smothing_factor=1", "--set: smothing_factor: unknown key; did you mean 'smoothing_factor'?"),
+        ("smoothing_factor=", "--set: smoothing_factor: must be a number in [0, 1], got ''"),
+        ("mode=on", '--set: mode: must be one of "off", "reclaim", "shadow", "up-only", got \'on\''),
+    ],
+)
+def test_a_wrong_assignment_is_refused(assignment, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments((assignment,))
+    assert str(caught.value) == message
+
+
+def test_a_field_is_described_in_words_with_its_range():
+    info = msgspec.inspect.type_info(MonitorSettings)
+    assert isinstance(info, msgspec.inspect.StructType)
+    described = {field.encode_name: describe_type(field.type) for field in info.fields}
+    assert described["check_period"] == "a duration in [10ms, 1d]"
+    assert described["start_delay"] == "a duration >= 0s"
+    assert described["burst_ratio"] == "a number in [0, 1]"
+    assert described["enable_cpu_reclaim"] == "true or false"
+    assert described["direction"] == 'one of "both", "down-only", "up-only"'
+
+
+@pytest.mark.parametrize("spelling", ["first_value", "first-value"])
+def test_words_may_be_written_with_hyphens_or_underscores(spelling: str) -> None:
+    table = parse_config_text(f'[monitor]\nsmoothing_seed = "{spelling}"\n', "cpumond.toml")
+    assert table["monitor"] == {"smoothing_seed": "first_value"}
+
+
+def test_a_name_fits_into_the_heartbeat() -> None:
+    with pytest.raises(ConfigError, match="at most 4096 characters"):
+        parse_config_text(f'node_id = "{"x" * 4097}"\n', "cpumond.toml")
+
+
+@pytest.mark.parametrize("key", ["state_dir", "mountinfo", "node_id", "managed_roots"])
+def test_control_characters_are_refused(key: str) -> None:
+    value = '["a\\u0000"]' if key == "managed_roots" else '"a\\u0000"'
+    with pytest.raises(ConfigError, match=f"{key}: must be printable text"):
+        parse_config_text(f"{key} = {value}\n", "cpumond.toml")
+
+
+# --- scheduler, resources, executor
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "roots"),
+    [
+        ('[executor]\nkind = "cgroup"', "cpumond-jobs", ["cpumond-jobs"]),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "/a/b/"', "a/b", ["a/b"]),
+        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"', "a/b", ["a"]),
+        ('managed_roots = ["/"]\n[executor]\nkind = "cgroup"', "cpumond-jobs", [""]),
+        ('[executor]\nkind = "systemd"', "cpumond.slice/cpumond-jobs.slice", ["cpumond.slice/cpumond-jobs.slice"]),
+        ("", "", []),
+    ],
+)
+def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) -> None:
+    config = load(text)
+    assert (config.executor.cgroup_root, config.managed_roots) == (root, roots)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
+        ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
+        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
+        ('[executor]\nuser = "a b"', "executor.user"),
+        ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
+        ('[executor]\nkinds = "none"', "did you mean 'kind'"),
+        ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
+        ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
+        ('[scheduler]\ntoken = "a b"', "scheduler.token: must be visible ASCII"),
+        ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
+        ("[resources]\ncpu = 0", "resources.cpu"),
+        ("[resources]\nmemory = -1", "resources.memory"),
+        ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
+    ],
+)
+def test_a_node_that_cannot_work_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(text)
+    assert words in str(refused.value)
+    assert f"{FILE}: " in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+@pytest.mark.parametrize("name", ["main", "node"])
+def test_a_token_in_a_file_that_others_can_read_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    path = write(tmp_path, **{"main": "", "zz": "", name: '[scheduler]\ntoken = "s3cret"\n'})
+    holder = tmp_path / ("cpumond.toml" if name == "main" else "conf.d/node.toml")
+    holder.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{holder}: scheduler.token: others.*chmod 600 {holder}") as caught:
+        load_config(path)
+    assert "s3cret" not in str(caught.value)
+    holder.chmod(0o600)
+    assert load_config(path).scheduler.token == "s3cret"  # noqa: S105
+
+
+def test_a_wrong_token_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load('[scheduler]\ntoken = "sec ret"')
+    assert "sec" not in str(refused.value).replace("scheduler", "")
+
+
+def test_jobs_are_kept_beside_the_state() -> None:
+    assert load('state_dir = "/x/y"').executor.jobs_dir == "/x/y-jobs"
+    assert load('state_dir = "/x/y"\n[executor]\njobs_dir = "/z"').executor.jobs_dir == "/z"
+
+
+def test_durations_of_the_node_have_the_documents_names() -> None:
+    resources = load('[resources]\ncpu_overdraft_timeout = 1500\nmemory_overdraft_timeout = "2s"').resources
+    assert (resources.cpu_overdraft_timeout_s, resources.memory_overdraft_timeout_s) == (1.5, 2.0)
+    assert load("[scheduler]\nheartbeat-period = 200").scheduler.heartbeat_period_s == 0.2
+
+
+# [web]
+
+
+def test_the_page_is_off_by_default():
+    web = load("").web
+    assert (web.listen, web.samples, web.period_s) == ("", 180, 5.0)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:9759", "127.8.9.1:0", "[::1]:9759", "localhost:9759", "LOCALHOST:1"])
+def test_the_page_listens_on_loopback_addresses(listen):
+    assert load(f'[web]\nlisten = "{listen}"\n').web.listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:9759", "[::]:9759", "10.0.0.1:9759", "node-7:9759", "localhost.example:1", "127.0.0.1.x:1"]
+)
+def test_the_page_listens_nowhere_else(listen):
+    text = refused(f'[web]\nlisten = "{listen}"\n')
+    assert text.startswith(f"{FILE}: web.listen: must be a loopback address, such as 127.0.0.1:9759, ")
+    assert repr(listen) in text
+    assert "ssh -L" in text
+
+
+def test_the_pages_address_needs_a_port():
+    assert refused('[web]\nlisten = "localhost"\n') == (
+        f"{FILE}: web.listen: must be \"host:port\" with a port in [0, 65535], got 'localhost'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("samples = -1", "web.samples: must be a whole number in [0, 5000], got -1"),
+        ("samples = 5001", "web.samples: must be a whole number in [0, 5000], got 5001"),
+        ('period = "0s"', "web.period: must be a duration > 0s, got 0s"),
+    ],
+)
+def test_samples_are_limited(line, told):
+    assert refused(f"[web]\n{line}\n") == f"{FILE}: {told}"
+
+
+# ---- units of systemd
+
+
+def test_a_source_of_units_needs_no_pattern() -> None:
+    config = load("[[source]]\nkind = 'systemd'\nslices = ['batch.slice']\nlabels = ['User']\n")
+    assert config.source == [Source(kind="systemd", slices=["batch.slice"], labels=["User"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
+        ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it is about names'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is for kind = "static" only; use id_regex'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is no property of a unit"),
+        (
+            "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
+            "labels: at most 8 are possible, got 9",
+        ),
+        ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is for kind = "systemd" only'),
+        ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
+    ],
+)
+def test_a_wrong_source_of_units_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"[[source]]\n{text}\n")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["batch.slice", "batch-night.slice", "-.slice", "a_b.c.slice", "machine-x\\x2dy.slice"]
+)
+def test_names_of_slices(name: str) -> None:
+    text = name.replace("\\", "\\\\")
+    assert load(f'[[source]]\nkind = "systemd"\nslices = ["{text}"]\n').source[0].slices == [name]
+
+
+# ---- options without effect
+
+PEAK = 'limit_rule = "peak"\n'
+OF_SOURCE = SOURCE + "[source.job-cpu-monitor]\n"
+IDLE: dict[str, tuple[str, list[str]]] = {
+    "nothing": ("", []),
+    "an option of the default rule": ("[monitor]\nvote_window_size = 7\n", []),
+    "another rule's": (
+        f"[monitor]\n{PEAK}vote-window-size = 7\nreserve_ratio = 0.1\n",
+        ['monitor.vote_window_size has no effect under limit_rule = "peak"'],
+    ),
+    "of the default rule's rival": (
+        "[monitor]\npeak_memory = '9s'\n", ['monitor.peak_memory has no effect under limit_rule = "document"'],
+    ),
+    "below the level that sets the rule": (
+        f"[monitor]\n{PEAK}[operation.op.job-cpu-monitor]\nheadroom_ratio = 0.2\n{OF_SOURCE}vote_mode = 'ytsaurus'\n",
+        [
+            'source 1.job-cpu-monitor.vote_mode has no effect under limit_rule = "peak"',
+            'operation.op.job-cpu-monitor.headroom_ratio has no effect under limit_rule = "peak"',
+        ],
+    ),
+    "a default that a source's rule has a use for": (f"[monitor]\nthrottle_budget = 0.01\n{OF_SOURCE}{PEAK}", []),
+    "for the jobs of one source": (
+        f"[operation.op.job-cpu-monitor]\nvote_mode = 'ytsaurus'\n{OF_SOURCE}{PEAK}",
+        [f"operation.op.job-cpu-monitor.vote_mode has no effect under {PEAK.strip()}, so not for jobs of source 1"],
+    ),
+    "the rule of an operation": (
+        f"[operation.op.job-cpu-monitor]\n{PEAK}throttle_vote = true\n{OF_SOURCE}throttle_vote = true\n",
+        ['operation.op.job-cpu-monitor.throttle_vote has no effect under limit_rule = "peak"'],
+    ),
+    "by the actuator": (
+        "[monitor]\nactuator = 'weight'\nburst_ratio = 0.5\nthrottle_poll = '1s'\n",
+        [
+            'monitor.throttle_poll has no effect under limit_rule = "document" with actuator = "weight"',
+            'monitor.burst_ratio has no effect with actuator = "weight"',
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "told"), IDLE.values(), ids=IDLE)
+def test_an_option_without_effect_is_told_with_its_place(text: str, told: list[str]) -> None:
+    assert find_idle_options(load(text)) == [f"{FILE}: {sentence}" for sentence in told]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_only_this_machine_reaches_it(host: str):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "LOCALHOST.example.com", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1%eth0", "*"],  # noqa: S104 - asked about
+)
+def test_others_may_reach_it(host: str):
+    assert not is_loopback(host)

@@ -1,0 +1,972 @@
+"""Commands of the ``yt`` protocol against a living scheduler (semantics.md 2, 5; yt_protocol.md 6, 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_world import ServedNode, StillClock
+
+from cpumond.api.yt.commands import LISTED_ATTRIBUTES, YtBackend
+from cpumond.api.yt.cypress import show_in_pieces
+from cpumond.api.yt.orchid import scheduler_orchid
+from cpumond.api.yt.parameters import YtRequest
+from cpumond.api.yt.transport import COMMANDS
+from cpumond.api.yt.values import Attributed, Uint, YtError
+from cpumond.api.yt.yson import write_yson
+from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+ORCHID = "//sys/scheduler/orchid/scheduler"
+DEFAULT = f"{ORCHID}/pool_trees/default"
+LISTED = ["type", "account", "resource_usage", "modification_time"]
+GB = 2**30
+
+
+class Client:
+    """Gives commands to a backend, and plays a node."""
+
+    def __init__(self, scheduler, clock):
+        self.scheduler = scheduler
+        self.clock = clock
+        self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
+
+    async def __call__(self, command, *, value=None, by="ann", **parameters):
+        request = YtRequest(command, parameters, value, by, "1-2-3-4")
+        answer = await self.backend(request)
+        write_yson(answer)  # whatever it is, it can be sent
+        return answer
+
+    async def get(self, path, **parameters):
+        return (await self("get", path=path, **parameters))["value"]
+
+    async def list(self, path, **parameters):
+        return (await self("list", path=path, **parameters))["value"]
+
+    async def exists(self, path):
+        return (await self("exists", path=path))["value"]
+
+    async def set(self, path, value):
+        assert await self("set", path=path, value=value) == {}
+
+    async def remove(self, path, **parameters):
+        assert await self("remove", path=path, **parameters) == {}
+
+    async def create_pool(self, name, parent=None, **attributes):
+        place = {"name": name, "pool_tree": "default", **({"parent_name": parent} if parent else {})}
+        return (await self("create", type="scheduler_pool", attributes={**place, **attributes}))["object_id"]
+
+    async def start(self, job_count=1, by="ann", cpu_limit=1.0, **spec):
+        task = {"job_count": job_count, "command": "x", "cpu_limit": cpu_limit}
+        spec = {"tasks": {"t": task}, **spec}
+        answer = await self("start_operation", operation_type="vanilla", spec=spec, by=by)
+        return answer["operation_id"]
+
+    async def update(self, seconds=1.0):
+        self.clock.at += seconds
+        await self.scheduler.update_all()
+
+    async def register(self, cpu=10.0, tags=()):
+        self.node = ServedNode(self.scheduler, cpu, "host", memory=100 * GB, tags=tags, user_slots=100)
+        await self.node.register()
+
+    async def heartbeat(self, finished=()):
+        """What the node was told runs from now on; ``finished`` are (job id, state)."""
+        self.clock.at += 0.5
+        for job_id, state in finished:
+            self.node.finish(job_id, state, exit_code=None, reason="", finish_time=None)
+        answer = await self.node.beat()
+        assert answer.accepted
+        return answer
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a test's coroutine with a client of a scheduler that has an empty store."""
+
+    def run(test):
+        async def body():
+            clock = StillClock(1_700_000_000.0)
+            with contextlib.closing(open_sqlite_store(str(tmp_path / "store.db"))) as store:
+                await test(Client(Scheduler(Rules(), store, clock), clock))
+
+        asyncio.run(body())
+
+    return run
+
+
+async def error_of(call, code=None):
+    """The error of a call that is refused."""
+    with pytest.raises((YtError, CommandError)) as caught:
+        await call
+    if code is not None:
+        assert caught.value.code == code
+    return caught.value
+
+
+def in_loop(test):
+    """Makes a test of a coroutine that takes a client."""
+
+    def run(play):
+        play(test)
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+# --- pools and trees as nodes ------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_pools_are_nested_nodes(yt):
+    await yt.create_pool("a")
+    await yt.create_pool("b", "a")
+    await yt.create_pool("c", "b")
+    await yt.create_pool("d")
+    shape = {"a": {"b": {"c": {}}}, "d": {}}
+    assert await yt.get("//sys/pools") == shape
+    assert await yt.get("//sys/pool_trees/default") == shape
+    assert await yt.get("//sys/pool_trees") == {"default": shape}
+    assert await yt.get("//sys/pools/a") == {"b": {"c": {}}}
+    assert await yt.list("//sys/pools") == ["a", "d"]
+    assert await yt.list("//sys/pools/a/b") == ["c"]
+    assert await yt.list("//sys") == ["cluster_nodes", "pool_trees", "pools", "scheduler"]
+    assert await yt.list("/") == ["sys"]
+    assert await yt.exists("//sys/pools/a/b")
+    assert not await yt.exists("//sys/pools/b")
+
+
+@in_loop
+async def test_children_come_with_the_attributes_that_they_have(yt):
+    await yt.create_pool("a", weight=2.5)
+    await yt.create_pool("b", "a")
+    found = await yt.get("//sys/pools", attributes=["weight", "type"])
+    assert found == Attributed(
+        {"a": Attributed({"b": Attributed({}, {"type": "scheduler_pool"})}, {"weight": 2.5, "type": "scheduler_pool"})},
+        {"type": "scheduler_pool_tree"},
+    )
+    assert await yt.list("//sys/pools", attributes=["weight"]) == [Attributed("a", {"weight": 2.5})]
+    assert await yt.list("//sys/pools/a", attributes=["weight"]) == ["b"]
+
+
+@in_loop
+async def test_a_list_is_cut_at_max_size(yt):
+    for name in ("a", "b", "c"):
+        await yt.create_pool(name)
+    assert await yt.list("//sys/pools", max_size=2) == Attributed(["a", "b"], {"incomplete": True})
+    assert await yt.list("//sys/pools", max_size=3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "//sys",
+        "//sys/pool_trees",
+        "//sys/pools",
+        "//sys/pools/a",
+        "//sys/cluster_nodes",
+        "//sys/scheduler",
+        "//sys/scheduler/instances",
+        ORCHID,
+        f"{ORCHID}/pool_trees",
+        DEFAULT,
+        f"{DEFAULT}/pools",
+        f"{DEFAULT}/pools/a",
+        f"{DEFAULT}/pools/a/fair_share",
+    ],
+)
+def test_every_node_can_be_listed_in_long_form(play, path):
+    async def test(yt):
+        await yt.register()
+        await yt.create_pool("a")
+        await yt.create_pool("b", "a")
+        for item in await yt.list(path, attributes=LISTED):
+            assert set(item.attributes) == set(LISTED)
+        attributes = await yt.get(f"{path}/@" if path != "/" else "/@")
+        assert set(LISTED) | {"id", "count", "name", "parent_name", "creation_time"} <= set(attributes)
+        assert attributes["account"] == "sys"
+        assert attributes["resource_usage"]["disk_space"] == 0
+        assert attributes["modification_time"].endswith("Z")
+        assert attributes["count"] == len(await yt.list(path))
+
+    play(test)
+
+
+@in_loop
+async def test_a_pool_answers_what_it_is(yt):
+    made = await yt.create_pool("a")
+    inner = await yt.create_pool("b", "a", weight=3)
+    found = await yt.get("//sys/pools/a/b/@")
+    assert found["id"] == inner
+    assert found["type"] == "scheduler_pool"
+    assert found["name"] == "b"
+    assert found["parent_name"] == "a"
+    assert found["parent_id"] == made
+    assert found["full_path"] == "/a/b"
+    assert found["path"] == "//sys/pool_trees/default/a/b"
+    assert found["pool_tree"] == "default"
+    assert found["weight"] == 3.0
+    assert await yt.get("//sys/pools/a/@parent_name") == "<Root>"
+    assert await yt.get("//sys/pools/a/@count") == 1
+    assert await yt.get("//sys/pools/@type") == "scheduler_pool_tree"
+
+
+@in_loop
+async def test_an_id_opens_a_path(yt):
+    made = await yt.create_pool("a")
+    await yt.create_pool("b", "a", weight=3)
+    tree = await yt.get("//sys/pool_trees/default/@id")
+    assert await yt.get(f"#{made}/@name") == "a"
+    assert await yt.get(f"#{made}/b/@weight") == 3.0
+    assert await yt.get(f"#{tree}") == {"a": {"b": {}}}
+    await yt.set(f"#{made}/@weight", 5)
+    assert await yt.get("//sys/pools/a/@weight") == 5.0
+    error = await error_of(yt.get("#1-2-3-4"), 500)
+    assert "No such object 1-2-3-4" in error.inner[0].message
+
+
+@in_loop
+async def test_pools_is_a_link_to_the_default_tree(yt):
+    await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
+    await yt("create", type="scheduler_pool", attributes={"name": "p", "pool_tree": "gpu"})
+    assert await yt.get("//sys/pools") == {}
+    assert await yt.get("//sys/pools&/@type") == "link"
+    assert await yt.get("//sys/pools&/@target_path") == "//sys/pool_trees/default"
+    await yt.set("//sys/pool_trees/default/@nodes_filter", "!gpu")
+    await yt.set("//sys/pool_trees/@default_tree", "gpu")
+    assert await yt.get("//sys/pool_trees/@default_tree") == "gpu"
+    assert await yt.get("//sys/pools") == {"p": {}}
+    assert await yt.get("//sys/pools&/@target_path") == "//sys/pool_trees/gpu"
+    assert await yt.get("//sys/pools/p&/@name") == "p"
+    await yt.set("//sys/pools/p&/@weight", 2)
+    await yt.set("//sys/pools&/@custom", 1)
+    assert await yt.get("//sys/pool_trees/gpu/@custom") == 1
+    error = await error_of(yt.set("//sys/pool_trees/@default_tree", "nope"))
+    assert "nope" in str(error)
+
+
+# --- what is not there -------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_path_that_leads_nowhere_is_refused_in_the_words_of_the_protocol(yt):
+    error = await error_of(yt.get("//sys/none"), 500)
+    assert error.message == "Error resolving path //sys/none"
+    assert error.attributes == {"path": "//sys/none"}
+    assert [inner.message for inner in error.inner] == ['Node //sys has no child with key "none"']
+    assert error.inner[0].code == 500
+    error = await error_of(yt.get("//home/x/@y"), 500)
+    assert error.message == "Error resolving path //home/x/@y"
+    assert error.inner[0].message == 'Node / has no child with key "home"'
+    for path in ("//sys/client_config", "//sys/@local_mode_proxy_address", "//sys/@local_mode_fqdn"):
+        await error_of(yt.get(path), 500)
+        assert not await yt.exists(path)
+
+
+@in_loop
+async def test_a_pool_that_is_elsewhere_is_pointed_at(yt):
+    await yt.create_pool("a")
+    await yt.create_pool("burst", "a")
+    error = await error_of(yt.get("//sys/pools/burst"), 500)
+    assert error.inner[0].message == 'Node //sys/pools has no child with key "burst"'
+    assert error.inner[0].inner[0].message == 'pool "burst" is at //sys/pool_trees/default/a/burst'
+    error = await error_of(yt.get("//sys/pools/bursd"), 500)
+    assert error.inner[0].inner[0].message == "did you mean //sys/pool_trees/default/a/burst?"
+    await yt.start(pool="made")
+    error = await error_of(yt.get("//sys/pools/made"), 500)
+    assert "ephemeral" in error.inner[0].inner[0].message
+    error = await error_of(yt.get(f"{DEFAULT}/pools/nope/weight"), 500)
+    assert error.inner[0].message == f'Node {DEFAULT}/pools has no child with key "nope"'
+    assert error.inner[0].inner[0].message == 'Pool tree "default" has no pool "nope"'
+
+
+@in_loop
+async def test_a_missing_attribute_is_told_with_what_may_be_meant(yt):
+    await yt.create_pool("a", weight=3)
+    error = await error_of(yt.get("//sys/pools/a/@weigth"), 500)
+    assert error.message == "Error resolving path //sys/pools/a/@weigth"
+    assert error.inner[0].message == 'Attribute "weigth" is not found; did you mean "weight"?'
+    error = await error_of(yt.get("//sys/pools/a/@mode"), 500)
+    assert error.inner[0].message == 'Attribute "mode" is not found: it is not set; "fair_share" holds'
+    error = await error_of(yt.get("//sys/pools/a/@max_running_operation_count"), 500)
+    assert error.inner[0].message == 'Attribute "max_running_operation_count" is not found: it is not set'
+    assert not await yt.exists("//sys/pools/a/@mode")
+    assert await yt.exists("//sys/pools/a/@weight")
+    error = await error_of(yt.get("//sys/pools/a/@resource_usage/disk_spac"), 500)
+    assert error.inner[0].message == 'Attribute "resource_usage/disk_spac" is not found; did you mean "disk_space"?'
+
+
+@in_loop
+async def test_2_3_without_a_default_tree_an_operation_must_name_its_trees(yt):
+    await yt.remove("//sys/pool_trees/@default_tree")
+    assert not await yt.exists("//sys/pool_trees/@default_tree")
+    await error_of(yt.remove("//sys/pool_trees/@default_tree"), 500)
+    await yt.remove("//sys/pool_trees/@default_tree", force=True)
+    error = await error_of(yt.start(1), 214)
+    assert "Pool trees are unspecified" in str(error)
+    assert await yt.start(1, pool_trees=["default"])
+    await yt.set("//sys/pool_trees/@default_tree", "default")
+    assert await yt.start(1, user="bob")
+
+
+@in_loop
+async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
+    await yt.remove("//sys/pool_trees/default")
+    error = await error_of(yt.get("//sys/pools"), 500)
+    assert "there is none" in error.inner[0].message
+    assert await yt.get("//sys/pools&/@broken") is True
+    assert not await yt.exists("//sys/pool_trees/@default_tree")
+    error = await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}))
+    assert "there is no default tree" in str(error)
+
+
+# --- attributes --------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_attributes_are_set_and_read_in_every_spelling(yt):
+    await yt.create_pool("root-pool")
+    await yt.create_pool("burst", "root-pool")
+    await yt.set("//sys/pools/root-pool/@integral-guarantees/resource_flow", {"cpu": Uint(100)})
+    await yt.set("//sys/pools/root-pool/burst/@integral-guarantees/guarantee_type", "burst")
+    await yt.set("//sys/pools/root-pool/burst/@integral-guarantees/resource_flow", {"cpu": 100})
+    await yt.set("//sys/pools/root-pool/burst/@min_share_resources", Attributed({}, {"ignored": 1}))
+    path = "//sys/pools/root-pool/burst/@"
+    assert await yt.get(f"{path}integral_guarantees/resource_flow/cpu") == 100.0
+    assert await yt.get(f"{path}integral-guarantees") == {"guarantee_type": "burst", "resource_flow": {"cpu": 100.0}}
+    assert await yt.list(f"{path}integral-guarantees") == ["guarantee_type", "resource_flow"]
+    assert await yt.get(f"{path}strong_guarantee_resources") == {}
+    assert "weight" not in await yt.list(path)
+    await yt.set(f"{path}weight", 3)
+    assert await yt.get(f"{path}weight") == 3.0
+    assert "weight" in await yt.list(path)
+
+
+@in_loop
+async def test_a_wrong_value_changes_nothing(yt):
+    await yt.create_pool("a", weight=3)
+    error = await error_of(yt.set("//sys/pools/a/@weight", "heavy"))
+    assert "weight" in str(error)
+    await error_of(yt.set("//sys/pools/a/@mode", "lifo"))
+    await error_of(yt.set("//sys/pools/a/@id", "1-2-3-4"))
+    assert await yt.get("//sys/pools/a/@weight") == 3.0
+
+
+@in_loop
+async def test_a_pool_is_renamed_and_moved_by_its_attributes(yt):
+    await yt.create_pool("a")
+    await yt.create_pool("b")
+    await yt.set("//sys/pools/b/@name", "c")
+    await yt.set("//sys/pools/c/@parent_name", "a")
+    assert await yt.get("//sys/pools") == {"a": {"c": {}}}
+
+
+@in_loop
+async def test_all_attributes_are_replaced_at_once(yt):
+    await yt.create_pool("a", weight=3, mode="fifo")
+    await yt.set("//sys/pools/a/@", {"weight": 4, "max_share_ratio": 0.5})
+    found = await yt.get("//sys/pools/a/@")
+    assert (found["weight"], found["max_share_ratio"], "mode" in found) == (4.0, 0.5, False)
+    await error_of(yt.set("//sys/pools/a/@", 5))
+    error = await error_of(yt.set("//sys/pools/a", {}))
+    assert "cannot be set as a whole" in str(error)
+
+
+@in_loop
+async def test_several_attributes_are_set_at_once_or_none(yt):
+    await yt.create_pool("a")
+    assert await yt("multiset_attributes", path="//sys/pools/a/@", value={"weight": 2, "mode": "fifo"}) == {}
+    assert await yt.get("//sys/pools/a/@mode") == "fifo"
+    await error_of(yt("multiset_attributes", path="//sys/pools/a/@", value={"weight": 9, "mode": "x"}))
+    assert await yt.get("//sys/pools/a/@weight") == 2.0
+    flow = {"resource_flow": {"cpu": 1}, "guarantee_type": "relaxed"}
+    await yt("multiset_attributes", path="//sys/pools/a/@integral_guarantees", value=flow)
+    assert await yt.get("//sys/pools/a/@integral_guarantees/resource_flow/cpu") == 1.0
+    await error_of(yt("multiset_attributes", path="//sys/pools/a", value={}))
+
+
+@in_loop
+async def test_attributes_are_removed(yt):
+    await yt.create_pool("a", weight=3, strong_guarantee_resources={"cpu": 1, "memory": 5}, note="x")
+    await yt.remove("//sys/pools/a/@min_share_resources/memory")
+    assert await yt.get("//sys/pools/a/@min_share_resources") == {"cpu": 1.0}
+    await yt.remove("//sys/pools/a/@weight")
+    assert not await yt.exists("//sys/pools/a/@weight")
+    await error_of(yt.remove("//sys/pools/a/@weight"), 500)
+    await yt.remove("//sys/pools/a/@weight", force=True)
+    await yt.remove("//sys/pools/a/@")
+    assert not await yt.exists("//sys/pools/a/@note")
+    await error_of(yt.remove("//sys/pools/a/@name"))
+
+
+@in_loop
+async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
+    await yt.set("//sys/pool_trees/default/@config/max_operation_count", 77)
+    await yt.set("//sys/pool_trees/default/@fair-share_starvation_tolerance", 0.5)
+    assert await yt.get("//sys/pool_trees/default/@config/max_operation_count") == 77
+    assert await yt.get("//sys/pool_trees/default/@max_operation_count") == 77
+    assert await yt.get("//sys/pool_trees/default/@fair_share_starvation_tolerance") == 0.5
+    assert await yt.get(f"{DEFAULT}/config/max_operation_count") == 77
+    assert await yt.get(f"{DEFAULT}/pools/<Root>/max_operation_count") == 77
+    await yt.remove("//sys/pool_trees/default/@config")
+    assert not await yt.exists("//sys/pool_trees/default/@max_operation_count")
+    await error_of(yt.set("//sys/pool_trees/default/@nodes_filter", "a &"))
+    await error_of(yt.set("//sys/pool_trees/default/@name", "other"))
+    await error_of(yt.set("//sys/pool_trees/@other", "x"))
+    await error_of(yt.set("//sys/pool_trees/@default_tree", 5))
+
+
+@pytest.mark.parametrize(
+    "path", ["//sys/@x", "//@x", "//sys/scheduler/@x", f"{ORCHID}/@x", f"{DEFAULT}/pools/a/@weight"]
+)
+def test_what_is_not_configuration_cannot_be_set(play, path):
+    async def test(yt):
+        await yt.create_pool("a")
+        error = await error_of(yt.set(path, 1))
+        assert "cannot be changed" in str(error)
+
+    play(test)
+
+
+# --- creating, removing, moving ----------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_pool_is_created_in_the_default_tree_under_the_root(yt):
+    answer = await yt("create", type="scheduler_pool", attributes={"name": "a", "weight": 2})
+    assert list(answer) == ["object_id"]
+    assert await yt.get("//sys/pools/a/@id") == answer["object_id"]
+    error = await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), 501)
+    assert "already exists" in str(error)
+    again = await yt("create", type="scheduler_pool", attributes={"name": "a"}, ignore_existing=True)
+    assert again == answer
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"type": "table", "path": "//tmp/t"}, "is not offered"),
+        ({"type": "scheduler_pool"}, 'needs the attribute "name"'),
+        ({"type": "scheduler_pool", "attributes": {"name": "a", "pool_tree": 5}}, "pool_tree must be text"),
+        ({"type": "scheduler_pool", "attributes": {"name": "a", "pool_tree": "x"}}, "does not exist"),
+        ({"type": "scheduler_pool", "attributes": {"name": "a", "parent_name": "x"}}, "does not exist"),
+        ({"type": "scheduler_pool", "attributes": {"name": "a", "weight": "x"}}, "weight"),
+        ({"type": "scheduler_pool", "attributes": 7}, "must be a map"),
+        ({"attributes": {"name": "a"}}, '"type" is missing'),
+        ({"type": "map_node"}, '"path" is missing'),
+        ({"type": "map_node", "path": "//sys/a"}, "cannot be made"),
+        ({"type": "map_node", "path": "//sys/none/a"}, "Error resolving path"),
+        ({"type": "scheduler_pool_tree", "path": "//sys/pools/a"}, "cannot be made"),
+        ({"type": "map_node", "path": "//sys/pools/a/@b"}, "no place for a node"),
+        ({"type": "map_node", "path": "//sys/pools/a", "attributes": {"name": "b"}}, "leave the attribute name out"),
+    ],
+)
+def test_what_cannot_be_created_is_refused(play, parameters, reason):
+    async def test(yt):
+        error = await error_of(yt("create", **parameters))
+        assert reason in str(error)
+        assert await yt.get("//sys/pool_trees") == {"default": {}}
+
+    play(test)
+
+
+@in_loop
+async def test_pools_and_trees_are_created_by_their_paths(yt):
+    answer = await yt("create", type="map_node", path="//sys/pools/a", attributes={"weight": 2})
+    assert list(answer) == ["node_id"]
+    assert await yt.get("//sys/pools/a/@weight") == 2.0
+    await yt("create", type="scheduler_pool", path="//sys/pool_trees/default/a/b")
+    await error_of(yt("create", type="map_node", path="//sys/pools/c/d"), 500)
+    await yt("create", type="map_node", path="//sys/pools/c/d/e", recursive=True, attributes={"weight": 3})
+    assert await yt.get("//sys/pools") == {"a": {"b": {}}, "c": {"d": {"e": {}}}}
+    assert await yt.get("//sys/pools/c/d/e/@weight") == 3.0
+    await yt("create", type="map_node", path="//sys/pool_trees/gpu", attributes={"nodes_filter": "gpu"})
+    assert await yt.list("//sys/pool_trees") == ["default", "gpu"]
+
+
+@in_loop
+async def test_a_recursive_creation_that_fails_leaves_nothing(yt):
+    path = "//sys/pools/a/b/c"
+    await error_of(yt("create", type="map_node", path=path, recursive=True, attributes={"weight": "x"}))
+    assert await yt.get("//sys/pools") == {}
+
+
+@in_loop
+async def test_pools_are_removed(yt):
+    await yt.create_pool("a")
+    await yt.create_pool("b", "a")
+    error = await error_of(yt.remove("//sys/pools/a"), 1)
+    assert str(error).startswith("Cannot remove non-empty composite node")
+    await yt.remove("//sys/pools/a", recursive=True)
+    assert await yt.get("//sys/pools") == {}
+    await error_of(yt.remove("//sys/pools/a"), 500)
+    await yt.remove("//sys/pools/a", force=True)
+    for path in ("//sys/pools", "//sys", ORCHID, f"{DEFAULT}/pools/<Root>"):
+        error = await error_of(yt.remove(path, recursive=True))
+        assert "cannot be removed" in str(error)
+
+
+@in_loop
+async def test_trees_are_removed(yt):
+    await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
+    await yt("create", type="scheduler_pool", attributes={"name": "p", "pool_tree": "gpu"})
+    await error_of(yt.remove("//sys/pool_trees/gpu"))
+    await yt.remove("//sys/pool_trees/gpu", recursive=True)
+    assert await yt.list("//sys/pool_trees") == ["default"]
+
+
+@in_loop
+async def test_a_move_renames_and_gives_another_parent(yt):
+    made = await yt.create_pool("a", weight=3)
+    await yt.create_pool("parent")
+    move = {"source_path": "//sys/pools/a", "destination_path": "//sys/pools/parent/a2"}
+    assert await yt("move", **move) == {"node_id": made}
+    assert await yt.get("//sys/pools") == {"parent": {"a2": {}}}
+    assert await yt.get("//sys/pools/parent/a2/@weight") == 3.0
+    await error_of(yt("move", **move), 500)
+    await yt.create_pool("taken")
+    await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/pools/a2"), 501)
+    await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/pools/taken"), 501)
+    await error_of(yt("move", source_path="//sys/pools/parent", destination_path="//sys/pools/parent/a2/x"))
+    await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/scheduler/x"))
+    await error_of(yt("move", source_path="//sys/pools", destination_path="//sys/pools/x"))
+    await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
+    error = await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/pool_trees/gpu/x"))
+    assert 'cannot go to tree "gpu"' in str(error)
+
+
+@in_loop
+async def test_guarantees_are_transferred(yt):
+    await yt.create_pool("a", strong_guarantee_resources={"cpu": 5})
+    await yt.create_pool("b")
+    delta = {"strong_guarantee_resources": {"cpu": Uint(2)}}
+    answer = await yt(
+        "transfer_pool_resources", source_pool="a", destination_pool="b", pool_tree="default", resource_delta=delta
+    )
+    assert answer == {}
+    assert await yt.get("//sys/pools/a/@strong_guarantee_resources") == {"cpu": 3.0}
+    assert await yt.get("//sys/pools/b/@strong_guarantee_resources") == {"cpu": 2.0}
+    await error_of(yt("transfer_pool_resources", source_pool="a", resource_delta=delta))
+
+
+# --- the orchid --------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_orchid_shows_what_lives(yt):
+    await yt.register(cpu=1000.0)
+    await yt.create_pool("root-pool", integral_guarantees={"resource_flow": {"cpu": 100}})
+    flow = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 100}}
+    await yt.create_pool("burst", "root-pool", integral_guarantees=flow)
+    await yt.update()
+    assert await yt.get(f"{DEFAULT}/pools/burst/integral_pool_capacity") == 8640.0
+    assert await yt.get(f"{DEFAULT}/pool_count") == 2
+    assert await yt.get(f"{DEFAULT}/resource_limits/cpu") == 1000.0
+    assert sorted(await yt.list(f"{DEFAULT}/pools")) == ["<Root>", "burst", "root-pool"]
+    assert await yt.list(f"{DEFAULT}/child_pools_by_pool/root-pool") == ["burst"]
+    assert await yt.get(f"{ORCHID}/default_pool_tree") == "default"
+    assert await yt.get(f"{DEFAULT}/node_addresses/0") == "host"
+    assert await yt.exists(f"{DEFAULT}/pools/burst/fair_share_ratio")
+    assert not await yt.exists(f"{DEFAULT}/pools/nope/fair_share_ratio")
+    assert not await yt.exists(f"{DEFAULT}/node_addresses/1")
+    assert not await yt.exists(f"{DEFAULT}/node_addresses/x")
+    assert (await yt.get(f"{DEFAULT}/pools"))["burst"]["specified_resource_flow_ratio"] == 0.1
+    error = await error_of(yt.list(f"{DEFAULT}/pool_count"))
+    assert "no map" in str(error)
+
+
+@in_loop
+async def test_a_get_from_above_does_not_bring_everything(yt):
+    assert await yt.get("//sys/scheduler") == {"instances": {"test-cluster": {"orchid": None}}, "orchid": None}
+    assert (await yt.get("//sys"))["pools"] is None
+    shown = await yt.get("//sys/scheduler/orchid")
+    assert shown["service"]["version"] == "1.2.3"
+    assert shown["scheduler"]["pool_trees"] is None
+    assert await yt.get("//sys/scheduler/instances/test-cluster/orchid/scheduler/default_pool_tree") == "default"
+    assert await yt.get("//sys/@cluster_name") == "test-cluster"
+
+
+@in_loop
+async def test_types_of_the_orchid_are_those_of_its_values(yt):
+    await yt.create_pool("a")
+    pool = f"{DEFAULT}/pools/a"
+    kinds = {"weight": "double", "pool_operation_count": "int64", "starving": "boolean", "mode": "string"}
+    for name, kind in kinds.items():
+        assert await yt.get(f"{pool}/{name}/@type") == f"{kind}_node"
+    assert await yt.get(f"{pool}/@type") == "map_node"
+    assert await yt.get(f"{DEFAULT}/errors/@type") == "list_node"
+    assert await yt.get("//sys/scheduler/orchid/@type") == "orchid"
+
+
+@in_loop
+async def test_large_answers_let_others_have_their_turn(yt):
+    for number in range(40):
+        await yt.create_pool(f"p{number}")
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    root = scheduler_orchid(yt.scheduler.state, {})
+    shown = await show_in_pieces(root["pool_trees"], pause_s=0.0)
+    counting.cancel()
+    assert turns > 40
+    assert shown == {"default": root["pool_trees"]["default"].to_dict()}
+
+
+@in_loop
+async def test_a_tree_may_change_while_it_is_shown(yt):
+    for number in range(20):
+        await yt.create_pool(f"p{number}")
+    await yt.register()
+    await yt.start(pool="made")
+    await yt.update()
+    root = scheduler_orchid(yt.scheduler.state, yt.backend.cypress.results())
+    showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
+    await asyncio.sleep(0)
+    for number in range(10):
+        await yt.remove(f"//sys/pools/p{number + 5}")
+    await yt.set("//sys/pools/p19/@name", "q")
+    await yt.create_pool("new")
+    shown = (await showing)["default"]["pools"]
+    assert set(shown) <= {"<Root>", "made", *(f"p{number}" for number in range(20))}
+    assert {"<Root>", "made", "p0", "p18"} <= set(shown)
+
+
+@in_loop
+async def test_hosts_are_nodes_with_attributes(yt):
+    await yt.register(tags=["big"])
+    assert await yt.list("//sys/cluster_nodes") == ["host"]
+    assert await yt.get("//sys/cluster_nodes") == {"host": {}}
+    assert await yt.get("//sys/cluster_nodes/host/@state") == "online"
+    assert await yt.get("//sys/cluster_nodes/host/@tags") == ["big", "host"]
+    assert await yt.get("//sys/cluster_nodes/host/@resource_limits/cpu") == 10.0
+    assert await yt.get("//sys/cluster_nodes/host/@resource_usage") == {
+        "disk_space": 0, "user_slots": 0, "cpu": 0.0, "gpu": 0, "memory": 0, "network": 0,
+    }  # fmt: skip
+    assert await yt.get("//sys/cluster_nodes/host/@type") == "cluster_node"
+    found = await yt.get("//sys/cluster_nodes/host/@")
+    for name, value in found.items():
+        assert await yt.get(f"//sys/cluster_nodes/host/@{name}") == value
+    await error_of(yt.set("//sys/cluster_nodes/host/@banned", True))
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_an_operation_runs_from_start_to_end(yt):
+    await yt.register()
+    operation = await yt.start(2, pool="p", title="work", by="bob")
+    assert await yt("get_operation", operation_id=operation, attributes=["state", "nonsense"]) == {"state": "running"}
+    await yt.update()
+    await yt.heartbeat()
+    found = await yt("get_operation", operation_id=operation)
+    assert found["authenticated_user"] == "bob"
+    assert found["brief_progress"]["jobs"]["running"] == 2
+    assert found["start_time"] == "2023-11-14T22:13:20.000000Z"
+    jobs = (await yt("list_jobs", operation_id=operation))["jobs"]
+    assert {job["state"] for job in jobs} == {"waiting"}
+    await yt.heartbeat()
+    answer = await yt("list_jobs", operation_id=operation)
+    assert answer["state_counts"] == {"running": 2}
+    assert answer["errors"] == []
+    assert {job["address"] for job in answer["jobs"]} == {"host"}
+    await yt.heartbeat(finished=[(job["id"], "completed") for job in answer["jobs"]])
+    found = await yt("get_operation", operation_id=operation, attributes=["state", "result", "finish_time", "alerts"])
+    assert found["state"] == "completed"
+    assert found["result"]["error"]["code"] == 0
+    assert found["finish_time"] > "2023-11-14T22:13:20"
+    assert found["alerts"] == {}
+    assert (await yt("list_jobs", operation_id=operation))["state_counts"] == {"completed": 2}
+    error = await error_of(yt("abort_operation", operation_id=operation))
+    assert "completed" in str(error)
+
+
+@in_loop
+async def test_operations_are_aborted_suspended_resumed_and_completed(yt):
+    await yt.register()
+    first, second = await yt.start(pool="p"), await yt.start(pool="p", alias="*mine")
+    assert await yt("suspend_operation", operation_id=first) == {}
+    assert (await yt("get_operation", operation_id=first, attributes=["suspended"])) == {"suspended": True}
+    assert await yt("resume_operation", operation_id=first) == {}
+    assert (await yt("get_operation", operation_id=first, attributes=["suspended"])) == {"suspended": False}
+    assert await yt("abort_operation", operation_id=first, abort_message="enough") == {}
+    found = await yt("get_operation", operation_id=first, attributes=["state", "result"])
+    assert found["state"] == "aborted"
+    assert found["result"]["error"]["message"] == "enough"
+    assert await yt("complete_operation", operation_alias="*mine") == {}
+    assert (await yt("get_operation", operation_alias="*mine"))["id"] == second
+    assert (await yt("get_operation", operation_id=second))["state"] == "completed"
+
+
+@in_loop
+async def test_suspending_can_stop_the_jobs(yt):
+    await yt.register()
+    operation = await yt.start(2, pool="p")
+    await yt.update()
+    await yt.heartbeat()
+    await yt("suspend_operation", operation_id=operation, abort_running_jobs=True)
+    assert (await yt("list_jobs", operation_id=operation))["state_counts"] == {"aborting": 2}
+    await yt.heartbeat()
+    await yt.heartbeat()
+    assert (await yt("list_jobs", operation_id=operation))["state_counts"] == {"aborted": 2}
+
+
+@in_loop
+async def test_pool_and_weight_of_an_operation_change(yt):
+    await yt.create_pool("p2")
+    operation = await yt.start(pool="p")
+    options = {"default": {"weight": 5, "pool": "p2"}}
+    parameters = {"scheduling_options_per_pool_tree": options}
+    assert await yt("update_operation_parameters", operation_id=operation, parameters=parameters) == {}
+    found = await yt("get_operation", operation_id=operation, attributes=["runtime_parameters"])
+    assert found["runtime_parameters"]["scheduling_options_per_pool_tree"] == {"default": {"weight": 5.0, "pool": "p2"}}
+    await yt("update_operation_parameters", operation_id=operation, parameters={"weight": 2})
+    assert await yt.get(f"{DEFAULT}/operations/{operation}/weight") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("command", "parameters", "code", "reason"),
+    [
+        ("get_operation", {"operation_id": "1-2-3-4"}, 1915, "No such operation 1-2-3-4"),
+        ("list_jobs", {"operation_id": "1-2-3-4"}, 1915, "No such operation 1-2-3-4"),
+        ("abort_operation", {"operation_alias": "*x"}, 1915, "No such operation"),
+        ("abort_operation", {}, 1, '"operation_id" or "operation_alias" is missing'),
+        ("get_operation", {"operation_id": 5}, 1, "must be text"),
+        ("start_operation", {"operation_type": "map", "spec": {}}, 1, "not supported"),
+        ("start_operation", {"operation_type": "vanilla", "spec": {}}, 1, "spec/tasks"),
+        ("start_operation", {"operation_type": "vanilla", "spec": []}, 1, "must be a map"),
+        ("start_operation", {"spec": {}}, 1, '"type" is missing'),
+        ("get", {}, 1, '"path" is missing'),
+        ("get", {"path": "sys"}, 1, "a path begins with"),
+        ("get", {"path": "//sys", "attributes": "x"}, 1, "must be a list of names"),
+        ("list_operations", {"limit": "x"}, 1, "must be a whole number"),
+        ("list_operations", {"from_time": "yesterday"}, 1, "must be a time"),
+        ("list_operations", {"cursor_direction": "left"}, 1, "cursor_direction"),
+        ("no_such_command", {}, 1, "is not offered"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(play, command, parameters, code, reason):
+    async def test(yt):
+        error = await error_of(yt(command, **parameters), code)
+        assert reason in str(error)
+
+    play(test)
+
+
+@in_loop
+async def test_operations_are_listed_newest_first_and_filtered(yt):
+    await yt.create_pool("full", max_running_operation_count=1)
+    first = await yt.start(pool="full", by="ann", title="Nightly")
+    yt.clock.at += 10
+    second = await yt.start(pool="full", by="bob")
+    yt.clock.at += 10
+    third = await yt.start(pool="other", by="bob")
+    yt.clock.at += 10
+    await yt("abort_operation", operation_id=third)
+
+    async def listed(**parameters):
+        return [each["id"] for each in (await yt("list_operations", **parameters))["operations"]]
+
+    assert await listed() == [third, second, first]
+    assert await listed(state="pending") == [second]
+    assert await listed(state="aborted") == [third]
+    assert await listed(user="bob") == [third, second]
+    assert await listed(pool="full") == [second, first]
+    assert await listed(pool_tree="default", pool="other") == [third]
+    assert await listed(pool_tree="gpu") == []
+    assert await listed(type="vanilla") == [third, second, first]
+    assert await listed(type="map") == []
+    assert await listed(filter="NIGHT") == [first]
+    assert await listed(filter=second[:12]) == [second]
+    assert await listed(from_time="2023-11-14T22:13:30Z") == [third, second]
+    assert await listed(to_time="2023-11-14T22:13:30.000000Z") == [second, first]
+    assert await listed(from_time=1_700_000_015_000_000) == [third]
+    assert await listed(cursor_time="2023-11-14T22:13:40Z") == [second, first]
+    assert await listed(cursor_time="2023-11-14T22:13:20Z", cursor_direction="future", limit=1) == [second]
+    assert await listed(with_failed_jobs=True) == []
+    assert await listed(limit=1) == [third]
+    answer = await yt("list_operations", limit=1, user="bob")
+    assert answer["incomplete"] is True
+    assert answer["user_counts"] == {"ann": 1, "bob": 2}
+    assert answer["state_counts"] == {"pending": 1, "aborted": 1}
+    assert answer["pool_counts"] == {"full": 1, "other": 1}
+    assert answer["type_counts"] == {"vanilla": 2}
+    assert answer["failed_jobs_count"] == 0
+    assert set(answer["operations"][0]) == set(LISTED_ATTRIBUTES)
+    answer = await yt("list_operations", include_counters=False, attributes=["id", "spec"])
+    assert set(answer) == {"operations", "incomplete"}
+    assert set(answer["operations"][0]) == {"id", "spec"}
+    assert (await yt("list_operations", limit=0))["operations"] == []
+    assert (await yt("list_operations", limit=0, cursor_direction="future"))["operations"] == []
+
+
+@in_loop
+async def test_jobs_are_listed_in_pages(yt):
+    await yt.register()
+    operation = await yt.start(5, pool="p")
+    await yt.update()
+    await yt.heartbeat()
+    ids = [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+    assert ids == [*yt.scheduler.state.jobs]  # as they were started, all at one time
+    assert len(ids) == 5
+    page = await yt("list_jobs", operation_id=operation, limit=2, offset=1)
+    assert [job["id"] for job in page["jobs"]] == ids[1:3]
+    backwards = await yt("list_jobs", operation_id=operation, sort_order="descending")
+    assert [job["id"] for job in backwards["jobs"]] == ids[::-1]
+    await yt.heartbeat(finished=[(ids[0], "failed")])
+    assert [job["id"] for job in (await yt("list_jobs", operation_id=operation, job_state="failed"))["jobs"]] == ids[:1]
+    assert (await yt("list_jobs", operation_id=operation, task_name="x"))["jobs"] == []
+    assert len((await yt("list_jobs", operation_id=operation, address="host"))["jobs"]) >= 5
+    assert (await yt("list_jobs", operation_id=operation, with_stderr=True))["jobs"] == []
+    failed = (await yt("list_operations", with_failed_jobs=True))["operations"]
+    assert [each["id"] for each in failed] == [operation]
+
+
+@in_loop
+async def test_one_job_is_found_while_it_runs_and_after(yt):
+    await yt.register()
+    operation = await yt.start(2, pool="p")
+    await yt.update()
+    await yt.heartbeat()
+    await yt.heartbeat()
+    first, _ = [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+    assert (await yt("get_job", operation_id=operation, job_id=first))["state"] == "running"
+    await yt.heartbeat(finished=[(first, "failed")])
+    found = await yt("get_job", operation_id=operation, job_id=first, attributes=["state", "address"])
+    assert found == {"state": "failed", "address": "host"}
+    await error_of(yt("get_job", operation_id=operation, job_id="1-2-3-4"), 203)
+    await error_of(yt("get_job_stderr", operation_id=operation, job_id="1-2-3-4"), 203)
+
+
+@in_loop
+async def test_an_operation_may_be_asked_for_in_the_orchid(yt):
+    await yt.register()
+    operation = await yt.start(pool="p")
+    await yt.update()
+    place = f"{ORCHID}/operations/{operation}"
+    assert await yt.get(f"{place}/progress/scheduling_info_per_pool_tree/default/fair_share_ratio") == 0.1
+    assert await yt.get(f"{place}/state") == "running"
+    assert await yt.list(f"{DEFAULT}/operations_by_pool/p") == [operation]
+    assert (await yt.get(f"{ORCHID}/operations"))[operation]["state"] == "running"
+
+
+# --- the rest ----------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_small_commands_answer(yt):
+    assert await yt("get_version") == {"version": "1.2.3"}
+    assert "features" in await yt("get_supported_features")
+    assert await yt("check_permission", user="x", permission="read", path="//sys/pools") == {"action": "allow"}
+    await error_of(yt("check_permission", user="x", permission="read", path="//tmp/x"), 500)
+
+
+@in_loop
+async def test_changes_outlive_the_scheduler(yt):
+    await yt.create_pool("a", weight=3)
+    operation = await yt.start(pool="a")
+    again = Client(Scheduler(Rules(), yt.scheduler.store, yt.clock), yt.clock)
+    assert await again.get("//sys/pools/a/@weight") == 3.0
+    assert (await again("get_operation", operation_id=operation, attributes=["state"])) == {"state": "running"}
+
+
+NAMES = st.sampled_from(["a", "b", "<Root>", "default", "sys", "pools", "pool_trees", "scheduler", "orchid", "x$y"])
+KEYS = st.sampled_from(
+    ["weight", "name", "parent_name", "config", "mode", "resource_usage", "0", "integral-guarantees"]
+)
+PATHS = st.builds(
+    lambda start, steps, keys: "/".join([start, *steps]) + ("" if keys is None else "/@" + "/".join(keys)),
+    st.sampled_from(["//sys/pools", "//sys/pool_trees", "//sys/pool_trees/default", "//sys", "/", DEFAULT, "#1-2-3-4"]),
+    st.lists(NAMES, max_size=3),
+    st.none() | st.lists(KEYS, max_size=3),
+)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | NAMES
+VALUES = st.recursive(
+    PLAIN, lambda items: st.lists(items, max_size=2) | st.dictionaries(KEYS, items, max_size=2), max_leaves=4
+)
+REQUESTS = st.tuples(
+    st.sampled_from([*COMMANDS]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "path": PATHS | VALUES,
+            "type": st.sampled_from(["scheduler_pool", "scheduler_pool_tree", "map_node"]) | VALUES,
+            "attributes": st.fixed_dictionaries({"name": NAMES}, optional={"weight": VALUES, "parent_name": VALUES})
+            | VALUES,
+            "source_path": PATHS,
+            "destination_path": PATHS,
+            "recursive": st.booleans(),
+            "force": st.booleans(),
+            "ignore_existing": st.booleans(),
+            "max_size": st.integers(-1, 3),
+            "spec": VALUES,
+            "operation_type": st.just("vanilla") | VALUES,
+            "operation_id": VALUES,
+            "job_id": VALUES,
+            "limit": VALUES,
+            "cursor_time": VALUES,
+            "source_pool": NAMES,
+            "destination_pool": NAMES,
+            "resource_delta": VALUES,
+            "parameters": VALUES,
+        },
+    ),
+    VALUES,
+)
+
+
+class Memory:
+    """A store for one run."""
+
+    lost_total = 0
+
+    def load(self):
+        return iter(())
+
+    def write(self, changes):
+        pass
+
+    def close(self):
+        pass
+
+
+@examples(60)
+@given(st.lists(REQUESTS, min_size=1, max_size=12))
+def test_whatever_is_asked_is_answered_or_refused(requests):
+    async def body():
+        clock = StillClock(1_700_000_000.0)
+        yt = Client(Scheduler(Rules(), Memory(), clock), clock)
+        await yt.create_pool("a")
+        for command, parameters, value in requests:
+            with contextlib.suppress(YtError, CommandError):
+                await yt(command, value=value, **parameters)
+        await yt.get("//sys")
+        await yt.get(f"{ORCHID}/pool_trees")
+
+    asyncio.run(body())
+
+
+def test_no_command_changes_what_it_was_given(play):
+    async def test(yt):
+        spec = {"tasks": {"t": {"job_count": Uint(1), "command": Attributed("x", {"a": 1})}}, "pool": "p"}
+        before = copy.deepcopy(spec)
+        await yt("start_operation", operation_type="vanilla", spec=spec)
+        attributes = {"name": "a", "pool_tree": "default", "weight": 2}
+        await yt("create", type="scheduler_pool", attributes=attributes)
+        assert spec == before
+        assert attributes == {"name": "a", "pool_tree": "default", "weight": 2}
+
+    play(test)

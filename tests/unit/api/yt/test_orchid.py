@@ -1,0 +1,858 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from scheduler_world import World
+
+from cpumond.api.updated_tree import UpdatedTree, look_once
+from cpumond.api.yt.formats import write_json
+from cpumond.api.yt.lazy import Lazy, materialise
+from cpumond.api.yt.orchid import job_info, operation_info, scheduler_orchid
+from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
+from cpumond.api.yt.yson import write_yson
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, Edit
+
+START_S = 1_000_000.0
+START_TIME = "1970-01-12T13:46:40.000000Z"
+
+
+class Cluster(World):
+    """A world with its orchid."""
+
+    def __init__(self, **options):
+        super().__init__(Rules(), START_S, **options)
+
+    @property
+    def result(self):
+        return self.updates["default"][1] if self.updates else None
+
+    def set(self, pool, path, value):
+        self.do(ChangePool("default", pool, (Edit(tuple(path.split("/")), value),)))
+
+    def begin(self, pool, jobs=1, user="ann", **spec):
+        return self.start(pool, user, jobs, **spec)
+
+    def host(self, cpu=10.0):
+        self.node("host", cpu, user_slots=100, address="host:1")
+
+    def pass_time(self, seconds=1.0):
+        self.now += seconds
+        self.update()
+
+    def heartbeat(self, finished=(), **usage):
+        """All jobs of the node run, those in ``finished`` have ended; ``usage`` is the current limit in cores."""
+        node = self.nodes["host"]
+        for job_id, outcome in finished:
+            node.finish(job_id, outcome, reason="exit code 1")
+        for job_id in node.jobs if usage else ():
+            node.limit(job_id, usage["cpu"])
+        node.beat()
+
+    @property
+    def orchid(self):
+        return scheduler_orchid(self.state, {"default": self.result})
+
+    def of_tree(self, name):
+        return materialise(self.orchid["pool_trees"]["default"][name])
+
+    def of_pool(self, pool, name):
+        return materialise(self.orchid["pool_trees"]["default"]["pools"][pool])[name]
+
+    def of_operation(self, operation, name):
+        return materialise(self.orchid["pool_trees"]["default"]["operations"][operation])[name]
+
+
+def vector(**shares):
+    return {name: shares.get(name, 0.0) for name in RESOURCES}
+
+
+def same(found, expected):
+    """Whether two plain values are equal up to the rounding of floats; types count."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == expected.keys()
+            and all(same(found[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, float):
+        return isinstance(found, float) and math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
+    return found == expected and type(found) is type(expected)
+
+
+@pytest.fixture
+def busy():
+    """10 cores and 100 slots. ``a`` has 4 cores guaranteed and wants 2, ``b`` wants 20 and may have 5; all run."""
+    cluster = Cluster()
+    cluster.host()
+    cluster.create_pool("a", weight=3, strong_guarantee_resources={"cpu": 4})
+    cluster.create_pool("b", resource_limits={"cpu": 5})
+    cluster.first = cluster.begin("a", 2)
+    cluster.second = cluster.begin("b", 20, title="greedy")
+    cluster.pass_time()
+    cluster.heartbeat()
+    cluster.pass_time()
+    return cluster
+
+
+NOTHING = {"user_slots": 0, "cpu": 0.0, "gpu": 0, "memory": 0, "network": 0}
+OF_STARVATION = {
+    "scheduling_status": "normal",
+    "starving": False,
+    "starvation_status": "non_starving",
+    "lowest_starving_ancestor": "",
+    "lowest_aggressively_starving_ancestor": "",
+    "fair_share_starvation_tolerance": 0.8,
+    "fair_share_starvation_timeout": 30_000,
+    "fair_share_preemption_timeout": 30_000,
+    "min_share_preemption_timeout": 30_000,
+    "fair_share_aggressive_starvation_timeout": 0,
+    "adjusted_fair_share_starvation_tolerance": 0.8,
+    "adjusted_fair_share_preemption_timeout": 30_000,
+    "adjusted_min_share_preemption_timeout": 30_000,
+    "effective_fair_share_starvation_tolerance": 0.8,
+    "effective_fair_share_starvation_timeout": 30_000,
+    "effective_fair_share_preemption_timeout": 30_000,
+    "effective_min_share_preemption_timeout": 30_000,
+    "effective_fair_share_aggressive_starvation_timeout": 0,
+    "aggressive_starvation_enabled": False,
+    "effective_aggressive_starvation_enabled": False,
+    "aggressive_preemption_allowed": True,
+    "effective_aggressive_preemption_allowed": True,
+    "non_preemptible_resource_usage_threshold": {},
+    "effective_non_preemptible_resource_usage_threshold": {},
+}
+OF_B = {
+    # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
+    "fair_share_ratio": 0.5,
+    "dominant_fair_share": 0.5,
+    "fair_share": vector(user_slots=0.05, cpu=0.5),
+    "detailed_fair_share": {
+        "strong_guarantee": vector(),
+        "integral_guarantee": vector(),
+        "weight_proportional": vector(user_slots=0.05, cpu=0.5),
+        "total": vector(user_slots=0.05, cpu=0.5),
+    },
+    "detailed_dominant_fair_share": {
+        "strong_guarantee": 0.0,
+        "integral_guarantee": 0.0,
+        "weight_proportional": 0.5,
+        "total": 0.5,
+    },
+    "fair_resources": {**NOTHING, "user_slots": 5, "cpu": 5.0},
+    "usage_ratio": 0.5,
+    "dominant_usage_share": 0.5,
+    "usage_share": vector(user_slots=0.05, cpu=0.5),
+    "demand_ratio": 2.0,
+    "dominant_demand_share": 2.0,
+    "demand_share": vector(user_slots=0.2, cpu=2.0),
+    "limited_demand_share": vector(user_slots=0.2, cpu=0.5),
+    "limits_share": vector(user_slots=1.0, cpu=0.5),
+    "max_share_ratio": 1.0,
+    "max_possible_usage_ratio": 0.5,
+    "best_allocation_share": vector(user_slots=1.0, cpu=0.5),
+    "best_allocation_ratio": 0.5,
+    "dominant_resource": "cpu",
+    "min_share_ratio": 0.0,
+    "adjusted_min_share_ratio": 0.0,
+    "recursive_min_share_ratio": 0.0,
+    "min_share": vector(),
+    "strong_guarantee_share": vector(),
+    "min_share_resources": {},
+    "strong_guarantee_resources": {},
+    # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
+    "guaranteed_resources_ratio": 0.15,
+    "guaranteed_resources": {**NOTHING, "user_slots": 15, "cpu": 1.5},
+    "estimated_guarantee_share": vector(user_slots=0.15, cpu=0.15),
+    "promised_fair_share": vector(user_slots=0.15, cpu=0.15),
+    "resource_usage": {**NOTHING, "user_slots": 5, "cpu": 5.0},
+    "resource_demand": {**NOTHING, "user_slots": 20, "cpu": 20.0},
+    "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
+    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 5.0},
+    "specified_resource_limits": {"cpu": 5.0},
+    "aggregated_preempted_cpu_x100": 0,
+    "satisfaction_ratio": 1.0,
+    "local_satisfaction_ratio": 1.0,
+    **OF_STARVATION,
+    "parent": "<Root>",
+    "full_path": "/b",
+    "mode": "fair_share",
+    "is_ephemeral": False,
+    "weight": 1.0,
+    "forbid_immediate_operations": False,
+    "create_ephemeral_subpools": False,
+    "child_pool_count": 0,
+    "enabled": True,
+    "schedulable": True,
+    "operation_count": 1,
+    "running_operation_count": 1,
+    "pending_operation_count": 0,
+    "pool_operation_count": 1,
+    "lightweight_running_operation_count": 0,
+    "schedulable_operation_count": 1,
+    "max_operation_count": 50,
+    "max_running_operation_count": 8,
+    "effective_strong_guarantee_resources": NOTHING,
+    "integral_guarantee_type": "none",
+    "specified_burst_ratio": 0.0,
+    "specified_burst_guarantee_resources": {},
+    "specified_resource_flow_ratio": 0.0,
+    "specified_resource_flow": {},
+    "total_burst_ratio": 0.0,
+    "total_resource_flow_ratio": 0.0,
+}
+OF_A = {
+    **OF_B,
+    # It wants 2 of the 4 cores that are guaranteed, and of everything else the same part: all of it is guaranteed.
+    "fair_share_ratio": 0.2,
+    "dominant_fair_share": 0.2,
+    "fair_share": vector(user_slots=0.02, cpu=0.2),
+    "detailed_fair_share": {
+        "strong_guarantee": vector(user_slots=0.02, cpu=0.2),
+        "integral_guarantee": vector(),
+        "weight_proportional": vector(),
+        "total": vector(user_slots=0.02, cpu=0.2),
+    },
+    "detailed_dominant_fair_share": {
+        "strong_guarantee": 0.2,
+        "integral_guarantee": 0.0,
+        "weight_proportional": 0.0,
+        "total": 0.2,
+    },
+    "fair_resources": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "usage_ratio": 0.2,
+    "dominant_usage_share": 0.2,
+    "usage_share": vector(user_slots=0.02, cpu=0.2),
+    "demand_ratio": 0.2,
+    "dominant_demand_share": 0.2,
+    "demand_share": vector(user_slots=0.02, cpu=0.2),
+    "limited_demand_share": vector(user_slots=0.02, cpu=0.2),
+    "limits_share": vector(user_slots=1.0, cpu=1.0),
+    "max_possible_usage_ratio": 0.2,
+    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
+    "best_allocation_ratio": 1.0,
+    "min_share_ratio": 0.4,
+    "adjusted_min_share_ratio": 0.4,
+    "recursive_min_share_ratio": 0.4,
+    "min_share": vector(user_slots=0.4, cpu=0.4),
+    "strong_guarantee_share": vector(user_slots=0.4, cpu=0.4),
+    "min_share_resources": {"cpu": 4.0},
+    "strong_guarantee_resources": {"cpu": 4.0},
+    # 4 cores, and of the other 6 by weight 3 of 1 + 3.
+    "guaranteed_resources_ratio": 0.85,
+    "guaranteed_resources": {**NOTHING, "user_slots": 85, "cpu": 8.5},
+    "estimated_guarantee_share": vector(user_slots=0.85, cpu=0.85),
+    "promised_fair_share": vector(user_slots=0.85, cpu=0.85),
+    "resource_usage": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "limited_resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+    "specified_resource_limits": {},
+    "full_path": "/a",
+    "weight": 3.0,
+    "effective_strong_guarantee_resources": {**NOTHING, "user_slots": 40, "cpu": 4.0},
+}
+OF_ROOT = {
+    **{name: value for name, value in OF_B.items() if name not in ("parent", "full_path", "mode", "is_ephemeral")},
+    "fair_share_ratio": 0.7,
+    "dominant_fair_share": 0.7,
+    "fair_share": vector(user_slots=0.07, cpu=0.7),
+    "detailed_fair_share": {
+        "strong_guarantee": vector(user_slots=0.02, cpu=0.2),
+        "integral_guarantee": vector(),
+        "weight_proportional": vector(user_slots=0.05, cpu=0.5),
+        "total": vector(user_slots=0.07, cpu=0.7),
+    },
+    "detailed_dominant_fair_share": {
+        "strong_guarantee": 0.2,
+        "integral_guarantee": 0.0,
+        "weight_proportional": 0.5,
+        "total": 0.7,
+    },
+    "fair_resources": {**NOTHING, "user_slots": 7, "cpu": 7.0},
+    "usage_ratio": 0.7,
+    "dominant_usage_share": 0.7,
+    "usage_share": vector(user_slots=0.07, cpu=0.7),
+    "demand_ratio": 2.2,
+    "dominant_demand_share": 2.2,
+    "demand_share": vector(user_slots=0.22, cpu=2.2),
+    "limited_demand_share": vector(user_slots=0.22, cpu=0.7),
+    "limits_share": vector(user_slots=1.0, cpu=1.0),
+    "max_possible_usage_ratio": 0.7,
+    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
+    "best_allocation_ratio": 1.0,
+    "min_share_ratio": 0.4,
+    "adjusted_min_share_ratio": 0.4,
+    "recursive_min_share_ratio": 0.4,
+    "min_share": vector(user_slots=0.4, cpu=0.4),
+    "strong_guarantee_share": vector(user_slots=0.4, cpu=0.4),
+    "guaranteed_resources_ratio": 1.0,
+    "guaranteed_resources": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+    "estimated_guarantee_share": vector(user_slots=1.0, cpu=1.0),
+    "promised_fair_share": vector(user_slots=1.0, cpu=1.0),
+    "resource_usage": {**NOTHING, "user_slots": 7, "cpu": 7.0},
+    "resource_demand": {**NOTHING, "user_slots": 22, "cpu": 22.0},
+    "limited_resource_demand": {**NOTHING, "user_slots": 22, "cpu": 7.0},
+    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+    "specified_resource_limits": {},
+    "forbid_immediate_operations": True,
+    "child_pool_count": 2,
+    "operation_count": 2,
+    "running_operation_count": 2,
+    "pool_operation_count": 0,
+    "schedulable_operation_count": 0,
+    "max_operation_count": 50_000,
+    "max_running_operation_count": 2000,
+    "effective_strong_guarantee_resources": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+}
+OF_POOLS_ONLY = frozenset(
+    {
+        "full_path", "mode", "is_ephemeral", "forbid_immediate_operations", "create_ephemeral_subpools",
+        "child_pool_count", "operation_count", "running_operation_count", "pending_operation_count",
+        "pool_operation_count", "lightweight_running_operation_count", "schedulable_operation_count",
+        "max_operation_count", "max_running_operation_count", "effective_strong_guarantee_resources",
+        "integral_guarantee_type", "specified_burst_ratio", "specified_burst_guarantee_resources",
+        "specified_resource_flow_ratio", "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
+    }
+)  # fmt: skip
+OF_GREEDY = {
+    **{name: value for name, value in OF_B.items() if name not in OF_POOLS_ONLY},
+    # The limit of 5 cores is the pool's.
+    "limited_demand_share": vector(user_slots=0.2, cpu=1.0),
+    "limits_share": vector(user_slots=1.0, cpu=1.0),
+    "max_possible_usage_ratio": 1.0,
+    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
+    "best_allocation_ratio": 1.0,
+    "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 10.0},
+    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+    "specified_resource_limits": {},
+    "pool": "b",
+    "parent": "b",
+    "start_time": START_TIME,
+    "user": "ann",
+    "title": "greedy",
+    "type": "vanilla",
+    "state": "running",
+    "suspended": False,
+    "tentative": False,
+    "is_gang": False,
+    "slot_index": 0,
+    "scheduling_index": 1,
+    "job_count": 5,
+    "pending_job_count": 15,
+    # Half of the fair share, 2.5 cores, is safe: three jobs begin below it.
+    "preemptible_job_count": 0,
+    "aggressively_preemptible_job_count": 2,
+    "deactivation_reasons": {},
+    "min_needed_resources_unsatisfied_count": 0,
+}
+
+
+@pytest.mark.parametrize(("pool", "expected"), [("a", OF_A), ("b", OF_B), ("<Root>", OF_ROOT)])
+def test_every_attribute_of_a_pool_has_its_value(busy, pool, expected):
+    found = materialise(busy.orchid["pool_trees"]["default"]["pools"][pool])
+    assert found.keys() == expected.keys()
+    assert {name: found[name] for name in found if not same(found[name], expected[name])} == {}
+
+
+def test_every_attribute_of_an_operation_has_its_value(busy):
+    found = materialise(busy.orchid["pool_trees"]["default"]["operations"][busy.second])
+    assert found.keys() == OF_GREEDY.keys()
+    assert {name: found[name] for name in found if not same(found[name], OF_GREEDY[name])} == {}
+
+
+def test_one_attribute_is_the_same_alone(busy):
+    pools = busy.orchid["pool_trees"]["default"]["pools"]
+    for name, value in OF_B.items():
+        assert same(materialise(pools["b"][name]), value)
+
+
+def test_what_is_asked_for_is_all_that_is_computed(busy):
+    asked = []
+    pools = busy.orchid["pool_trees"]["default"]["pools"]
+    find = pools._find
+    pools._find = lambda name: asked.append(name) or find(name)
+    assert pools["b"]["weight"] == 1.0
+    assert asked == ["b"]
+
+
+def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there():
+    cluster = Cluster()
+    cluster.host(1000.0)
+    cluster.create_pool(
+        "p",
+        weight=2,
+        integral_guarantees={
+            "guarantee_type": "burst",
+            "resource_flow": {"cpu": 100},
+            "burst_guarantee_resources": {"cpu": 500},
+        },
+    )
+    operation = cluster.begin("p")
+    assert cluster.result is None
+    assert cluster.of_pool("p", "fair_share_ratio") == 0.0
+    assert cluster.of_pool("p", "demand_ratio") == 0.0
+    assert cluster.of_pool("p", "detailed_dominant_fair_share")["total"] == 0.0
+    assert cluster.of_pool("p", "accumulated_resource_ratio_volume") == 0.0
+    assert cluster.of_pool("p", "weight") == 2.0
+    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
+    assert cluster.of_pool("p", "specified_burst_ratio") == 0.5
+    assert cluster.of_operation(operation, "fair_share_ratio") == 0.0
+
+
+def test_an_empty_cluster_has_no_infinite_value_and_no_nan():
+    cluster = Cluster()
+    cluster.create_pool(
+        "p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, resource_limits={"cpu": 1}
+    )
+    cluster.begin("p")
+    cluster.pass_time()
+    everything = {
+        name: materialise(cluster.orchid["pool_trees"]["default"][name])
+        for name in cluster.orchid["pool_trees"]["default"]
+    }
+    assert cluster.of_pool("p", "satisfaction_ratio") == MAX_SATISFACTION
+    numbers = list(all_numbers(everything))
+    assert len(numbers) > 100
+    assert all(math.isfinite(number) for number in numbers)
+    assert write_yson(everything)
+    assert write_json(everything)
+
+
+def all_numbers(value):
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from all_numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from all_numbers(item)
+    elif isinstance(value, float | int):
+        yield value
+
+
+def test_a_value_set_after_the_update_is_shown_at_once():
+    cluster = Cluster()
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}})
+    cluster.pass_time()
+    cluster.set("p", "integral_guarantees/resource_flow", {"cpu": 100.0})
+    cluster.set("p", "weight", 7.0)
+    cluster.set("p", "resource_limits", {"cpu": 250.0})
+    cluster.set("p", "max_share_ratio", 0.1)
+    cluster.set("p", "fair_share_starvation_tolerance", 0.5)
+    cluster.set("p", "fair_share_preemption_timeout", 45_000)
+    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
+    assert cluster.of_pool("p", "specified_resource_flow") == {"cpu": 100.0}
+    assert cluster.of_pool("p", "weight") == 7.0
+    assert cluster.of_pool("p", "max_share_ratio") == 0.1
+    assert cluster.of_pool("p", "resource_limits")["cpu"] == 100.0
+    assert cluster.of_pool("p", "specified_resource_limits") == {"cpu": 250.0}
+    assert cluster.of_pool("p", "limits_share") == vector(user_slots=0.1, cpu=0.1)
+    assert cluster.of_pool("p", "effective_fair_share_starvation_tolerance") == 0.5
+    assert cluster.of_pool("p", "fair_share_preemption_timeout") == 45_000
+    assert cluster.of_pool("p", "effective_fair_share_starvation_timeout") == 45_000
+
+
+# --- integral guarantees (semantics.md 5.3) ----------------------------------------------------------------------
+
+
+def burst(flow, most):
+    return {
+        "guarantee_type": "burst",
+        "resource_flow": {"cpu": flow},
+        "burst_guarantee_resources": {"cpu": most},
+    }
+
+
+def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
+    cluster = Cluster()
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees=burst(100, 200))
+    cluster.pass_time()
+    cluster.pass_time(60.0)
+    assert cluster.of_pool("p", "specified_resource_flow_ratio") == 0.1
+    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
+    assert cluster.of_pool("p", "integral_pool_capacity_resources") == {
+        **NOTHING,
+        "user_slots": 864_000,
+        "cpu": 8_640_000.0,
+    }
+    # 60 seconds of a tenth of the cluster.
+    assert cluster.of_pool("p", "accumulated_resource_volume") == {**NOTHING, "user_slots": 600, "cpu": 6000.0}
+    assert cluster.of_pool("p", "accumulated_resource_ratio_volume") == pytest.approx(6.0)
+    # 6 share*s at 0.2 - 0.1 of the cluster.
+    assert cluster.of_pool("p", "estimated_burst_usage_duration_seconds") == pytest.approx(60.0)
+
+
+def test_the_capacity_follows_the_saturation_period_of_the_tree():
+    cluster = Cluster(integral_guarantees={"pool_capacity_saturation_period": 3_600_000})
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees=burst(100, 200))
+    assert cluster.of_pool("p", "integral_pool_capacity") == 360.0
+
+
+def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
+    cluster = Cluster()
+    cluster.host(10.0)
+    cluster.create_pool("parent", integral_guarantees={**burst(8, 8), "guarantee_type": "none"})
+    cluster.create_pool("child", "parent", integral_guarantees=burst(3, 5))
+    assert cluster.of_pool("parent", "total_resource_flow_ratio") == 0.3
+    assert cluster.of_pool("parent", "total_burst_ratio") == 0.5
+    assert cluster.of_pool("child", "total_resource_flow_ratio") == 0.3
+    assert cluster.of_pool("child", "total_burst_ratio") == 0.5
+    assert cluster.of_pool("<Root>", "total_burst_ratio") == 0.5
+    assert cluster.of_pool("parent", "specified_burst_ratio") == 0.0
+    assert cluster.of_pool("parent", "specified_burst_guarantee_resources") == {"cpu": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("guarantees", "present"),
+    [
+        ({"guarantee_type": "none"}, []),
+        ({"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, ["volume"]),
+        (burst(1, 1), ["volume"]),
+        (burst(1, 2), ["volume", "duration"]),
+    ],
+)
+def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
+    cluster = Cluster()
+    cluster.host()
+    cluster.create_pool("p", integral_guarantees=guarantees)
+    found = materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
+    volume = {
+        "accumulated_resource_ratio_volume", "accumulated_resource_volume", "integral_pool_capacity",
+        "integral_pool_capacity_resources",
+    }  # fmt: skip
+    assert volume & found.keys() == (volume if "volume" in present else set())
+    assert ("estimated_burst_usage_duration_seconds" in found) == ("duration" in present)
+
+
+def test_the_capacity_is_shown_of_a_pool_that_has_a_flow_and_no_type_yet():
+    cluster = Cluster()
+    cluster.host(1000.0)
+    cluster.create_pool("p", integral_guarantees={"resource_flow": {"cpu": 100}})
+    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
+    assert "accumulated_resource_volume" not in materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
+
+
+def test_resource_distribution_info_sums_what_the_root_has_given_away():
+    cluster = Cluster()
+    cluster.host(100.0)
+    cluster.create_pool("strong", strong_guarantee_resources={"cpu": 30})
+    cluster.create_pool("below", "strong", strong_guarantee_resources={"cpu": 20})
+    cluster.create_pool("fast", integral_guarantees=burst(5, 20))
+    cluster.create_pool("slow", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 8}})
+    assert cluster.of_tree("resource_distribution_info") == {
+        "distributed_resources": {**NOTHING, "cpu": 58.0},
+        "distributed_strong_guarantee_resources": {**NOTHING, "cpu": 30.0},
+        "distributed_burst_guarantee_resources": {**NOTHING, "cpu": 20.0},
+        "distributed_resource_flow": {**NOTHING, "cpu": 13.0},
+        "undistributed_resources": {**NOTHING, "user_slots": 100, "cpu": 42.0},
+        "undistributed_resource_flow": {**NOTHING, "cpu": 7.0},
+        "undistributed_burst_guarantee_resources": NOTHING,
+    }
+
+
+# --- other kinds of pools ----------------------------------------------------------------------------------------
+
+
+def test_a_pool_below_another_says_where_it_is():
+    cluster = Cluster()
+    cluster.create_pool("a")
+    cluster.create_pool("b", "a")
+    assert cluster.of_pool("b", "parent") == "a"
+    assert cluster.of_pool("b", "full_path") == "/a/b"
+    assert cluster.of_pool("a", "child_pool_count") == 1
+
+
+def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
+    cluster = Cluster()
+    cluster.host()
+    cluster.create_pool("f", mode="fifo", fifo_sort_parameters=["start_time"])
+    first, second = cluster.begin("f", 10), cluster.begin("f", 10)
+    cluster.pass_time()
+    assert cluster.of_pool("f", "mode") == "fifo"
+    assert cluster.of_pool("f", "fifo_sort_parameters") == ["start_time"]
+    assert cluster.of_operation(first, "fifo_index") == 0
+    assert cluster.of_operation(second, "fifo_index") == 1
+    assert cluster.of_operation(second, "slot_index") == 1
+    assert cluster.of_operation(second, "fair_share_ratio") == 0.0
+
+
+def test_an_ephemeral_pool_is_one_of_the_pools_and_of_its_user():
+    cluster = Cluster()
+    cluster.create_pool("explicit")
+    cluster.begin("explicit")
+    cluster.begin("made", user="bob")
+    assert cluster.of_pool("made", "is_ephemeral") is True
+    assert cluster.of_tree("pool_count") == 2
+    assert list(cluster.of_tree("pools")) == ["<Root>", "explicit", "made"]
+    assert materialise(cluster.orchid["user_to_ephemeral_pools"]) == {"default": {"bob": ["made"]}}
+    assert cluster.of_tree("user_to_ephemeral_pools") == {"bob": ["made"]}
+
+
+def test_inferred_weights_are_the_ones_shown():
+    cluster = Cluster(infer_weight_from_guarantees_share_multiplier=10)
+    cluster.host()
+    cluster.create_pool("a", strong_guarantee_resources={"cpu": 6})
+    cluster.create_pool("b", strong_guarantee_resources={"cpu": 2})
+    cluster.create_pool("c", weight=4, strong_guarantee_resources={"cpu": 2})
+    # Its part of what all children of the root have guaranteed, times ten.
+    assert cluster.of_pool("a", "weight") == pytest.approx(6.0)
+    assert cluster.of_pool("b", "weight") == pytest.approx(2.0)
+    assert cluster.of_pool("c", "weight") == 4.0
+
+
+def test_limits_of_max_share_ratio_are_parts_of_the_parents():
+    cluster = Cluster()
+    cluster.host(100.0)
+    cluster.create_pool("a", resource_limits={"cpu": 40})
+    cluster.create_pool("b", "a", max_share_ratio=0.5)
+    operation = cluster.begin("b", max_share_ratio=0.5)
+    assert cluster.of_pool("b", "resource_limits")["cpu"] == 20.0
+    assert cluster.of_operation(operation, "resource_limits")["cpu"] == 10.0
+    assert cluster.of_operation(operation, "max_share_ratio") == 0.5
+
+
+# --- satisfaction and starvation ---------------------------------------------------------------------------------
+
+
+def test_the_satisfaction_of_a_pool_is_the_least_below_it(busy):
+    """A second operation of ``b`` has its fair share of 2.5 cores and nothing yet."""
+    busy.begin("b", 20)
+    busy.pass_time()
+    assert busy.of_pool("b", "satisfaction_ratio") == 0.0
+    assert busy.of_pool("b", "local_satisfaction_ratio") == 1.0
+    assert busy.of_pool("<Root>", "satisfaction_ratio") == 0.0
+    assert busy.of_pool("a", "satisfaction_ratio") == 1.0
+    assert busy.of_operation(busy.second, "satisfaction_ratio") == pytest.approx(2.0)
+
+
+def test_a_starving_pool_says_so_and_since_when():
+    cluster = Cluster(fair_share_starvation_timeout=10_000, enable_aggressive_starvation=False)
+    cluster.host()
+    cluster.create_pool("a", strong_guarantee_resources={"cpu": 4})
+    cluster.create_pool("b")
+    greedy = cluster.begin("b", 10)
+    cluster.pass_time()
+    cluster.heartbeat()
+    poor = cluster.begin("a", 4)
+    cluster.pass_time()
+    assert cluster.of_pool("a", "scheduling_status") == "below_min_share"
+    assert cluster.of_pool("a", "starving") is False
+    assert cluster.of_pool("a", "below_fair_share_since") == "1970-01-12T13:46:42.000000Z"
+    cluster.pass_time(11.0)
+    assert cluster.of_pool("a", "starving") is True
+    assert cluster.of_pool("a", "starvation_status") == "starving"
+    assert cluster.of_pool("a", "starving_since") == "1970-01-12T13:46:42.000000Z"
+    assert cluster.of_pool("a", "lowest_starving_ancestor") == "a"
+    assert cluster.of_operation(poor, "lowest_starving_ancestor") == poor
+    assert cluster.of_operation(poor, "lowest_aggressively_starving_ancestor") == ""
+    assert cluster.of_pool("b", "starving") is False
+    assert cluster.of_operation(greedy, "lowest_starving_ancestor") == ""
+    cluster.heartbeat()
+    records = materialise(cluster.orchid["preemptions"])
+    assert [record["operation_id"] for record in records] == [greedy]
+    assert records[0]["preemptor_operation_id"] == poor
+    assert records[0]["pool"] == "b"
+    assert records[0]["at"] == "1970-01-12T13:46:53.000000Z"
+
+
+def test_thresholds_name_what_they_limit_only():
+    cluster = Cluster(non_preemptible_resource_usage_threshold={"cpu": 2})
+    cluster.create_pool("a")
+    cluster.create_pool("b", non_preemptible_resource_usage_threshold={"user_slots": 3})
+    assert cluster.of_pool("a", "non_preemptible_resource_usage_threshold") == {"cpu": 2.0}
+    assert cluster.of_pool("b", "non_preemptible_resource_usage_threshold") == {"user_slots": 3}
+    assert cluster.of_pool("b", "effective_non_preemptible_resource_usage_threshold") == {"user_slots": 3}
+
+
+def test_an_operation_that_was_passed_over_says_why(busy):
+    busy.heartbeat()
+    assert busy.of_operation(busy.second, "deactivation_reasons") == {'resource_limits of pool "b"': 1}
+
+
+# --- trees and everything ----------------------------------------------------------------------------------------
+
+
+def test_a_tree_shows_its_resources_and_nodes(busy):
+    busy.node("other", 5.0, user_slots=100, address="other:1")
+    tree = busy.orchid["pool_trees"]["default"]
+    assert tree["resource_usage"] == {**NOTHING, "user_slots": 7, "cpu": 7.0}
+    assert tree["resource_limits"] == {**NOTHING, "user_slots": 200, "cpu": 15.0}
+    assert tree["node_count"] == 2
+    assert tree["node_addresses"] == ["host:1", "other:1"]
+    assert tree["pool_count"] == 2
+    assert tree["operation_count"] == 2
+    assert tree["running_operation_count"] == 2
+
+
+def test_the_config_of_a_tree_has_all_options():
+    cluster = Cluster(fair_share_starvation_tolerance=0.5)
+    config = cluster.of_tree("config")
+    assert config["fair_share_starvation_tolerance"] == 0.5
+    assert config["max_running_operation_count_per_pool"] == 8
+    assert config["integral_guarantees"]["pool_capacity_saturation_period"] == 86_400_000.0
+    assert None not in config.values()
+    assert write_yson(config)
+
+
+def test_children_and_operations_are_found_by_pool():
+    cluster = Cluster()
+    cluster.create_pool("a")
+    cluster.create_pool("b", "a")
+    operation = cluster.begin("b")
+    tree = cluster.orchid["pool_trees"]["default"]
+    assert list(tree["child_pools_by_pool"]) == ["<Root>", "a", "b"]
+    assert list(tree["child_pools_by_pool"]["a"]) == ["b"]
+    assert tree["child_pools_by_pool"]["a"]["b"]["full_path"] == "/a/b"
+    assert list(tree["child_pools_by_pool"]["<Root>"]) == ["a"]
+    assert list(tree["operations_by_pool"]["b"]) == [operation]
+    assert list(tree["operations_by_pool"]["a"]) == []
+    assert tree["operations_by_pool"]["b"][operation]["pool"] == "b"
+
+
+def test_the_older_paths_lead_to_the_same(busy):
+    old = busy.orchid["scheduling_info_per_pool_tree"]["default"]["fair_share_info"]
+    assert materialise(old["pools"]["b"]) == materialise(busy.orchid["pool_trees"]["default"]["pools"]["b"])
+    assert list(old["operations"]) == [busy.first, busy.second]
+    of_operation = busy.orchid["operations"][busy.second]["progress"]["scheduling_info_per_pool_tree"]["default"]
+    assert of_operation["fair_share_ratio"] == 0.5
+    assert busy.orchid["default_pool_tree"] == "default"
+    assert busy.orchid["default_fair_share_tree"] == "default"
+
+
+def test_what_is_large_is_not_shown_with_the_rest(busy):
+    shown = materialise(busy.orchid)
+    assert shown["pool_trees"] is None
+    assert shown["default_pool_tree"] == "default"
+    tree = materialise(busy.orchid["pool_trees"]["default"])
+    assert tree["operations"] is None
+    assert tree["pools"]["b"]["weight"] == 1.0
+
+
+def test_what_is_not_there_is_explained(busy):
+    pools = busy.orchid["pool_trees"]["default"]["pools"]
+    with pytest.raises(KeyError):
+        pools["nope"]
+    assert pools.explain("nope") == 'Pool tree "default" has no pool "nope"'
+    assert pools["b"].explain("fair_share_rat") == 'there is no "fair_share_rat"; did you mean "fair_share_ratio"?'
+    assert "accumulated_resource_volume" not in pools["b"]
+    assert busy.orchid["operations"].explain("x") == "No such operation x"
+
+
+def test_what_operations_have_in_common_is_made_once_in_a_request(busy, monkeypatch):
+    made = []
+    monkeypatch.setattr(UpdatedTree, "_service_key", lambda *_: made.append(1) or ())
+    operations = busy.orchid["operations"]
+    shown = [materialise(operations[name])["progress"]["scheduling_info_per_pool_tree"] for name in operations]
+    assert len(shown) > 1
+    assert len(made) == len(busy.state.operations)
+
+
+def test_a_lazy_map_counts_what_it_has(busy):
+    attributes = busy.orchid["pool_trees"]["default"]["pools"]["b"]
+    assert isinstance(attributes, Lazy)
+    assert len(attributes) == len(list(attributes)) == len(OF_B)
+    assert OF_B.keys() < POOL_ATTRIBUTES
+    assert OF_GREEDY.keys() <= OPERATION_ATTRIBUTES
+
+
+def test_nodes_are_shown_by_address(busy):
+    node = busy.orchid["nodes"]["host:1"]
+    assert node["state"] == "online"
+    assert node["tags"] == ["host:1"]
+    assert node["pool_tree"] == "default"
+    assert node["resource_usage"]["cpu"] == 7.0
+    assert node["resource_limits"]["cpu"] == 10.0
+    assert node["running_job_count"] == 7
+
+
+# --- operations and jobs -----------------------------------------------------------------------------------------
+
+
+def test_an_operation_is_described(busy):
+    info = operation_info(busy.state, busy.state.find_record(busy.second), look_once({"default": busy.result}))
+    found = materialise(info)
+    assert found["id"] == busy.second
+    assert found["state"] == "running"
+    assert found["authenticated_user"] == "ann"
+    assert found["brief_spec"] == {"title": "greedy", "pool": "b"}
+    assert found["runtime_parameters"]["scheduling_options_per_pool_tree"] == {"default": {"weight": 1.0, "pool": "b"}}
+    assert found["brief_progress"]["jobs"] == {
+        "total": 20, "pending": 15, "running": 5, "completed": 0, "failed": 0, "aborted": 0, "lost": 0,
+    }  # fmt: skip
+    assert found["progress"]["tasks"][0]["task_name"] == "t"
+    assert found["progress"]["tasks"][0]["job_counter"]["running"] == 5
+    assert found["progress"]["scheduling_info_per_pool_tree"]["default"]["usage_ratio"] == 0.5
+    assert found["alerts"] == {}
+    assert "result" not in found
+    assert "finish_time" not in found
+    assert write_yson(found)
+    assert write_json(found)
+
+
+def test_an_operation_that_waits_has_an_alert():
+    cluster = Cluster()
+    cluster.create_pool("p", max_running_operation_count=1)
+    cluster.begin("p")
+    waiting = cluster.begin("p", weight=3, unheard_of=1)
+    info = operation_info(cluster.state, cluster.state.find_record(waiting), look_once({}))
+    assert info["state"] == "pending"
+    assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
+    assert info["unrecognized_spec"] == {"unheard_of": 1}
+    assert cluster.of_operation(waiting, "state") == "pending"
+    assert cluster.of_operation(waiting, "weight") == 3.0
+    assert cluster.of_operation(waiting, "scheduling_index") == -1
+    assert cluster.of_pool("p", "pending_operation_count") == 1
+
+
+def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
+    cluster = Cluster()
+    cluster.host()
+    operation = cluster.begin("p", 2, max_failed_job_count=1)
+    cluster.pass_time()
+    cluster.heartbeat()
+    failed, stopped = list(cluster.state.jobs)
+    cluster.now += 5.0
+    cluster.heartbeat()
+    assert job_info(cluster.state.jobs[failed], "host:1") == {
+        "id": failed,
+        "operation_id": operation,
+        "type": "vanilla",
+        "state": "running",
+        "address": "host:1",
+        "task_name": "t",
+        "start_time": "1970-01-12T13:46:41.000000Z",
+        "pool": "p",
+        "pool_tree": "default",
+        "cpu_limit": 1.0,
+        "current_cpu_limit": 1.0,
+        "cpu_monitor_mode": "reclaim",
+        "is_stale": False,
+        "cgroup": f"jobs/{failed}",
+    }
+    cluster.heartbeat(finished=[(failed, "failed")])
+    info = materialise(operation_info(cluster.state, cluster.state.find_record(operation), look_once({})))
+    assert info["state"] == "failed"
+    assert info["finish_time"] == "1970-01-12T13:46:46.000000Z"
+    assert info["result"]["error"]["code"] == 1
+    assert "max_failed_job_count" in info["result"]["error"]["message"]
+    assert info["brief_progress"]["jobs"]["failed"] == 1
+    assert info["progress"]["scheduling_info_per_pool_tree"] == {}
+    ended = job_info(cluster.state.finished_jobs[operation][failed], "host:1")
+    assert ended["state"] == "failed"
+    assert ended["error"]["message"] == "exit code 1"
+    stopping = job_info(cluster.state.jobs[stopped], "host:1")
+    assert stopping["state"] == "aborting"
+    assert stopping["why_preempted"]["kind"] == "aborted"
+
+
+def test_a_change_of_the_tree_is_seen_by_the_next_request():
+    cluster = Cluster()
+    cluster.create_pool("p")
+    cluster.do(ChangeTree("default", (Edit(("config", "max_operation_count_per_pool"), 7),)))
+    assert cluster.of_pool("p", "max_operation_count") == 7
+    assert cluster.of_tree("config")["max_operation_count_per_pool"] == 7

@@ -1,0 +1,579 @@
+"""What ``status``, ``top``, ``explain`` and the other commands print for an answer of the agent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import httpx2
+import msgspec
+import pytest
+from explained import JOB, PEAK, RESTORE, SHRINK, make_explain
+
+from cpumond.agent.config import parse_layer
+from cpumond.cli import options, run
+from cpumond.cli.agent import control, explain
+from cpumond.cli.agent.client import AgentClient, explain_failure, find_socket, read_refusal
+from cpumond.cli.options import quote_name
+from cpumond.cli.render import tables
+from cpumond.core.answers import JobAnswer, RegisteredJob, StatusAnswer
+from cpumond.core.errors import AccessError, ConfigError, UnavailableError, UsageError
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LONG_ID = "0123456789abcdef" * 4
+
+
+def make_job(**changes: object) -> JobAnswer:
+    """A job of the status as it comes over the socket."""
+    return msgspec.json.decode(msgspec.json.encode({**JOB, **changes}), type=JobAnswer)
+
+
+def make_status(*jobs: dict[str, object], **changes: object) -> StatusAnswer:
+    """A status with these jobs (JOB changed by each)."""
+    answer = {
+        "node_id": "node-7",
+        "layout": "v2",
+        "tick": 3,
+        "tick_duration_s": 0.0012,
+        "check_period_s": 1.0,
+        "paused": False,
+        "totals": {"cpu_limit": 10.0, "current_cpu_limit": 3.2, "reclaimed": 6.8},
+        "counters": {"late_ticks": 0, "foreign_writes": {"raise": 0, "lower": 0}, "decisions": {"grow": 0}},
+        "problems": [],
+        "last_tick_age_s": 0.4,
+        "jobs": [{**JOB, **job} for job in jobs],
+        **changes,
+    }
+    return msgspec.json.decode(msgspec.json.encode(answer), type=StatusAnswer)
+
+
+def words(line: str) -> str:
+    """A line of a table with one space between its words."""
+    return " ".join(line.split())
+
+
+# status
+
+
+def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
+    jobs = [{"job_id": LONG_ID}, {"job_id": "x", "operation_id": "an operation with a long name " * 5}]
+    text = tables.draw_status(make_status(*jobs), None, False)
+    lines = text.split("\n")
+    assert not ANSI.search(text)
+    assert all(line == line.rstrip() for line in lines)
+    assert lines[0] == "node-7: 2 jobs, cgroups v2, one check every 1s, the last one took 1.2 ms"
+    assert words(lines[1]) == "job operation status ordered limit usage smoothed votes throttled last result"
+    assert words(lines[2]) == f"{LONG_ID} sort-17 reclaim 10.00 3.20 1.75 1.80 -4 0% applied"
+    assert lines[3].startswith("x ")
+    assert lines[4] == "total: 10 cores ordered, limit 3.2, 6.8 reclaimed"
+    assert len(lines) == 5
+
+
+def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
+    def heading(*jobs: dict[str, object]) -> str:
+        return words(tables.draw_status(make_status(*jobs), None, False).split("\n")[1])
+
+    peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK, "votes_sum": None}
+    assert heading({"operation_id": ""}) == "job status ordered limit usage smoothed votes throttled last result"
+    assert (
+        heading({**peak, "operation_id": ""}) == "job status ordered limit usage peak half-life throttled last result"
+    )
+    both = tables.draw_status(make_status(peak, {"job_id": "d"}), None, False).split("\n")
+    assert words(both[1]).endswith("usage smoothed peak half-life votes throttled last result")
+    assert words(both[2]).endswith("1.75 1.80 3.05 40 s - 0% applied")
+    assert words(both[3]) == "d sort-17 reclaim 10.00 3.20 1.75 1.80 -4 0% applied"
+    new = tables.draw_status(make_status({**peak, "peak": {**PEAK, "peak_cores": None}}), None, False).split("\n")
+    assert words(new[2]).endswith("1.75 - 40 s 0% applied")
+    assert "peak" in tables.draw_top(make_status(peak), "job", 100, False, 24)
+
+
+def test_a_rule_s_columns_are_the_first_to_go_on_a_narrow_terminal():
+    peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK}
+    text = tables.draw_status(make_status(peak), 60, False)
+    assert all(len(line) <= 60 for line in text.split("\n"))
+    assert "half-life" in text.split("no room for: ")[1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_status_fits_a_terminal_and_shortens_no_id(width):
+    jobs = [{"job_id": LONG_ID}, {"job_id": "busy", "operation_id": "sort"}, {"job_id": "c", "mode": "shadow"}]
+    text = tables.draw_status(make_status(*jobs), width, False)
+    assert all(len(line) <= width for line in text.split("\n")), text
+    first_words = "".join(line.split(" ")[0] for line in text.split("\n"))
+    assert LONG_ID in first_words
+    assert "busy" in text
+    assert "limit" in text
+
+
+def test_status_on_a_narrow_terminal_says_what_it_left_out():
+    answer = make_status({"job_id": LONG_ID})
+    assert "no room for: operation, throttled" in tables.draw_status(answer, 80, False)
+    assert "no room for" not in tables.draw_status(answer, 140, False)
+
+
+def test_status_folds_a_long_name_before_it_leaves_a_column_out():
+    text = tables.draw_status(make_status({"job_id": LONG_ID}), 120, False)
+    assert "throttled" in text
+    assert LONG_ID not in text
+
+
+def test_status_on_a_terminal_is_coloured_where_that_is_wanted():
+    answer = make_status({"status": "contested"})
+    assert ANSI.search(tables.draw_status(answer, 120, True))
+    assert not ANSI.search(tables.draw_status(answer, 120, False))
+
+
+def test_status_without_jobs_says_how_to_get_some():
+    assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in tables.draw_status(
+        make_status(), 80, False
+    )
+
+
+def test_status_leaves_the_operation_out_where_no_job_has_one():
+    assert "operation" not in tables.draw_status(make_status({"operation_id": ""}), None, False)
+
+
+def test_status_shows_what_a_job_in_shadow_would_have():
+    shadow = {
+        "status": "shadow",
+        "mode": "shadow",
+        "current_cpu_limit": 10.0,
+        "monitor_cpu_limit": 2.5,
+        "last_result": "",
+    }
+    lines = tables.draw_status(make_status({}, shadow), None, False).split("\n")
+    assert "(would be)" in lines[1]
+    assert words(lines[3]) == "steady-low sort-17 shadow 10.00 10.00 2.50 1.75 1.80 -4 0% -"
+    assert lines[4].endswith("6.8 reclaimed (7.5 more in shadow)")
+
+
+def test_status_shows_what_is_not_known_yet_as_a_dash():
+    job = {"usage": None, "smoothed_cpu_usage": None, "votes_sum": None, "last_result": ""}
+    line = tables.draw_status(make_status(job), None, False).split("\n")[2]
+    assert words(line) == "steady-low sort-17 reclaim 10.00 3.20 - - - 0% -"
+
+
+def test_status_says_in_words_what_needs_an_operator():
+    answer = make_status(
+        {"last_error": "cannot write '1' to cpu.max: Invalid argument"},
+        paused=True,
+        problems=["a: id_regex 'x' does not match; left out"],
+        counters={"foreign_writes": {"raise": 2, "lower": 1}, "write_errors": 4, "shed_checks": 5},
+        last_tick_age_s=75.0,
+    )
+    lines = tables.draw_status(answer, None, False).split("\n")
+    assert lines[4:] == [
+        "stuck: the last check was 1m15s ago; see the agent's log",
+        "paused: no limit is written while the pause file lies in the agent's runtime_dir",
+        "foreign writes: somebody else raised a limit 2 x and lowered one 1 x",
+        "write errors: 4 limits could not be written",
+        "over its CPU budget: 5 checks were left out ([cost])",
+        "problem: a: id_regex 'x' does not match; left out",
+        "job steady-low: cannot write '1' to cpu.max: Invalid argument",
+    ]
+
+
+def test_a_name_cannot_move_the_cursor_or_be_taken_for_markup():
+    text = tables.draw_status(make_status({"job_id": "a\x1b[2Jb\nc", "operation_id": "[bold]x[/bold]"}), None, False)
+    assert "\x1b" not in text
+    assert "a\\x1b[2Jb\\nc" in text
+    assert "[bold]x[/bold]" in text
+
+
+# top
+
+
+def test_top_sorts_and_puts_the_one_with_most_first():
+    jobs = [
+        {"job_id": "a", "cpu_limit": 4.0, "current_cpu_limit": 4.0, "usage": 0.1},
+        {"job_id": "b", "cpu_limit": 9.0, "current_cpu_limit": 1.0, "usage": None},
+        {"job_id": "c", "cpu_limit": 8.0, "current_cpu_limit": 7.0, "usage": 3.0},
+    ]
+
+    def order(sort):
+        lines = tables.draw_top(make_status(*jobs), sort, None, False, None).split("\n")
+        return [line.split()[0] for line in lines[2:]]
+
+    assert order("reclaimed") == ["b", "c", "a"]
+    assert order("usage") == ["c", "a", "b"]
+    assert order("limit") == ["c", "a", "b"]
+    assert order("job") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 5, 10, 24, 60])
+def test_top_fits_the_height_and_says_how_many_lines_are_hidden(height):
+    jobs = [{"job_id": f"job-{number:03d}"} for number in range(50)]
+    lines = tables.draw_top(make_status(*jobs, paused=True), "job", 80, False, height).split("\n")
+    assert len(lines) <= height
+    if height >= 60:
+        assert lines[-1].startswith("job-049")
+    elif height >= 5:
+        shown = [line for line in lines if line.startswith("job-")]
+        assert lines[-1] == f"... {50 - len(shown)} more lines, 50 jobs by job"
+
+
+def test_top_without_a_height_shows_all_jobs():
+    jobs = [{"job_id": f"job-{number:03d}"} for number in range(50)]
+    assert len(tables.draw_top(make_status(*jobs), "job", None, False, None).split("\n")) == 52
+
+
+def test_top_keeps_notices_from_taking_the_screen():
+    text = tables.draw_top(make_status({}, problems=["p"] * 40), "job", 80, False, 20)
+    assert "and 38 more notices: cpumond status" in text
+    assert "steady-low" in text
+
+
+def test_top_of_no_jobs():
+    assert tables.draw_top(make_status(), "job", 80, False, 24).split("\n")[-1] == "no jobs"
+
+
+def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
+    content = msgspec.json.encode({"new_key": 1, "jobs": [{**JOB, "job_id": name} for name in ("b", "a")]})
+    answer = control.sort_answer(content, "job")
+    assert answer["new_key"] == 1
+    assert [job["job_id"] for job in answer["jobs"]] == ["a", "b"]
+
+
+# explain: everything
+
+
+def test_explain_tells_the_whole_story():
+    text = explain.draw_explain(make_explain(), 10, None, False)
+    assert text.split("\n")[0].startswith("The limit of steady-low is 3.2 of 10 ordered cores, because ")
+    for line in (
+        "job         steady-low, operation sort-17, from source jobs/*",
+        "cgroup      /sys/fs/cgroup/jobs/steady-low",
+        "ordered     10 cores",
+        "cap         10 cores: least of the order, the quota found (none), the least above (none)",
+        "floor       1 cores: min_cpu_limit = 1",
+        "mode        reclaim",
+        (
+            "in force    320000 us of each 100000 us = 3.2 cores, weight 100; "
+            "found: no quota (period 100000 us), weight 100"
+        ),
+        "use         1.75 cores in the last check, smoothed 1.80, 0% of the periods throttled",
+        "pressure    not known (no PSI for this cgroup)",
+        "last write  applied",
+        "so far      core-seconds: 100 ordered, 20 used (smoothed), 60 reclaimed",
+        "votes against the limit of 3.2: -1 below 0.6 x 3.2 = 1.92, +1 above 0.9 x 3.2 = 2.88",
+        "      2.000   0",
+        "      1.900  -1",
+        "next check: needs |sum| > 3, has -4: 4 of 5 below 0.6 x 3.2 = 1.92 cores -> shrink to 3.1 (x 0.97)",
+        "last 1 of 1 decision, local time:",
+    ):
+        assert line in text.split("\n"), line
+    assert "  relative_upper_bound = 0.9" in text
+    stamp = time.strftime("%b %d %H:%M:%S", time.localtime(1795223773.1))
+    assert text.endswith(f"{stamp}  shrink  3.30 -> 3.20  applied  votes -4, use 1.75, smoothed 1.80")
+
+
+def test_the_samples_of_a_job_are_understood_and_may_be_left_out():
+    told = {
+        "period_s": 5.0, "at": [1.0, 6.0], "usage": [0.5, 0.25], "smoothed": [None, 0.5], "limit": [1.0, 1.0],
+        "floor": [0.5, 0.5], "lower_bound": [0.6, 0.6], "upper_bound": [0.9, 0.9], "votes_sum": [None, -4],
+        "throttled_ratio": [0.0, 1.0], "peak": [None, 0.5],
+    }  # fmt: skip
+    answer = make_explain(samples=told)
+    assert msgspec.to_builtins(answer.samples) == told
+    assert make_explain().samples is None
+
+
+def test_explain_shows_as_many_decisions_as_asked_for():
+    e = make_explain(decisions=[{**SHRINK, "votes_sum": -number} for number in range(30)])
+
+    def shown(last):
+        return [line for line in explain.draw_explain(e, last, None, False).split("\n") if "  shrink  " in line]
+
+    assert len(shown(10)) == 10
+    assert "votes -29" in shown(10)[-1]
+    assert len(shown(None)) == 30
+    assert shown(0) == []
+
+
+def test_explain_without_decisions_says_so():
+    assert explain.draw_explain(make_explain(decisions=[]), 10, None, False).endswith("\nno decision yet")
+
+
+def test_explain_of_rule_peak_has_no_votes():
+    peak = make_explain(peak={**PEAK, "because": "3.2 = 3.05 + 5 %.", "next": "hold: that"}, limit_rule="peak")
+    assert "votes against" not in explain.draw_explain(peak, None, None, False)
+
+
+def test_explain_moves_no_cursor():
+    text = explain.draw_explain(make_explain(job_id="a\x1b[2Jb", override_by="x\ny", notes=["\r"]), 10, None, False)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert text.startswith("The limit of a\\x1b[2Jb is 3.2")
+
+
+def test_what_a_node_says_moves_no_cursor():
+    e, odd = make_explain(), "a\x1b[2J\u202eb"
+    said = explain.draw_explain(
+        msgspec.structs.replace(
+            e,
+            facts={odd: odd},
+            next=odd,
+            window=msgspec.structs.replace(e.window, meaning=odd),
+            job_cpu_monitor={**e.job_cpu_monitor, odd: odd},
+            decisions=[msgspec.structs.replace(e.decisions[0], kind=odd, result=odd, reason=odd)],
+        ),
+        10, None, False,
+    )  # fmt: skip
+    assert said.count("a\\x1b[2J\\u202eb") == 9
+    assert all(line.isprintable() for line in said.split("\n"))
+
+
+def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
+    of_0_1 = msgspec.structs.replace(make_explain(), why="", next="", facts={})
+    with pytest.raises(
+        UnavailableError, match=r"the agent of job steady-low is an older cpumond, which gives no reasons"
+    ):
+        explain.draw_explain(of_0_1, 10, None, False)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_explain_fits_a_terminal(width):
+    text = explain.draw_explain(make_explain(decisions=[SHRINK, RESTORE]), 10, width, False)
+    assert all(len(line) <= width for line in text.split("\n"))
+
+
+def test_a_decision_that_a_bound_moved_says_what_was_applied():
+    text = explain.draw_explain(make_explain(decisions=[{**SHRINK, "applied_cores": 3.25}]), 1, None, False)
+    assert "3.30 -> 3.20  applied as 3.25" in text
+
+
+def test_votes_of_the_ytsaurus_form_are_shown_as_such():
+    e = make_explain(window={"values": [-1.0] * 4, "votes": [-1] * 4}, section={"vote_mode": "ytsaurus"})
+    assert explain.list_votes(e)[1] == "   vote of its check  -1"
+
+
+def test_a_throttled_check_in_the_window_is_said():
+    e = make_explain(window={"values": [None, 1.0], "votes": [1, -1]})
+    assert explain.list_votes(e)[1:] == ["  throttled  +1", "      1.000  -1"]
+
+
+def test_an_empty_window_is_said():
+    assert explain.list_votes(make_explain(window={"values": [], "votes": []}))[1:] == ["  none yet"]
+
+
+# the other commands
+
+
+def test_registered_jobs_are_listed_with_their_options_as_people_write_them():
+    jobs = [
+        RegisteredJob("a", "jobs/a", "", None, {"check_period": 0.25, "throttle_vote": True}),
+        RegisteredJob("b", "jobs/b", "op", 2.5, {}),
+    ]
+    lines = tables.draw_registered(jobs, None, False).split("\n")
+    assert lines[1].split("  ")[0] == "a"
+    assert lines[1].endswith("from cgroup  check_period = 250ms, throttle_vote = true")
+    assert lines[2].split() == ["b", "op", "jobs/b", "2.5", "-"]
+
+
+def test_what_became_of_a_pin():
+    assert tables.describe_pin(make_job(pinned_cpu_limit=3.2), None) == (
+        "job steady-low is pinned at 3.2 cores until `cpumond unpin`"
+    )
+    assert re.fullmatch(
+        r"job steady-low is pinned at 3.2 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
+        tables.describe_pin(make_job(pinned_cpu_limit=3.2), 60.0),
+    )
+    assert "writes are paused" in tables.describe_pin(make_job(), None)
+    failed = make_job(pinned_cpu_limit=3.2, last_result="failed", last_error="cannot write")
+    assert tables.describe_pin(failed, None).endswith("but the limit could not be written: cannot write")
+
+
+def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
+    layer = control.read_layer(
+        ("check-period=250", 'start_delay="2s"', "restore_hold=1m", "throttle_vote=true"), "shadow"
+    )
+    assert layer == {
+        "check-period": 250,
+        "start_delay": "2s",
+        "restore_hold": "1m",
+        "throttle_vote": True,
+        "mode": "shadow",
+    }
+    read_there = parse_layer(json.loads(json.dumps(layer)), "job")
+    assert read_there["check_period"] == 0.25
+    assert read_there["start_delay"] == 2.0
+    with pytest.raises(ConfigError, match=r"--set: check_perod: unknown key; did you mean 'check_period'\?"):
+        control.read_layer(("check_perod=1",), None)
+    with pytest.raises(UsageError, match="both name the mode"):
+        control.read_layer(("mode=off",), "shadow")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2", 2.0), ("0.5", 0.5), ("1e1", 10.0), ("250ms", 0.25), ("1h30m", 5400.0)]
+)
+def test_a_bare_duration_on_the_command_line_is_seconds(text, seconds):
+    assert options.DurationType(0.1).convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0.05", "-1", "nan", "inf", "1x", "50ms"])
+def test_a_duration_that_makes_no_sense_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        options.DurationType(0.1).convert(text, None, None)
+
+
+def test_a_long_title_is_cut():
+    assert tables.show_title("x" * 60) == "x" * 60
+    assert tables.show_title("x" * 61) == "x" * 59 + "…"
+    assert tables.show_title("a\u202eb") == "a\\u202eb"
+
+
+# client
+
+
+def test_a_name_is_one_part_of_a_path_whatever_is_in_it():
+    for name in ("a", "..", ".", "a/b", "a b?c#d%41", "ü", "a\nb"):
+        url = httpx2.URL(f"http://agent/v1/jobs/{quote_name(name)}/explain")
+        assert url.raw_path.count(b"/") == 4
+        assert url.path == f"/v1/jobs/{name}/explain"
+
+
+def test_the_socket_is_that_of_the_configuration(tmp_path):
+    config = tmp_path / "cpumond.toml"
+    config.write_text(f'runtime_dir = "{tmp_path}/run"\n')
+    assert find_socket(str(config), True, None) == f"{tmp_path}/run/control.sock"
+    assert find_socket(str(config), False, None) == f"{tmp_path}/run/control.sock"
+    assert find_socket(str(config), True, "/x/y.sock") == "/x/y.sock"
+
+
+def test_a_missing_configuration_matters_only_when_it_was_named(tmp_path):
+    missing = str(tmp_path / "missing.toml")
+    assert find_socket(missing, False, None) == "/run/cpumond/control.sock"
+    with pytest.raises(ConfigError, match=r"cannot be read: .*; or name the agent's socket with --socket"):
+        find_socket(missing, True, None)
+
+
+def test_a_wrong_configuration_says_how_to_reach_the_agent_all_the_same(tmp_path):
+    config = tmp_path / "cpumond.toml"
+    config.write_text("nonsense = 1\n")
+    with pytest.raises(ConfigError, match=r"nonsense: unknown key; .*; or name the agent's socket with --socket"):
+        find_socket(str(config), False, None)
+
+
+def test_the_system_s_reason_decides_about_the_error():
+    denied = explain_failure("/s", PermissionError(errno.EACCES, "no"))
+    assert isinstance(denied, AccessError)
+    assert "only root and the socket's group" in str(denied)
+    refused = explain_failure("/s", ConnectionRefusedError(errno.ECONNREFUSED, "x"))
+    assert isinstance(refused, UnavailableError)
+    assert str(refused).startswith("no agent answers on /s (Connection refused); start it with `systemctl start ")
+
+
+def test_an_agent_that_hangs_up_is_said(listener):
+    hang_up = threading.Thread(target=lambda: [listener[0].accept()[0].close() for _ in range(2)])
+    hang_up.start()
+    with pytest.raises(UnavailableError, match=r"control.sock: the agent ended before it answered; see its log"):
+        AgentClient(listener[1], timeout_s=10.0).status()
+    hang_up.join()
+
+
+def test_an_error_of_the_agent_keeps_its_sentence_and_exit_code():
+    error = read_refusal("/s", 403, b'{"error": "it is refused", "exit_code": 77}')
+    assert (str(error), error.exit_code) == ("it is refused", 77)
+    error = read_refusal("/s", 500, b"Internal Server Error")
+    assert (str(error), error.exit_code) == ("/s: the agent answered with HTTP status 500", 69)
+
+
+def test_an_answer_of_another_version_is_said():
+    with pytest.raises(UnavailableError, match=r"/s: the agent's answer is not understood: .*; restart the agent"):
+        AgentClient("/s").decode(b"{}", StatusAnswer)
+
+
+@pytest.fixture
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[socket.socket, str]]:
+    """A unix socket that takes connections and never answers."""
+    path = str(tmp_path_factory.mktemp("s") / "control.sock")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        sock.listen()
+        yield sock, path
+
+
+def test_an_agent_that_does_not_answer_is_given_up(listener):
+    with pytest.raises(UnavailableError, match=r"control.sock: the agent did not answer in 0.1 s; see its log"):
+        AgentClient(listener[1], timeout_s=0.1).status()
+
+
+def test_a_socket_that_nobody_listens_on_is_69(tmp_path, capsys):
+    path = str(tmp_path / "control.sock")
+    assert run(["status", "--socket", path]) == 69
+    assert capsys.readouterr().err.startswith(
+        f"cpumond: no agent answers on {path} (No such file or directory); start it"
+    )
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+    assert run(["explain", "x", "--socket", path]) == 69
+    assert "Connection refused" in capsys.readouterr().err
+
+
+def test_a_socket_of_somebody_else_is_77(listener, capsys):
+    os.chmod(listener[1], 0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chmod(os.path.dirname(listener[1]), 0)
+        os.seteuid(65534)
+    try:
+        code = run(["status", "--socket", listener[1]])
+    finally:
+        if is_root:
+            os.seteuid(0)
+            os.chmod(os.path.dirname(listener[1]), 0o700)
+    assert code == 77
+    assert "only root and the socket's group may speak to the agent" in capsys.readouterr().err
+
+
+def test_the_socket_may_come_from_the_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CPUMOND_SOCKET", str(tmp_path / "other.sock"))
+    assert run(["job", "list"]) == 69
+    assert "other.sock" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_text_is_64(tmp_path, capsys):
+    assert run(["job", "add", "--cgroup", "a\udcff", "--socket", str(tmp_path / "x")]) == 64
+    assert "not readable text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["job", "add"], 64),
+        (["job", "add", "--cgroup", "a", "--cpu-limit", "-1"], 64),
+        (["job", "add", "--cgroup", "a", "--mode", "on"], 64),
+        (["job", "add", "--cgroup", "a", "--set", "nonsense=1"], 78),
+        (["pin", "a", "--for", "soon"], 64),
+        (["pin", "a", "--cpu-limit", "nan"], 64),
+        (["explain"], 64),
+        (["explain", "a", "--last", "-1"], 64),
+        (["top", "--interval", "1ms"], 64),
+        (["top", "--interval", "99ms"], 64),
+        (["top", "--interval", "3601"], 64),
+        (["top", "--interval", "1d"], 64),
+        (["job", "add", "--cgroup", "a", "--set", "vote_window_size"], 64),
+        (["job", "add", "--cgroup", "a", "--set", "vote_window_size=7\nx=1"], 78),
+        (["top", "--sort", "colour"], 64),
+        (["status", "more"], 64),
+        (["job", "nonsense"], 64),
+    ],
+)
+def test_a_wrong_command_line_is_said_before_the_agent_is_asked(arguments, code, capsys):
+    assert run([*arguments, *([] if arguments[-1] == "nonsense" else ["--socket", "/nowhere/x"])]) == code
+    assert capsys.readouterr().err.startswith("cpumond: ")
+
+
+def test_a_status_reads_the_same_from_a_file(tmp_path: Path):
+    # Whatever a newer agent adds is left aside.
+    path = tmp_path / "status.json"
+    path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(make_status({})), "added_later": {"x": 1}}))
+    assert msgspec.json.decode(path.read_bytes(), type=StatusAnswer) == make_status({})

@@ -1,0 +1,230 @@
+"""``cpumond replay``: its output, its exit codes, and the sentence behind each."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import cpumond.cli.agent.trace  # noqa: F401  (loaded before a test gives its rights away)
+from cpumond.cli import run
+
+TRACE = "time_s,usage_cores\n0,0\n" + "".join(f"{second},0.1\n" for second in range(1, 12))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def test_csv_is_the_default_one_row_per_check_after_the_first(trace, capsys):
+    assert run(["replay", trace, "--cpu-limit", "10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores"
+    assert lines[1] == "1.0,0.1,10.0,,hold,10.0"
+    assert lines[2] == f"2.0,0.1,{0.1 * 0.1 + 0.9 * 10.0!r},,hold,10.0"
+    assert lines[9].endswith(",-4,shrink,9.7")
+    assert len(lines) == 1 + 11
+
+
+def test_json_is_one_object_per_line_with_the_same_keys_and_values(trace, capsys):
+    run(["replay", trace, "--cpu-limit", "10"])
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert run(["replay", trace, "--cpu-limit", "10", "--format", "json"]) == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [",".join(item) for item in objects] == [header] * len(rows)
+    assert objects[0]["votes_sum"] is None
+    for item, row in zip(objects, rows, strict=True):
+        assert row.split(",") == ["" if v is None else v if isinstance(v, str) else repr(v) for v in item.values()]
+
+
+def test_floats_are_printed_as_the_shortest_text_that_reads_back_exactly(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s,usage_cores\n0,0\n0.1,0\n0.30000000000000004,1e-7\n")
+    assert run(["replay", str(path), "--cpu-limit", "0.3"]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == f"0.30000000000000004,1e-07,{0.1 * 1e-7 + 0.9 * 0.3!r},,hold,0.3"
+
+
+def test_set_changes_options_of_the_monitor(trace, capsys):
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", "smoothing-factor=1", "--set", "start_delay=2s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("3.0,0.1,10.0,")
+    assert lines[2].startswith("4.0,0.1,0.1,")
+
+
+def test_a_dash_reads_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode()), encoding="ascii"))
+    assert run(["replay", "-", "--cpu-limit", "10"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 12
+
+
+def test_a_standard_input_that_is_no_file_is_read_too(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("time_s,total_cpu_s\n0,5\n2,8\n"))
+    assert run(["replay", "-", "--cpu-limit", "10", "--set", "smoothing_seed=first_value"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "2.0,1.5,1.5,,hold,10.0"
+
+
+def test_a_closed_standard_input_is_an_empty_trace(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["replay", "-", "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err.startswith("cpumond: standard input: is empty; expected time_s,usage_cores or ")
+
+
+def test_a_throttled_row_restores_the_limit(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    idle = "".join(f"{second},0,0\n" for second in range(20))
+    path.write_text(f"time_s,usage_cores,throttled_ratio\n{idle}20,1,0.9\n")
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "20.0,1.0,10.0,,restore,10.0"
+
+
+def test_rule_peak_has_two_columns_more(trace, capsys):
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", "limit_rule=peak"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header == "time_s,usage_cores,smoothed_cores,votes_sum,decision,cpu_limit_cores,peak_cores,caution"
+    assert rows[-1].split(",")[3:5] == ["", "shrink"]
+    assert float(rows[-1].split(",")[-1]) == pytest.approx(2.0 - 11 * 0.004)
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", "limit_rule=peak", "--format", "json"]) == 0
+    assert ",".join(json.loads(capsys.readouterr().out.splitlines()[0])) == header
+
+
+def test_help_shows_an_example(capsys):
+    assert run(["replay", "--help"]) == 0
+    assert "cpumond replay trace.csv --cpu-limit 10\n" in capsys.readouterr().out
+
+
+# exit codes
+
+
+def test_a_missing_file_is_69(tmp_path, capsys):
+    path = str(tmp_path / "missing.csv")
+    assert run(["replay", path, "--cpu-limit", "10"]) == 69
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"cpumond: {path}: cannot be read: No such file or directory; give the path of a trace\n"
+
+
+def test_a_folder_is_69(tmp_path, capsys):
+    assert run(["replay", str(tmp_path), "--cpu-limit", "10"]) == 69
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_missing_rights_are_77(trace, capsys):
+    # What Python imports when it first fails may lie where only root reads.
+    assert run(["replay", f"{trace}.absent", "--cpu-limit", "10"]) == 69
+    capsys.readouterr()
+    os.chmod(trace, 0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        assert run(["replay", trace, "--cpu-limit", "10"]) == 77
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert capsys.readouterr().err == (
+        f"cpumond: {trace}: cannot be read: Permission denied; run as root or fix its rights\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; expected time_s,usage_cores or time_s,total_cpu_s"),
+        ("time_s,cores\n", "line 1: unknown column 'cores'; expected time_s,usage_cores or time_s,total_cpu_s"),
+        (
+            "time_s,usage_cores\n0,0\n1,x\n",
+            "line 3: column usage_cores: expected a finite number of cores >= 0, got 'x'",
+        ),
+        ("time_s,usage_cores\n0,0\n0,0\n", "line 3: column time_s: expected more than 0.0 of the row before, got 0.0"),
+    ],
+)
+def test_a_bad_trace_is_78_naming_file_and_line(tmp_path, capsys, text, message):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err.startswith(f"cpumond: {path}: {message}")
+
+
+def test_bytes_that_are_no_text_are_78_naming_the_line(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"# caf\xe9\ntime_s,usage_cores\n0,\xff\n")
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 78
+    assert "line 3: column usage_cores" in capsys.readouterr().err
+
+
+def test_an_endless_line_is_78_before_it_is_read(capsys):
+    assert run(["replay", "/dev/zero", "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err == (
+        "cpumond: /dev/zero: line 1: is longer than 64 KiB; expected comma-separated numbers\n"
+    )
+
+
+def test_an_endless_line_of_standard_input_is_78_too(monkeypatch, capsys):
+    with open("/dev/zero", encoding="ascii") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        assert run(["replay", "-", "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().err.startswith("cpumond: standard input: line 1: is longer than 64 KiB")
+
+
+def test_a_line_of_64_kib_is_read(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE + "#" * (64 * 1024 - 1) + "\n12,0.1\n" + "#" * (64 * 1024) + "\n13,0.1\n")
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 78
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("12.0,")
+    assert err.startswith(f"cpumond: {path}: line 16: is longer than 64 KiB")
+
+
+def test_rows_before_a_bad_one_are_printed(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s,usage_cores\n0,0\n1,1\n2,bad\n")
+    assert run(["replay", str(path), "--cpu-limit", "10"]) == 78
+    assert capsys.readouterr().out.splitlines()[1:] == ["1.0,1.0,10.0,,hold,10.0"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("vote_window=7", "--set: vote_window: unknown key; did you mean 'vote_window_size'?"),
+        ("smoothing_factor=2", "--set: smoothing_factor: must be a number in [0, 1], got 2"),
+        ("=1", "--set: : unknown key"),
+        ("smoothing_factor=0.5\nx=1", "--set: smoothing_factor: expected a value on one line, got '0.5\\nx=1'"),
+        ("vote_window_size=3", "--set: vote_decision_threshold = 3 can never be exceeded by 3 votes; allowed: "),
+        ("relative_lower_bound=0.95", "--set: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "),
+    ],
+)
+def test_a_wrong_option_of_the_monitor_is_78(trace, capsys, assignment, message):
+    assert run(["replay", trace, "--cpu-limit", "10", "--set", assignment]) == 78
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"cpumond: {message}")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e999"])
+def test_a_cpu_limit_that_is_not_above_0_and_finite_is_64(trace, capsys, value):
+    assert run(["replay", trace, "--cpu-limit", value]) == 64
+    err = capsys.readouterr().err
+    assert err.startswith("cpumond: Invalid value for '--cpu-limit': expected a finite number of cores > 0, got ")
+    assert err.endswith("See 'cpumond replay --help'.\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--cpu-limit", "10"],
+        ["TRACE"],
+        ["TRACE", "--cpu-limit", "ten"],
+        ["TRACE", "--cpu-limit", "10", "--format", "xml"],
+        ["TRACE", "--cpu-limit", "10", "more"],
+        ["TRACE", "--cpu-limit", "10", "--set", "smoothing_factor"],
+    ],
+)
+def test_a_wrong_command_line_is_64(trace, capsys, arguments):
+    assert run(["replay", *(trace if word == "TRACE" else word for word in arguments)]) == 64
+    assert capsys.readouterr().err.startswith("cpumond: ")

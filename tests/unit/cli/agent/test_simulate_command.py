@@ -1,0 +1,284 @@
+"""``cpumond simulate``: its table, its JSON, its exit codes, and the sentence behind each."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import cpumond.cli.agent.simulate  # noqa: F401  (loaded before a test gives its rights away)
+from cpumond.cli import run
+from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.shapes import SHAPES, make_work
+from cpumond.monitor.simulate import simulate
+
+DEMAND = "seconds,cores\n0,0.5\n60,6\n90,0.5\n"
+RECORDED = "time_s,usage_cores,throttled_ratio\n0,0,0\n60,0.5,0\n61,1,0.2\n90,0.5,0\n"
+KEYS = [
+    "rule", "reclaimed_ratio", "held_back_ratio", "held_back_seconds_ratio", "late_ratio", "delay_s", "p99_stretch_s",
+    "writes_per_hour",
+]  # fmt: skip
+
+
+@pytest.fixture
+def demand(tmp_path: Path) -> str:
+    path = tmp_path / "demand.csv"
+    path.write_text(DEMAND)
+    return str(path)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text(RECORDED)
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[dict[str, object]]]:
+    assert run(["simulate", "--cpu-limit", "8", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# what is printed
+
+
+def test_the_table_has_a_line_for_each_rule(demand, capsys):
+    assert run(["simulate", demand, "--cpu-limit", "8", "--compare", "peak,document"]) == 0
+    out, err = capsys.readouterr()
+    title, heading, *rows = out.splitlines()
+    assert err == ""
+    assert title == f"{demand}: 2m, 8 cores ordered, 1.875 wanted on average and 6 at most"
+    assert heading.split("  ")[0] == "rule"
+    assert [row.split()[0] for row in rows] == ["peak", "document"]
+    assert len({len(row) for row in [heading, *rows]}) == 1
+
+
+def test_json_is_one_object_with_these_keys_alone(demand, capsys):
+    found = answer(capsys, demand, "--compare", "document,peak")
+    assert list(found) == ["results"]
+    assert [list(each) for each in found["results"]] == [KEYS, KEYS]
+    assert [each["rule"] for each in found["results"]] == ["document", "peak"]
+
+
+def test_json_has_the_values_of_the_simulation(capsys):
+    (found,) = answer(capsys, "--shape", "batch", "--seed", "3", "--duration", "5m", "--program")["results"]
+    result = simulate(make_work("batch", 8.0, 3, 300.0), 8.0, MonitorSettings(), is_program=True)
+    assert found == {key: getattr(result, key) for key in KEYS}
+
+
+def test_a_file_of_a_shapes_work_gives_the_same_as_the_shape(tmp_path, capsys):
+    path = tmp_path / "web.csv"
+    work = make_work("web", 8.0, 1, 120.0)
+    path.write_text("".join(f"{number / 10},{each * 10!r}\n" for number, each in enumerate(work)))
+    (by_file,) = answer(capsys, str(path), "--set", "limit_rule=peak")["results"]
+    (by_name,) = answer(capsys, "--shape", "web", "--duration", "120", "--set", "limit_rule=peak")["results"]
+    assert by_file == {key: value if key == "rule" else pytest.approx(value) for key, value in by_name.items()}
+
+
+def test_the_rule_and_its_options_come_from_set(demand, capsys):
+    (document,) = answer(capsys, demand)["results"]
+    (peak,) = answer(capsys, demand, "--set", "limit_rule=peak", "--set", "throttle-poll=100ms")["results"]
+    (slow,) = answer(capsys, demand, "--set", "limit_rule=peak", "--set", "throttle_poll=0")["results"]
+    assert [document["rule"], peak["rule"], slow["rule"]] == ["document", "peak", "peak"]
+    assert peak["held_back_ratio"] < slow["held_back_ratio"]
+
+
+def test_each_compared_rule_has_its_own_defaults_and_the_other_options(demand, capsys):
+    compared = answer(capsys, demand, "--compare", "document,peak", "--set", "min_cpu_limit=2")["results"]
+    alone = [
+        answer(capsys, demand, "--set", f"limit_rule={rule}", "--set", "min_cpu_limit=2")["results"][0]
+        for rule in ("document", "peak")
+    ]
+    assert compared == alone
+
+
+def test_a_rule_named_twice_is_run_once(demand, capsys):
+    assert len(answer(capsys, demand, "--compare", "peak, peak")["results"]) == 1
+
+
+def test_a_program_falls_behind_where_other_work_piles_up(demand, capsys):
+    options = ("--set", "throttle_restore_ratio=0")
+    (piled,) = answer(capsys, demand, *options)["results"]
+    (behind,) = answer(capsys, demand, "--program", *options)["results"]
+    assert behind["delay_s"] > piled["delay_s"] > 0
+
+
+def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(DEMAND.encode()), encoding="ascii"))
+    assert run(["simulate", "-", "--cpu-limit", "8", "--duration", "30s"]) == 0
+    assert capsys.readouterr().out.startswith("standard input: 30s, 8 cores ordered, 0.5 wanted on average and 0.5 at")
+
+
+def test_a_shape_says_what_it_is(capsys):
+    assert run(["simulate", "--shape", "steady", "--cpu-limit", "10", "--duration", "60"]) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    assert title.startswith("steady (30 % of the order, always), seed 1: 1m, 10 cores ordered, 2.997 wanted on")
+
+
+# recorded traces
+
+
+def test_a_trace_in_which_the_job_was_throttled_is_run_for_two_demands(recorded, capsys):
+    assert run(["simulate", recorded, "--cpu-limit", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("A recorded trace is not demand: in 1 of 3 rows the job was throttled, ")
+    assert lines[2] == "Bursts shorter than a row (30s on average) are not in it."
+    assert lines[3] == "use as recorded:"
+    assert lines[6] == "all that was ordered in the rows that were throttled:"
+    assert [line.split()[0] for line in lines[4:6] + lines[7:]] == ["rule", "document", "rule", "document"]
+
+
+def test_json_keeps_the_second_demand_apart_and_says_the_doubt_on_standard_error(recorded, capsys):
+    assert run(["simulate", recorded, "--cpu-limit", "8", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert list(found) == ["results", "results_held_back_at_order"]
+    assert [list(each) for rows in found.values() for each in rows] == [KEYS, KEYS]
+    assert found["results"][0]["held_back_ratio"] == 0.0
+    assert found["results_held_back_at_order"][0]["held_back_ratio"] > 0.0
+    assert err.startswith("cpumond: note: A recorded trace is not demand: ")
+
+
+# what is wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help"),
+        (
+            ["x.csv", "--shape", "web"],
+            "simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help",
+        ),
+        (["--shape", "wep"], "--shape: there is no 'wep'; did you mean 'web'?"),
+        (
+            ["--shape", "?"],
+            f"--shape: there is no '?'; known are {', '.join(SHAPES)}",
+        ),
+        (["--shape", "web", "--compare", "peek"], "--compare: there is no 'peek'; did you mean 'peak'?"),
+        (["--shape", "web", "--compare", "peak,"], "--compare: there is no ''; known are document, peak"),
+        (["x.csv", "--seed", "2"], "--seed is for --shape; leave it out with TRACE"),
+        (["--shape", "web", "--cpu-limit", "1e7"], "--cpu-limit: at most 1e+06 cores are simulated, got 1e+07"),
+    ],
+)
+def test_a_wrong_command_line_is_64(arguments, message, capsys):
+    assert run(["simulate", "--cpu-limit", "8", *arguments]) == 64
+    assert capsys.readouterr() == ("", f"cpumond: {message}\n")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many"])
+def test_what_is_no_number_of_cores_is_64(value, demand, capsys):
+    assert run(["simulate", demand, "--cpu-limit", value]) == 64
+    assert capsys.readouterr().err.startswith("cpumond: Invalid value for '--cpu-limit': ")
+
+
+@pytest.mark.parametrize("value", ["0", "8d", "soon"])
+def test_a_duration_is_between_a_period_and_a_week(value, capsys):
+    assert run(["simulate", "--shape", "web", "--cpu-limit", "8", "--duration", value]) == 64
+    assert capsys.readouterr().err.startswith("cpumond: Invalid value for '--duration': ")
+
+
+def test_an_unknown_rule_in_set_is_78_with_a_suggestion(demand, capsys):
+    assert run(["simulate", demand, "--cpu-limit", "8", "--set", "limit_rule=peek"]) == 78
+    assert capsys.readouterr().err.endswith("got 'peek'; did you mean \"peak\"?\n")
+
+
+def test_options_that_do_not_fit_together_are_78(demand, capsys):
+    assert run(["simulate", demand, "--cpu-limit", "8", "--set", "vote_window_size=2"]) == 78
+    assert capsys.readouterr().err.startswith("cpumond: --set: vote_decision_threshold = 3 can never be exceeded")
+
+
+def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    path.write_text("0,1\n1,-1\n")
+    assert run(["simulate", str(path), "--cpu-limit", "8"]) == 78
+    assert capsys.readouterr() == (
+        "",
+        f"cpumond: {path}: line 2: column cores: expected a number in [0, 1e+06], got '-1'\n",
+    )
+
+
+@pytest.mark.parametrize(("name", "why"), [("missing.csv", "No such file or directory"), ("", "Is a directory")])
+def test_a_file_that_cannot_be_read_is_69(name, why, tmp_path, capsys):
+    path = str(tmp_path / name) if name else str(tmp_path)
+    assert run(["simulate", path, "--cpu-limit", "8"]) == 69
+    assert capsys.readouterr() == ("", f"cpumond: {path}: cannot be read: {why}; give the path of a trace\n")
+
+
+def test_missing_rights_are_77(demand, capsys):
+    os.chmod(demand, 0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        assert run(["simulate", demand, "--cpu-limit", "8"]) == 77
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert "Permission denied" in capsys.readouterr().err
+
+
+# what has no effect
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warnings"),
+    [
+        (["--set", "throttle_budget=0.1"], ['throttle_budget has no effect under limit_rule = "document"']),
+        (["--set", "throttle_budget=0.1", "--compare", "document,peak"], []),
+        (
+            ["--set", "limit_rule=peak", "--set", "vote-mode=ytsaurus"],
+            ['vote_mode has no effect under limit_rule = "peak"'],
+        ),
+        (
+            ["--set", "limit_rule=peak", "--compare", "document"],
+            ["limit_rule of --set has no effect: --compare names the rules"],
+        ),
+        (["--set", "mode=off"], ["mode has no effect in a simulation"]),
+    ],
+)
+def test_an_option_without_effect_is_a_warning(arguments, warnings, demand, capsys):
+    assert run(["simulate", demand, "--cpu-limit", "8", *arguments]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"cpumond: warning: {each}" for each in warnings]
+
+
+# the bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_at_a_terminal_and_taken_away(monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(["simulate", "--shape", "steady", "--cpu-limit", "8", "--duration", "30m"]) == 0
+    shown = terminal.getvalue()
+    assert "simulating" in shown
+    assert shown.endswith("\x1b[2K")
+    assert "simulating" not in capsys.readouterr().out
+
+
+def test_what_is_taken_away_by_ctrl_c_leaves_no_bar(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cpumond.cli.agent.simulate.simulate", interrupted)
+    assert run(["simulate", "--shape", "steady", "--cpu-limit", "8"]) == 130
+    assert terminal.getvalue().endswith("\x1b[2K\n")
+
+
+def test_help_shows_an_example_and_the_shapes(capsys):
+    assert run(["simulate", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak" in out
+    assert ", ".join(SHAPES) in out

@@ -1,0 +1,230 @@
+"""The parts of ``cpumond demo`` that need no agent: plan, wake-ups, signals, leftovers, the simulated kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from cpumond.cli.demo import host as demo_host
+from cpumond.cli.demo import jobs as demo_jobs
+from cpumond.cli.demo.kernel import PlainKernel
+from cpumond.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("cpu_count", [1, 2, 3, 4, 64])
+def test_the_overcommitted_node_fits_on_the_machine(cpu_count):
+    plan = demo_jobs.make_plan(float(cpu_count))
+    simulation, render, frames = (plan.orders[load] for load in ("simulation", "render", "frames"))
+    assert 0.0 < plan.capacity <= 2.0
+    assert simulation.cpu_limit == plan.capacity
+    assert simulation.cpu_limit + render.cpu_limit + frames.cpu_limit < cpu_count
+
+
+@pytest.mark.parametrize("cpu_count", [1, 2, 64])
+def test_the_guests_fit_beside_the_sleeping_simulation_and_not_beside_the_working_one(cpu_count):
+    plan = demo_jobs.make_plan(float(cpu_count))
+    monitor = demo_jobs.MONITOR
+    # The limit ends below the first step under which a tenth is no longer below the lower bound.
+    lowest = max(plan.idle_cores / monitor["relative_lower_bound"], monitor["min_limit_ratio"] * plan.capacity)
+    guests = plan.orders["render"].cpu_limit + plan.orders["frames"].cpu_limit
+    assert lowest + guests <= plan.capacity
+    assert plan.capacity + plan.orders["render"].cpu_limit > plan.capacity
+
+
+class Clock:
+    """A sleeper asked ten times a second."""
+
+    def __init__(self, left_s: float = 1000.0) -> None:
+        self.sleeper = demo_jobs.Sleeper()
+        self.now_s = 0.0
+        self.end_s = left_s
+
+    def run_until_change(self, guest_runs: bool, limit_s: float = 100.0) -> float | None:
+        begun_s = self.now_s
+        while self.now_s < begun_s + limit_s:
+            self.now_s += 0.1
+            if self.sleeper.look(self.now_s, guest_runs, self.end_s - self.now_s):
+                return self.now_s - begun_s
+        return None
+
+
+def test_the_simulation_wakes_up_when_the_guest_has_run_for_a_while():
+    clock = Clock()
+    assert clock.run_until_change(guest_runs=False, limit_s=5.0) is None
+    assert clock.run_until_change(guest_runs=True) == pytest.approx(demo_jobs.GUEST_S, abs=0.3)
+    assert clock.sleeper.is_awake
+
+
+def test_the_simulation_sleeps_again_when_it_was_alone_for_a_while():
+    clock = Clock()
+    clock.run_until_change(guest_runs=True)
+    assert clock.run_until_change(guest_runs=True, limit_s=6.0) is None
+    assert clock.run_until_change(guest_runs=False) == pytest.approx(demo_jobs.ALONE_S, abs=0.3)
+    assert not clock.sleeper.is_awake
+
+
+def test_without_a_guest_the_simulation_wakes_up_and_sleeps_all_the_same():
+    clock = Clock()
+    assert clock.run_until_change(guest_runs=False) == pytest.approx(demo_jobs.MAX_ASLEEP_S, abs=0.3)
+    assert clock.run_until_change(guest_runs=True) == pytest.approx(demo_jobs.MAX_AWAKE_S, abs=0.3)
+
+
+def test_the_simulation_does_not_wake_up_for_the_last_moment():
+    assert Clock(left_s=demo_jobs.GUEST_S + 1.0).run_until_change(guest_runs=True) is None
+
+
+def run_program(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", demo_jobs.JOB_PROGRAM, *arguments])
+
+
+def test_a_job_ends_after_its_time():
+    with run_program(str(os.getpid()), "0.1", "0.3", "") as job:
+        assert job.wait(100) == 0
+
+
+def test_a_job_ends_with_whoever_it_belongs_to():
+    with subprocess.Popen(["sleep", "100"]) as owner, run_program(str(owner.pid), "0.1", "0", "") as job:
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(0.3)
+        owner.kill()
+        assert job.wait(100) == 0
+
+
+def test_a_job_of_a_dead_owner_does_not_begin():
+    with subprocess.Popen(["true"]) as owner:
+        pass
+    with run_program(str(owner.pid), "0.1", "0", "") as job:
+        assert job.wait(100) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_only_says_that_it_is_time_to_stop(number):
+    before = signal.getsignal(number)
+    with demo_host.stop_on_signals() as stopped:
+        assert not stopped.is_set()
+        os.kill(os.getpid(), number)
+        assert stopped.wait(60.0)
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with demo_host.stop_on_signals() as stopped:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stopped.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_without_the_scheduler_s_libraries_one_sentence_says_what_to_install(monkeypatch):
+    demo_host.need_scheduler()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lark" else object())
+    with pytest.raises(
+        ConfigError, match=r"^this runs a scheduler, .*lark is missing: pip install 'cpumond\[scheduler\]'"
+    ):
+        demo_host.need_scheduler()
+
+
+def test_only_names_of_dead_processes_are_left():
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    for entry in (f"x-{dead.pid}", f"x-{dead.pid}-ab_1", f"x-{os.getpid()}"):
+        assert demo_host.is_left(entry, "x-")
+    for entry in (f"x-{os.getppid()}", f"x-0{dead.pid}", f"x-{dead.pid}x", f"yx-{dead.pid}", "x-", f"x-{dead.pid}-"):
+        assert not demo_host.is_left(entry, "x-")
+
+
+def test_files_of_dead_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    names = [f"x-{dead.pid}-abc", f"x-{os.getppid()}-abc", f"y-{dead.pid}-abc"]
+    for name in names:
+        (tmp_path / name / "deep").mkdir(parents=True)
+    (tmp_path / f"x-{dead.pid}-link").symlink_to(tmp_path / names[2])
+    demo_host.remove_directories("x-")
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], f"x-{dead.pid}-link"}
+    assert (tmp_path / names[2] / "deep").is_dir()
+
+
+# ---- the simulated kernel
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    return PlainKernel(str(tmp_path))
+
+
+def make_job(kernel, pid=None, quota="max 100000"):
+    place = os.path.join(kernel.top, "jobs", "a")
+    os.makedirs(place)
+    for name, text in {"cpu.max": quota, **({} if pid is None else {"cgroup.procs": str(pid)})}.items():
+        with open(os.path.join(place, name), "w") as file:
+            file.write(text)
+    return place
+
+
+def read_stat(place):
+    with open(os.path.join(place, "cpu.stat")) as file:
+        return {key: int(value) for key, value in (line.split() for line in file)}
+
+
+def burn(seconds):
+    end_s = time.process_time() + seconds
+    while time.process_time() < end_s:
+        sum(range(1000))
+
+
+def test_counters_are_those_of_the_processes(kernel):
+    place = make_job(kernel, os.getpid())
+    kernel.advance(0.1)
+    before = read_stat(place)["usage_usec"]
+    burn(0.2)
+    kernel.advance(0.5)
+    used_s = (read_stat(place)["usage_usec"] - before) / 1e6
+    assert 0.1 < used_s < 2.0
+    assert read_stat(place)["nr_throttled"] == 0
+    assert read_stat(place)["nr_periods"] == 6
+
+
+def test_more_than_the_quota_counts_as_throttled(kernel):
+    place = make_job(kernel, os.getpid(), "10000 100000")
+    kernel.advance(1000.0)
+    before = read_stat(place)
+    burn(0.2)
+    kernel.advance(0.2)
+    assert read_stat(place)["nr_throttled"] - before["nr_throttled"] == 2
+    assert read_stat(place)["throttled_usec"] > before["throttled_usec"]
+
+
+def test_who_has_ended_is_taken_out_and_its_time_stays(kernel):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        place = make_job(kernel, process.pid)
+        deadline_s = time.monotonic() + 100.0
+        pause = threading.Event()
+        while not (os.path.exists(f"{place}/cpu.stat") and read_stat(place)["usage_usec"] > 100_000):
+            assert time.monotonic() < deadline_s
+            pause.wait(0.05)
+            kernel.advance(0.05)
+        process.kill()
+    used = read_stat(place)["usage_usec"]
+    kernel.advance(0.1)
+    with open(f"{place}/cgroup.procs") as file:
+        assert file.read() == ""
+    assert read_stat(place)["usage_usec"] == used
+
+
+def test_a_cgroup_without_processes_and_one_that_goes_away_are_no_trouble(kernel):
+    place = make_job(kernel)
+    kernel.advance(0.1)
+    assert read_stat(place)["usage_usec"] == 0
+    os.unlink(os.path.join(place, "cpu.max"))
+    kernel.advance(0.1)

@@ -1,0 +1,853 @@
+"""``cpumond doctor``: what each check says about what it is shown, and the whole over a fake host."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import resource
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpumond.agent import state_file
+from cpumond.agent.config import AgentConfig, Source, finish_config, load_config, parse_config_text
+from cpumond.agent.limits.restore import hold_lock
+from cpumond.agent.state_file import Original, Originals, Registry, read_boot_id, save
+from cpumond.cli import run
+from cpumond.cli.agent.client import AgentClient
+from cpumond.cli.doctor import cgroups as doctor_cgroups
+from cpumond.cli.doctor import checks as doctor_checks
+from cpumond.cli.doctor import command as doctor
+from cpumond.cli.doctor import host as doctor_host
+from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.doctor.host import AgentSeen
+from cpumond.core.answers import RegisteredJob
+from cpumond.host.cgroup.mounts import Hierarchies, Mount, read_mounts
+from cpumond.host.cgroup.settings import CpuSettings
+from cpumond.testing import make_tree, make_v2_host, v2_cgroup
+
+SETTINGS = CpuSettings(100000, 100000)
+
+
+def mount(version: int, point: str, *controllers: str) -> Mount:
+    return Mount(version, point, frozenset(controllers))
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    """The findings by name; a name with several keeps the last one."""
+    return {finding.check: finding for finding in findings}
+
+
+def hybrid(root: Path) -> Hierarchies:
+    return Hierarchies(2, str(root), str(root), None, str(root))
+
+
+@contextlib.contextmanager
+def no_rights() -> Iterator[None]:
+    """Somebody without rights for the time of a block, where the tests run as root."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+# cgroups
+
+
+def test_each_controller_is_said_with_its_place_and_version():
+    mounts = [
+        mount(1, "/c/cpu", "rw", "cpu"),
+        mount(1, "/c/cpuacct", "rw", "cpuacct"),
+        mount(1, "/c/cpuset", "rw", "cpuset"),
+        mount(2, "/c/unified", "hugetlb"),
+    ]
+    found = by_check(doctor_cgroups.check_mounts(mounts, "m"))
+    assert found["cgroups"] == Finding("cgroups", "ok", "layout hybrid, limits are written in version 1")
+    assert found["controller cpu"].text == "/c/cpu (v1)"
+    assert found["controller cpuacct"].text == "/c/cpuacct (v1)"
+    assert found["controller cpuset"].text == "/c/cpuset (v1)"
+    assert found["cgroup2"].text == "/c/unified, controllers: hugetlb"
+
+
+def test_version_2_needs_no_cpuacct_and_may_lack_cpuset():
+    found = by_check(doctor_cgroups.check_mounts([mount(2, "/c", "cpu", "memory")], "m"))
+    assert found["cgroups"].text == "layout v2, limits are written in version 2"
+    assert "controller cpuacct" not in found
+    assert found["controller cpuset"].level == "warn"
+    assert found["controller cpuset"].advice
+
+
+def test_cpu_time_may_come_from_cgroup2():
+    found = by_check(doctor_cgroups.check_mounts([mount(1, "/c/cpu", "cpu"), mount(2, "/u")], "m"))
+    assert found["controller cpuacct"] == Finding(
+        "controller cpuacct", "ok", "not mounted: CPU time is read from cpu.stat of /u"
+    )
+    assert found["cgroup2"].text == "/u, controllers: none"
+
+
+def test_a_host_without_the_cpu_controller_fails():
+    (finding,) = doctor_cgroups.check_mounts([mount(2, "/c", "memory")], "/proc/self/mountinfo")
+    assert finding.level == "fail"
+    assert "no mounted cgroup hierarchy has the cpu controller" in finding.text
+    assert finding.advice
+
+
+def test_mounts_are_read_with_the_controllers_of_cgroup2(tmp_path):
+    mountinfo = make_v2_host(tmp_path, {})
+    (found,) = read_mounts(mountinfo)
+    assert found.controllers == {"cpuset", "cpu", "io", "memory"}
+    os.unlink(tmp_path / "cgroup" / "cgroup.controllers")
+    assert read_mounts(mountinfo)[0].controllers == frozenset()
+
+
+def test_limit_files_and_burst(tmp_path):
+    root = make_tree(tmp_path, {"a": v2_cgroup(), "b": v2_cgroup()})
+    found = doctor_cgroups.check_limit_files(2, [f"{root}/a", f"{root}/b", f"{root}/gone"], [])
+    assert [(f.check, f.level) for f in found] == [("limit files", "ok"), ("burst", "ok")]
+    assert found[0].text == "cpu.max in all of 2 cgroups"
+    os.unlink(f"{root}/a/cpu.max.burst")
+    os.unlink(f"{root}/b/cpu.max.burst")
+    plain = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])[1]
+    assert (plain.level, plain.text) == ("warn", "the kernel has no cpu.max.burst")
+    wanted = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [], wants_burst=True)[1]
+    assert wanted.level == "warn"
+    assert wanted.text.startswith('the kernel has no cpu.max.burst, which limit_rule = "peak" counts on: ')
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("", False),
+        ('[monitor]\nlimit_rule = "peak"\n', True),
+        ('[monitor]\nlimit_rule = "peak"\nburst_ratio = 0.0\n', False),
+        ('[monitor]\nlimit_rule = "peak"\nactuator = "weight"\n', False),
+    ],
+)
+def test_a_missing_burst_matters_more_under_rule_peak(config, tmp_path, capsys, more, named):
+    with open(config, "a") as file:
+        file.write(more)
+    for place in (tmp_path / "cgroup").rglob("cpu.max.burst"):
+        place.unlink()
+    assert run(["doctor", "--config", str(config), "--json"]) == 0
+    findings = {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["burst"]["level"] == "warn"
+    assert ('limit_rule = "peak"' in findings["burst"]["text"]) is named
+
+
+def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
+    root = make_tree(tmp_path, {"a": {"cpu.stat": ""}, "b": {"cpu.cfs_quota_us": "-1"}})
+    (finding,) = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])
+    assert finding.level == "fail"
+    assert finding.text == f"1 of 1 cgroup without cpu.max: {root}/a"
+    assert "cgroup.subtree_control" in finding.advice
+    (finding,) = doctor_cgroups.check_limit_files(1, [f"{root}/b"], [])
+    assert finding.level == "fail"
+    assert "CONFIG_CFS_BANDWIDTH" in finding.advice
+
+
+def test_a_unit_without_a_limit_file_gets_one_with_its_first_limit(tmp_path):
+    root = make_tree(tmp_path, {"a.service": {"cpu.stat": ""}, "b.service": v2_cgroup(), "c": {"cpu.stat": ""}})
+    units = {f"{root}/a.service", f"{root}/b.service"}
+    (alone,) = doctor_cgroups.check_limit_files(2, [f"{root}/a.service"], [], units)
+    assert (alone.level, alone.text) == (
+        "warn", f"1 unit without cpu.max so far, such as {root}/a.service: its first limit makes it",
+    )  # fmt: skip
+    assert "systemctl set-property --runtime a.service CPUWeight=100" in alone.advice
+    found = doctor_cgroups.check_limit_files(2, sorted(units), [], units)
+    assert [(f.check, f.level) for f in found] == [("limit files", "warn"), ("limit files", "ok"), ("burst", "ok")]
+    found = doctor_cgroups.check_limit_files(2, [f"{root}/a.service", f"{root}/c"], [], units)
+    assert [f.level for f in found] == ["warn", "fail"]
+    assert found[1].text == f"1 of 1 cgroup without cpu.max: {root}/c"
+
+
+def test_what_cgroup2_gives_on(tmp_path):
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu", "memory", "io")], "m"))
+    assert found["cgroup2"].text == f"{tmp_path}, controllers: cpu io memory; given on to the cgroups in it: cpu memory"
+    (tmp_path / "cgroup.subtree_control").write_text("\n")
+    found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu")], "m"))
+    assert found["cgroup2"].text.endswith("given on to the cgroups in it: none")
+
+
+def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
+    root = make_tree(tmp_path, {"plain.service": {"cpu.stat": ""}, "user.slice": v2_cgroup()})
+    plain, limited = f"{root}/plain.service", f"{root}/user.slice"
+    (finding,) = doctor_cgroups.check_limit_files(2, ["/nowhere"], [plain])
+    assert finding.level == "warn"
+    assert [f.level for f in doctor_cgroups.check_limit_files(2, [], [plain, limited])] == ["ok", "ok"]
+    assert doctor_cgroups.check_rights(2, ["/nowhere"]).level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("error", "unified", "level", "text"),
+    [
+        (None, "/u", "ok", "on; cgroups below /u have their own"),
+        (None, None, "warn", "on, but only for the whole host: cgroup2 is not mounted"),
+        (OSError(errno.EOPNOTSUPP, "x", "/p"), "/u", "warn", "the kernel has it, but it is turned off"),
+        (OSError(errno.ENOENT, "x", "/p"), "/u", "warn", "not here (/p: No such file or directory)"),
+    ],
+)
+def test_pressure_is_optional(error, unified, level, text):
+    finding = doctor_cgroups.check_pressure(error, unified)
+    assert (finding.level, finding.text) == (level, text)
+    assert ("optional" in finding.advice) == (level == "warn")
+
+
+def test_reading_a_file_gives_its_error_as_a_value(tmp_path):
+    error = doctor_host.try_read(str(tmp_path / "missing"))
+    assert error is not None
+    assert error.errno == errno.ENOENT
+    (tmp_path / "there").write_text("x")
+    assert doctor_host.try_read(str(tmp_path / "there")) is None
+
+
+def test_managed_roots(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    assert doctor_cgroups.check_roots([], str(tmp_path))[0].text == "empty: no cgroup will ever be written"
+    levels = [finding.level for finding in doctor_cgroups.check_roots(["jobs", "missing", ""], str(tmp_path))]
+    assert levels == ["ok", "warn", "warn"]
+
+
+def test_rights_are_asked_for_without_writing(tmp_path):
+    root = make_tree(tmp_path, {"a": v2_cgroup(), "b": v2_cgroup()})
+    before = os.stat(f"{root}/a/cpu.max").st_mtime_ns
+    assert doctor_cgroups.check_rights(2, [f"{root}/a", f"{root}/b"]).level == "ok"
+    assert os.stat(f"{root}/a/cpu.max").st_mtime_ns == before
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user can look into, unlike ``tmp_path``."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_missing_rights_are_a_warning_without_root(open_path):
+    root = make_tree(open_path, {"a": v2_cgroup(), "b": v2_cgroup()})
+    os.chmod(f"{root}/a/cpu.max", 0o444)
+    with no_rights():
+        finding = doctor_cgroups.check_rights(2, [f"{root}/a"])
+    assert finding.level == "warn"
+    assert finding.text.endswith(f" may not write 1 of 1 limits, such as {root}/a/cpu.max")
+    assert "root" in finding.advice
+
+
+# sources
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """Two jobs, one cgroup with a child, one that is no job."""
+    make_tree(
+        tmp_path,
+        {
+            "jobs": {
+                "op1_job-1": v2_cgroup(),
+                "op1_job-2": v2_cgroup(),
+                "op2_job-3": {**v2_cgroup(), "inner": v2_cgroup()},
+                "stranger": v2_cgroup(),
+            }
+        },
+    )
+    return tmp_path
+
+
+def look_at(host: Path, source: Source, roots: tuple[str, ...] = ("jobs",)) -> list[Finding]:
+    config = AgentConfig(managed_roots=list(roots), source=[source])
+    return doctor_cgroups.check_source(1, source, config, hybrid(host))
+
+
+def test_a_source_shows_a_sample_of_the_jobs_it_makes(host):
+    source = Source(kind="glob", pattern="jobs/*_job-*", id_regex=r"(?P<operation>[^/_]+)_(?P<id>job-\d+)$")
+    found = look_at(host, source)
+    assert found[0].level == "ok"
+    assert found[0].text.startswith(
+        "glob 'jobs/*_job-*' matches 3 cgroups: jobs/op1_job-1 -> job 'job-1' of operation 'op1'; jobs/op1_job-2"
+    )
+    assert "more" not in found[0].text
+    assert [f.text for f in found[1:]] == [
+        "1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups; only leaf cgroups are changed"
+    ]
+
+
+def test_a_source_with_many_cgroups_says_how_many_more(host):
+    for number in range(10):
+        (host / "jobs" / f"x{number}").mkdir()
+    assert look_at(host, Source(kind="glob", pattern="jobs/x*"))[0].text.endswith("-> job 'x2', and 7 more")
+
+
+def test_a_source_that_matches_nothing(host):
+    (finding,) = look_at(host, Source(kind="glob", pattern="none/*"))
+    assert finding.level == "warn"
+    assert finding.text == f"glob 'none/*' matches no cgroup in {host}"
+    assert finding.advice
+
+
+def test_a_regex_that_matches_nothing_and_one_that_matches_some(host):
+    (finding,) = look_at(host, Source(kind="glob", pattern="jobs/*", id_regex="^slurm"))
+    assert finding.level == "warn"
+    assert "but id_regex '^slurm' none of them" in finding.text
+    assert "jobs/op1_job-1" in finding.advice
+    some = look_at(host, Source(kind="glob", pattern="jobs/*", id_regex=r"job-\d+"))
+    assert any("does not match 1 of them, such as 'jobs/stranger'" in finding.text for finding in some)
+
+
+def test_a_regex_that_gives_two_cgroups_one_name(host):
+    found = look_at(host, Source(kind="glob", pattern="jobs/op1*", id_regex=r"op\d"))
+    assert [f.text for f in found[1:]] == ["several cgroups become the job 'op1'"]
+
+
+def test_a_source_outside_managed_roots(host):
+    found = look_at(host, Source(kind="glob", pattern="jobs/op1*"), ("other",))
+    assert found[1].text == "2 of them will never be written, such as 'jobs/op1_job-1': it is outside managed_roots"
+    assert "managed_roots" in found[1].advice
+
+
+# limits of the host
+
+
+@pytest.mark.parametrize(
+    ("hard", "jobs", "max_jobs", "level"),
+    [
+        (30000, 10, 9000, "ok"),
+        (20000, 10, 9000, "warn"),
+        (4096, 10, 9000, "warn"),
+        (1024, 500, 400, "fail"),
+        (resource.RLIM_INFINITY, 10**6, 10**6, "ok"),
+    ],
+)
+def test_descriptors_are_three_for_each_job(hard, jobs, max_jobs, level):
+    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, 3)
+    assert finding.level == level
+    assert bool(finding.advice) == (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("watches", "instances", "needed", "level"),
+    [(8192, 128, 100, "ok"), (8192, 128, 9000, "warn"), (8192, 4, 100, "warn")],
+)
+def test_inotify_limits(watches, instances, needed, level):
+    limits = {"max_user_watches": watches, "max_user_instances": instances}
+    assert doctor_checks.check_inotify(limits, needed)[0].level == level
+
+
+def test_one_more_descriptor_for_the_pressure():
+    (finding,) = doctor_checks.check_descriptors(1024, 1056, "this shell", 250, 200, 4)
+    assert finding.level == "fail"
+    assert "enough for 200 jobs" in finding.text
+    assert "LimitNOFILE=1056" in finding.advice
+
+
+def test_inotify_limits_that_are_not_shown():
+    assert doctor_checks.check_inotify({}, 5)[0].level == "warn"
+
+
+def test_programs_that_change_quotas_are_named():
+    found = doctor_checks.check_writers(["bash", "kubelet", "containerd", "kubelet"])
+    assert [f.text.split()[0] for f in found] == ["containerd", "kubelet"]
+    assert all(f.level == "warn" and f.advice for f in found)
+    assert doctor_checks.check_writers(["bash"])[0].level == "ok"
+
+
+def test_own_process_is_among_the_names():
+    assert doctor_host.list_process_names()
+
+
+@pytest.mark.parametrize(
+    ("booted", "version", "level", "text"),
+    [
+        (True, "systemd 252 (252.39-1~deb12u2)", "ok", "systemd 252 (252.39-1~deb12u2)"),
+        (True, "", "ok", "runs, its version is not shown"),
+        (True, "systemd 219", "warn", "systemd 219"),
+        (False, "systemd 252", "warn", "does not run this machine (systemd 252 is installed)"),
+        (False, "", "warn", "does not run this machine"),
+    ],
+)
+def test_systemd(booted, version, level, text):
+    finding = doctor_checks.check_systemd(booted, version)
+    assert (finding.level, finding.text) == (level, text)
+
+
+def test_no_directory_of_the_tests_is_delegated(tmp_path):
+    assert not doctor_host.is_delegated(str(tmp_path))
+
+
+@pytest.mark.parametrize(("source", "level"), [("tsc", "ok"), ("kvm-clock", "ok"), ("hpet", "warn")])
+def test_clock_source(tmp_path, source, level):
+    (tmp_path / "current_clocksource").write_text(f"{source}\n")
+    (finding,) = doctor_checks.check_clock(str(tmp_path))
+    assert finding.level == level
+    assert source in finding.text
+
+
+def test_a_clock_source_that_is_not_shown(tmp_path):
+    assert doctor_checks.check_clock(str(tmp_path))[0].level == "ok"
+
+
+# directories and what lies in them
+
+
+def test_directories_that_can_be_written_or_made(tmp_path):
+    assert doctor_checks.check_directory("state_dir", str(tmp_path)).text == f"{tmp_path} can be written"
+    finding = doctor_checks.check_directory("state_dir", f"{tmp_path}/a/b")
+    assert finding == Finding("state_dir", "ok", f"{tmp_path}/a/b will be made in {tmp_path}")
+    (tmp_path / "file").write_text("")
+    assert doctor_checks.check_directory("state_dir", f"{tmp_path}/file/b").level == "fail"
+
+
+def test_a_directory_without_rights_is_a_warning_for_who_is_not_root(open_path):
+    open_path.chmod(0o555)
+    with no_rights():
+        finding = doctor_checks.check_directory("runtime_dir", str(open_path))
+    open_path.chmod(0o755)
+    assert finding.level == "warn"
+    assert "cannot be written by" in finding.text
+    assert "root" in finding.advice
+
+
+def test_leftovers_of_a_dead_agent_fail(tmp_path):
+    (tmp_path / "job").mkdir()
+    inode = (tmp_path / "job").stat().st_ino
+    content = Originals("boot", {"job": Original(inode, SETTINGS), "gone": Original(1, SETTINGS)})
+    hierarchies = Hierarchies(1, str(tmp_path), str(tmp_path))
+
+    def check(content: Originals | None, running: bool = False, is_current: bool = True) -> Finding:
+        return doctor_cgroups.check_leftovers("/s", content, running, is_current, hierarchies)
+
+    finding = check(content)
+    assert finding.level == "fail"
+    assert finding.text == "a dead agent left the limits of 1 cgroup, such as 'job'"
+    assert "cpumond restore" in finding.advice
+    assert check(content, running=True).text == "/s holds the original limits of 1 cgroup"
+    assert "earlier boot" in check(content, is_current=False).text
+    assert check(None).text == "/s names no cgroup to put back"
+    (tmp_path / "job").rename(tmp_path / "other")
+    assert check(content).text == "a dead agent left the limits of 1 cgroup, such as 'job'"
+    unseen = check(msgspec.structs.replace(content, root=(1, 1)))
+    assert (unseen.level, "cannot see cgroup job" in unseen.text) == ("fail", True)
+    assert check(Originals("boot", {"gone": Original(1, SETTINGS)})).text == "the cgroups of /s are gone"
+
+
+def test_leftovers_count_where_no_hierarchy_tells(tmp_path):
+    finding = doctor_cgroups.check_leftovers("/s", Originals("b", {"job": Original(1, SETTINGS)}), False, True, None)
+    assert finding.level == "fail"
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_leftovers_are_of_this_boot_by_the_rule_of_restore(config, tmp_path, monkeypatch, is_current):
+    """In a container with a boot id of its own the service is shown another one than the shell of ``doctor``: then the
+    copy in ``runtime_dir`` tells."""
+    asked: list[tuple[str, str]] = []
+
+    def is_of_this_boot(content: Originals, copy_path: str) -> bool:
+        asked.append((content.boot_id, copy_path))
+        return is_current
+
+    monkeypatch.setattr(state_file, "is_of_this_boot", is_of_this_boot)
+    loaded = load_config(str(config))
+    os.mkdir(loaded.state_dir)
+    inode = (tmp_path / "cgroup/jobs/job-1").stat().st_ino
+    save(f"{loaded.state_dir}/originals.state", Originals("another", {"jobs/job-1": Original(inode, SETTINGS)}))
+    (finding,) = doctor._examine_leftovers(loaded, hybrid(tmp_path / "cgroup"), AgentSeen(False))
+    assert asked == [("another", f"{loaded.runtime_dir}/originals.state")]
+    assert finding.level == ("fail" if is_current else "ok")
+    assert ("earlier boot" in finding.text) is not is_current
+
+
+def test_the_pause_file(tmp_path):
+    assert doctor_checks.check_pause(str(tmp_path)).level == "ok"
+    (tmp_path / "pause").write_text("")
+    finding = doctor_checks.check_pause(str(tmp_path))
+    assert finding.level == "warn"
+    assert finding.advice == f"rm {tmp_path}/pause"
+
+
+# the agent
+
+
+def test_the_holder_of_the_lock_is_found_without_taking_it(tmp_path):
+    config = AgentConfig(runtime_dir=str(tmp_path))
+    assert doctor_host.find_agent(config) == AgentSeen(False)
+    with hold_lock(str(tmp_path), "/etc/some.toml"):
+        seen = doctor_host.find_agent(config)
+    assert seen.running
+    assert (seen.pid, seen.config) == (os.getpid(), "/etc/some.toml")
+    assert doctor_host.find_agent(config) == AgentSeen(False)
+
+
+def test_a_lock_whose_file_says_nothing(tmp_path):
+    with open(tmp_path / "agent.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert doctor_host.find_agent(AgentConfig(runtime_dir=str(tmp_path))) == AgentSeen(True, os.getpid())
+
+
+def test_the_text_of_the_kernel_about_locks():
+    locks = (
+        "1: POSIX  ADVISORY  WRITE 11 fe:00:5 0 EOF\n"
+        "2: FLOCK  ADVISORY  WRITE 12 fe:00:6 0 EOF\n"
+        "2: -> FLOCK  ADVISORY  WRITE 13 fe:00:5 0 EOF\n"
+        "3: FLOCK  ADVISORY  WRITE 14 fe:00:5 0 EOF\n"
+    )
+    device = os.makedev(0xFE, 0)
+    assert doctor_host.find_lock_pid(locks, device, 5, None) == 14
+    assert doctor_host.find_lock_pid(locks, device, 6, None) == 12
+    assert doctor_host.find_lock_pid(locks, device, 7, None) is None
+    # Another device is believed only when the file itself names the process.
+    assert doctor_host.find_lock_pid(locks, os.makedev(1, 1), 5, None) is None
+    assert doctor_host.find_lock_pid(locks, os.makedev(1, 1), 5, 14) == 14
+
+
+def test_an_agent_that_runs_and_one_that_does_not(tmp_path):
+    config = AgentConfig(runtime_dir="/run/x", path=str(tmp_path / "a.toml"))
+    (finding,) = doctor_checks.check_agent(AgentSeen(False), config)
+    assert finding.level == "warn"
+    assert finding.text == "none runs: nobody holds /run/x/agent.lock"
+    (finding,) = doctor_checks.check_agent(AgentSeen(True, 7, 1.0, str(tmp_path / "a.toml")), config)
+    assert finding.text.startswith("an agent runs, pid 7, since 19")
+    assert doctor_checks.check_agent(AgentSeen(True), config)[0].text == "an agent runs, with built-in defaults"
+
+
+def test_an_agent_with_another_configuration_is_said():
+    seen = AgentSeen(True, 7, None, "/etc/b.toml")
+    found = doctor_checks.check_agent(seen, AgentConfig(path="/etc/a.toml"))
+    assert found[1].text == "it runs with /etc/b.toml, but /etc/a.toml is looked at"
+
+
+class ToldClient(AgentClient):
+    """A client whose agent always answers the same."""
+
+    def __init__(self, answer: dict[str, object]) -> None:
+        super().__init__("/s")
+        self.answer = answer
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        return msgspec.json.encode(self.answer)
+
+
+STATUS: dict[str, object] = {
+    "node_id": "n",
+    "layout": "v2",
+    "tick_duration_s": 0.001,
+    "check_period_s": 1.0,
+    "paused": False,
+    "totals": {"cpu_limit": 0.0, "current_cpu_limit": 0.0, "reclaimed": 0.0},
+    "counters": {},
+    "jobs": [],
+    "last_tick_age_s": 0.5,
+}
+
+
+def test_what_the_agent_answers():
+    assert [f.level for f in doctor_checks.check_answer(ToldClient(STATUS))] == ["ok"]
+    found = doctor_checks.check_answer(
+        ToldClient({**STATUS, "problems": ["no cgroup matches"], "last_tick_age_s": 30.0})
+    )
+    assert [(f.level, f.text) for f in found] == [
+        ("ok", "it answers on /s and follows 0 jobs"),
+        ("warn", "no cgroup matches"),
+        ("fail", "its last check was 30 s ago, one is due every 1 s"),
+    ]
+
+
+def test_an_agent_that_holds_the_lock_but_does_not_answer_fails(tmp_path):
+    (finding,) = doctor_checks.check_answer(AgentClient(str(tmp_path / "control.sock")))
+    assert finding.level == "fail"
+    assert "restart" in finding.advice
+
+
+# addresses
+
+
+def answer_with(problem: str) -> Callable[[str, int], str]:
+    return lambda *_: problem
+
+
+def test_the_receiver_of_reports():
+    assert doctor_checks.check_report("log", "", answer_with("must not be asked")).level == "ok"
+    assert (
+        doctor_checks.check_report("http", "http://s:1/x", answer_with("")).text
+        == "s port 1 of http://s:1/x takes connections"
+    )
+    finding = doctor_checks.check_report("http", "https://s/x", answer_with("Connection refused"))
+    assert finding == Finding(
+        "report",
+        "fail",
+        "s port 443 of https://s/x: Connection refused",
+        "start the receiver or correct report.url; the agent goes on without it and reports when it is back",
+    )
+
+
+@pytest.mark.parametrize(
+    ("running", "problem", "text", "level", "said"),
+    [
+        (False, "refused", "", "ok", "127.0.0.1:9 is free"),
+        (True, "refused", "", "warn", "the agent runs, but nothing answers on 127.0.0.1:9"),
+        (True, "", "cpumond_build_info 1", "ok", "the agent serves http://127.0.0.1:9/metrics"),
+        (False, "", "cpumond_build_info 1", "fail", "127.0.0.1:9 is in use by another agent"),
+        (False, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
+        (True, "", "hello", "fail", "127.0.0.1:9 is in use by another program"),
+    ],
+)
+def test_the_address_of_the_metrics(running, problem, text, level, said):
+    finding = doctor_checks.check_metrics("127.0.0.1:9", running, answer_with(problem), lambda _: text, lambda _: "")
+    assert (finding.level, finding.text) == (level, said)
+
+
+def test_an_address_of_all_interfaces_is_asked_on_loopback():
+    asked: list[str] = []
+    for listen in ("0.0.0.0:9", "[::]:9"):
+        doctor_checks.check_metrics(
+            listen, True, answer_with(""), lambda url: asked.append(url) or "", doctor_host.find_absent
+        )
+    assert asked == ["http://127.0.0.1:9/metrics", "http://[::1]:9/metrics"]
+    assert doctor_checks.check_metrics("", True, answer_with(""), lambda _: "", lambda _: "x").level == "ok"
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:9", "[2001:db8::1]:9"])
+@pytest.mark.parametrize("running", [True, False])
+def test_an_address_that_is_not_here_is_a_warning(listen, running):
+    """Whoever has it elsewhere is not asked. These are kept for documentation."""
+    finding = doctor_checks.check_metrics(
+        listen, running, answer_with(""), lambda _: pytest.fail("asked"), doctor_host.find_absent
+    )
+    assert (finding.check, finding.level) == ("metrics", "warn")
+    assert finding.text == (
+        f"this host does not have the address {listen[:-2].strip('[]')}; on {listen} nobody is answered until it comes"
+    )
+    assert "`ip address`" in finding.advice
+
+
+def test_which_hosts_are_absent(monkeypatch):
+    assert [doctor_host.find_absent(host) for host in ("127.0.0.1", "localhost", "::", "a..b")] == [""] * 4
+    found = [(socket.AF_INET, 2, 17, "", (address, 0)) for address in ("192.0.2.1", "203.0.113.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert doctor_host.find_absent("node-7") == "192.0.2.1 and 203.0.113.1"
+    found.append((socket.AF_INET, 2, 17, "", ("127.0.0.1", 0)))
+    assert doctor_host.find_absent("node-7") == ""
+
+
+def test_a_connection_is_tried_for_real():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert doctor_host.try_connect("127.0.0.1", port) == "Connection refused"
+        listener.listen()
+        assert doctor_host.try_connect("127.0.0.1", port) == ""
+    assert doctor_host.try_connect("127.0.0.1", port) == "Connection refused"
+    assert doctor_host.try_connect("a..b", 1) != ""
+    assert doctor_host.read_metrics(f"http://127.0.0.1:{port}/metrics") == ""
+
+
+def test_one_read_is_measured(tmp_path):
+    root = make_tree(tmp_path, {"job": v2_cgroup()})
+    finding = doctor_cgroups.measure_read(hybrid(tmp_path), "job")
+    assert re.match(r"[0-9.]+ us for job: 1000 jobs each second take [0-9.]+ % of a core", finding.text)
+    assert doctor_cgroups.measure_read(hybrid(tmp_path), "gone").level == "warn"
+    assert root
+
+
+# the whole
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration over a fake host with one job."""
+    mountinfo = make_v2_host(
+        tmp_path, {"jobs": {**v2_cgroup(), "job-1": v2_cgroup()}, "cgroup.subtree_control": "cpu\n"}
+    )
+    path = tmp_path / "cpumond.toml"
+    path.write_text(
+        f'mountinfo = "{mountinfo}"\nstate_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\n'
+        f'managed_roots = ["jobs"]\n[metrics]\nlisten = ""\n[[source]]\nkind = "glob"\npattern = "jobs/job-*"\n'
+    )
+    return path
+
+
+def test_a_good_host_is_0(config, capsys):
+    assert run(["doctor", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("ok    source 1") and "jobs/job-1 -> job 'job-1'" in line for line in lines)
+    assert any(line.startswith("ok    limit files") for line in lines)
+    assert any(line.startswith("ok    counter read") and " for jobs/job-1: " in line for line in lines)
+    assert re.fullmatch(r"\d+ findings: \d+ ok, \d+ to look at, 0 failed", lines[-1])
+
+
+def test_json_has_all_findings_and_the_exit_code(config, capsys):
+    assert run(["doctor", "--config", str(config), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["exit_code"] == 0
+    checks = {finding["check"] for finding in answer["findings"]}
+    assert checks >= {
+        "host", "configuration", "cgroups", "controller cpu", "pressure", "managed_roots", "source 1", "limit files",
+        "burst", "rights", "counter read", "descriptors", "inotify", "agent", "other writers", "systemd", "clock",
+        "state_dir", "runtime_dir", "leftovers", "pause file", "report", "metrics", "added jobs",
+    }  # fmt: skip
+    assert all(finding["advice"] for finding in answer["findings"] if finding["level"] != "ok")
+
+
+def test_a_failed_check_is_69(config, capsys):
+    with open(config, "a") as file:
+        file.write('[report]\nkind = "http"\nurl = "http://127.0.0.1:1/"\n')
+    assert run(["doctor", "--config", str(config)]) == 69
+    assert "fail  report" in capsys.readouterr().out
+
+
+def test_a_wrong_configuration_is_78_and_the_rest_is_looked_at_all_the_same(tmp_path, capsys):
+    path = tmp_path / "cpumond.toml"
+    path.write_text("nonsense = 1\n")
+    assert run(["doctor", "--config", str(path)]) == 78
+    out = capsys.readouterr().out
+    assert f"fail  configuration  {path}: nonsense: unknown key" in re.sub(" +", lambda m: m[0][:2], out)
+    assert "agent" in out
+    assert run(["doctor", "--config", str(tmp_path / "missing.toml")]) == 78
+
+
+def test_without_a_configuration_the_defaults_are_looked_at(tmp_path):
+    config, findings = doctor_checks.check_config(str(tmp_path / "missing.toml"), explicit=False)
+    assert config.path == ""
+    assert [finding.level for finding in findings] == ["warn"]
+    assert doctor.choose_exit_code(findings) == 0
+
+
+def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config):
+    config.chmod(0)
+    with no_rights():
+        _, (finding,) = doctor_checks.check_config(str(config), explicit=True)
+    assert finding.level == "warn"
+    assert "the built-in defaults are looked at" in finding.text
+
+
+def test_a_host_without_cgroups_is_69_without_a_traceback(tmp_path, capsys):
+    (tmp_path / "mountinfo").write_text("")
+    path = tmp_path / "cpumond.toml"
+    path.write_text(
+        f'mountinfo = "{tmp_path}/mountinfo"\nstate_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}"\n'
+        '[metrics]\nlisten = ""\n'
+    )
+    assert run(["doctor", "--config", str(path)]) == 69
+    (tmp_path / "mountinfo").unlink()
+    assert run(["doctor", "--config", str(path)]) == 0
+    assert "could not be looked at" in capsys.readouterr().out
+
+
+def test_jobs_added_at_run_time_are_looked_at_too(config, tmp_path, capsys):
+    (tmp_path / "state").mkdir()
+    make_tree(tmp_path / "cgroup", {"jobs": {"added": v2_cgroup()}})
+    save(f"{tmp_path}/state/registered.state", Registry({"added": RegisteredJob("added", "jobs/added")}))
+    save(f"{tmp_path}/state/originals.state", Originals(read_boot_id(), {}))
+    assert run(["doctor", "--config", str(config)]) == 0
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "added jobs 1 job added by `cpumond job add`" in out
+    assert "now 2, discovery.max_jobs" in out
+
+
+def test_damaged_state_files_are_said(config, tmp_path, capsys):
+    (tmp_path / "state").mkdir()
+    for name in ("originals.state", "registered.state"):
+        (tmp_path / "state" / name).write_text("nonsense\n")
+    assert run(["doctor", "--config", str(config)]) == 69
+    out = capsys.readouterr().out
+    assert "originals.state: not a state file of version 1" in out
+    assert "could not be looked at" in out
+    assert sorted(os.listdir(tmp_path / "state")) == ["originals.state", "registered.state"]
+
+
+def test_a_state_that_may_not_be_read_is_a_warning(config, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o700)
+    save(f"{tmp_path}/state/originals.state", Originals("x", {}))
+    loaded = load_config(str(config))
+    os.chmod(tmp_path / "state", 0)
+    with no_rights():
+        (finding,) = doctor._examine_leftovers(loaded, None, AgentSeen(False))
+    os.chmod(tmp_path / "state", 0o700)
+    assert finding.level == "warn"
+
+
+def test_an_agent_that_holds_the_lock_only(config, tmp_path, capsys):
+    with hold_lock(f"{tmp_path}/run", str(config)):
+        assert run(["doctor", "--config", str(config)]) == 69
+    out = capsys.readouterr().out
+    assert f"an agent runs, pid {os.getpid()}" in out
+    assert "no agent answers on" in out
+
+
+def test_findings_are_wrapped_on_a_terminal_only():
+    findings = [Finding("a check", "warn", "word " * 40, "do " * 60), Finding("b", "ok", "x")]
+    assert all(len(line) <= 80 for line in unstyled(doctor.draw_findings(findings, 80)).split("\n"))
+    assert len(doctor.draw_findings(findings, None).split("\n")) == 4
+    assert unstyled(doctor.draw_findings(findings, None)).endswith("2 findings: 1 ok, 1 to look at, 0 failed")
+
+
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def executor_config(tmp_path: Path, text: str) -> AgentConfig:
+    return finish_config(parse_config_text(f'state_dir = "{tmp_path}/s"\n{text}', "t"), "t")
+
+
+def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
+    assert "no node of a scheduler" in doctor_checks.check_scheduler("", lambda *_: "").text
+    finding = doctor_checks.check_scheduler("http://h:9757", lambda host, port: f"{host} {port} refused")
+    assert (finding.level, "h 9757 refused" in finding.text) == ("fail", True)
+    assert doctor_checks.check_scheduler("https://h/x", lambda _, port: "" if port == 443 else "wrong").level == "ok"
+    assert doctor_checks.check_scheduler("http://h:99999999", lambda *_: "").level == "fail"
+
+
+def test_a_scheduler_that_lets_everybody_in_is_a_warning() -> None:
+    asked: list[str] = []
+
+    def read(url: str) -> str:
+        asked.append(url)
+        return '{"user":"root","is_open":true}'
+
+    [finding] = doctor_checks.check_scheduler_access("http://127.0.0.1:1/", read)
+    assert asked == ["http://127.0.0.1:1/api/v1/me"]
+    assert (finding.level, "every user of its host may run operations" in finding.text) == ("warn", True)
+    assert "tokens_file" in finding.advice
+    for answer in ('{"is_open":false}', '{"error":"Authentication failed","code":900}', "", "<html>", '{"is_open":3}'):
+        assert doctor_checks.check_scheduler_access("http://h", lambda _, text=answer: text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "booted", "library", "levels", "words"),
+    [
+        ("", True, True, ["ok"], "no jobs are run"),
+        ('[scheduler]\nurl = "http://h"', True, True, ["ok"], "without slots"),
+        ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
+        (
+            '[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"',
+            True,
+            True,
+            ["ok", "warn", "ok"],
+            "systemd runs",
+        ),
+        (
+            '[scheduler]\nurl = "http://h"\n[executor]\nkind = "systemd"',
+            False,
+            False,
+            ["ok", "fail", "fail", "ok"],
+            "pip",
+        ),
+        ('[scheduler]\nurl = "http://h"\n[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u"),
+    ],
+)
+def test_whether_jobs_can_be_run(
+    tmp_path: Path, text: str, booted: bool, library: bool, levels: list[str], words: str
+) -> None:
+    found = doctor_checks.check_executor(executor_config(tmp_path, text), booted, library)
+    assert [finding.level for finding in found] == levels
+    assert any(words in finding.text + finding.advice for finding in found)

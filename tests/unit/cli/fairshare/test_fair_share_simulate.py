@@ -1,0 +1,484 @@
+"""``cpumond fair-share simulate``: what it reads, what it writes, and the sentence behind each mistake."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpumond.cli.fairshare.command  # noqa: F401  (loaded before a test gives its rights away)
+import cpumond.cli.fairshare.simulate as module
+from cpumond.cli import run
+from cpumond.cli.fairshare.simulate import parse_scenario
+from cpumond.core.errors import ConfigError
+from cpumond.fairshare.simulate import Event, Scenario, SimulationRow
+
+EXAMPLES = Path(__file__).parents[4] / "config" / "examples"
+
+TREE = """
+total_resources = { cpu = 100 }
+
+[[pools]]
+name = "p"
+parent = "<root>"
+integral = { type = "burst", resource_flow = { cpu = 10 }, burst_guarantee_resources = { cpu = 50 } }
+
+[[operations]]
+name = "reports"
+parent = "p"
+"""
+START = '[[script]]\noperation = "reports"\nat = "2s"\naction = "start"\ndemand = { cpu = 30 }\n'
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> str:
+    path = tmp_path / "tree.toml"
+    path.write_text(TREE + START)
+    return str(path)
+
+
+def simulate(*arguments: str) -> int:
+    return run(["fair-share", "simulate", *arguments])
+
+
+def parse(text: str) -> Scenario:
+    return parse_scenario(text.encode(), "tree.toml")
+
+
+def read_rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# rows
+
+
+def test_rows_go_to_standard_output_a_header_and_one_per_step_and_pool(tree, capsys):
+    assert simulate(tree, "--until", "3") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    header, *rows = out.splitlines()
+    assert header == (
+        "time_s,pool,guarantee_type,demand,usage,strong_guarantee,resource_flow,burst_guarantee,fair_share,"
+        "fair_share_strong_guarantee,fair_share_integral_guarantee,fair_share_weight_proportional,accumulated_volume,"
+        "integral_pool_capacity"
+    )
+    assert rows == [
+        "0,p,burst,0,0,0,10,50,0,0,0,0,0,864000",
+        "1,p,burst,0,0,0,10,50,0,0,0,0,10,864000",
+        "2,p,burst,30,30,0,10,50,30,0,0.333333,29.666667,20,864000",
+        "3,p,burst,30,30,0,10,50,30,0,0.4945,29.5055,29.67,864000",
+    ]
+
+
+def test_a_day_in_steps_of_a_second_is_the_default(tree, monkeypatch, capsys):
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(module, "simulate", lambda _, until_s, step_s: asked.append((until_s, step_s)) or iter(()))
+    assert simulate(tree) == 0
+    assert asked == [(86400.0, 1.0)]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "times"),
+    [
+        ("1s", "2s", ["0", "2", "4", "6"]),
+        ("1s", "2.5s", ["0", "3", "5"]),
+        ("100ms", "300ms", ["0", "0.3", "0.6", "0.9", "1.2"]),
+        ("2s", "1s", ["0", "2", "4", "6"]),
+        ("2s", "0", ["0", "2", "4", "6"]),
+        ("1s", "1h", ["0"]),
+    ],
+)
+def test_every_prints_the_first_step_of_each_stretch(tree, capsys, step, every, times):
+    until = "1.2s" if step == "100ms" else "6s"
+    assert simulate(tree, "--until", until, "--step", step, "--every", every) == 0
+    assert [row["time_s"] for row in read_rows(capsys.readouterr().out)] == times
+
+
+def test_rows_go_into_a_file(tree, tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    assert simulate(tree, "--until", "2", "--csv", str(path)) == 0
+    assert capsys.readouterr().out == ""
+    assert [row["time_s"] for row in read_rows(path.read_text())] == ["0", "1", "2"]
+
+
+def test_names_with_commas_and_quotes_read_back(tmp_path, capsys):
+    name = 'a,"b"'
+    path = tmp_path / "tree.toml"
+    path.write_text(TREE.replace('name = "p"', f"name = '{name}'").replace('parent = "p"', f"parent = '{name}'"))
+    assert simulate(str(path), "--until", "0") == 0
+    assert [row["pool"] for row in read_rows(capsys.readouterr().out)] == [name]
+
+
+# the page
+
+
+def test_the_page_is_beside_the_rows(tree, tmp_path, capsys):
+    path = tmp_path / "page.html"
+    assert simulate(tree, "--until", "10", "--html", str(path)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 12
+    text = path.read_text()
+    assert "<h1>tree.toml</h1>" in text
+    assert "10s with a fair-share update every 1s" in text
+    assert sorted(os.listdir(tmp_path)) == ["page.html", "tree.toml"]
+
+
+def test_every_thins_out_the_rows_and_not_the_page(tree, tmp_path, capsys):
+    pages = [tmp_path / "a.html", tmp_path / "b.html"]
+    assert simulate(tree, "--until", "10", "--html", str(pages[0])) == 0
+    assert simulate(tree, "--until", "10", "--html", str(pages[1]), "--every", "5s") == 0
+    assert pages[0].read_text() == pages[1].read_text()
+
+
+def test_a_page_that_was_there_stays_until_the_new_one_is_complete(tree, tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def interrupted(*_: Any) -> Iterator[SimulationRow]:
+        assert path.read_text() == "old"
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(module, "simulate", interrupted)
+    assert simulate(tree, "--html", str(path)) == 130
+    assert path.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["page.html", "tree.toml"]
+
+
+def test_what_a_killed_run_left_behind_is_in_nobodys_way(tree, tmp_path, capsys):
+    path = tmp_path / "page.html"
+    (tmp_path / f"page.html.{os.getpid()}.tmp").write_text("left")
+    assert simulate(tree, "--until", "1", "--html", str(path)) == 0
+    assert sorted(os.listdir(tmp_path)) == ["page.html", "tree.toml"]
+
+
+def test_a_link_to_a_page_stays_a_link(tree, tmp_path, capsys):
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert simulate(tree, "--until", "1", "--html", str(link)) == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tree, tmp_path, capsys):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    texts: list[str] = []
+    reader = threading.Thread(target=lambda: texts.append(path.read_text()), daemon=True)
+    reader.start()
+    assert simulate(tree, "--until", "1", "--html", str(path)) == 0
+    reader.join(100)
+    assert path.is_fifo()
+    assert texts[0].startswith("<!DOCTYPE html>")
+
+
+def test_a_pipe_that_nobody_reads_is_73(tree, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cpumond.cli.replacement.READER_WAIT_S", 0.0)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert simulate(tree, "--until", "1", "--html", str(path)) == 73
+    assert "nobody reads this pipe; give --html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_file_that_cannot_be_made_is_73_before_anything_is_computed(tree, tmp_path, monkeypatch, capsys, option):
+    monkeypatch.setattr(module, "render_html", lambda *_, **__: pytest.fail("computed"))
+    path = str(tmp_path / "missing" / "file")
+    assert simulate(tree, option, path) == 73
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"cpumond: cannot write {path}: No such file or directory; give {option} a file that can be written\n"
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_folder_is_73(tree, tmp_path, capsys, option):
+    assert simulate(tree, option, str(tmp_path)) == 73
+    assert "Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_full_disk_is_73(tree, capsys, option):
+    assert simulate(tree, "--until", "5", option, "/dev/full") == 73
+    assert capsys.readouterr().err == (
+        f"cpumond: cannot write /dev/full: No space left on device; give {option} a file that can be written\n"
+    )
+
+
+# at a terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_at_a_terminal_and_taken_away(tree, monkeypatch, capsys):
+    monkeypatch.setattr(module, "PROGRESS_S", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert simulate(tree, "--until", "300") == 0
+    assert terminal.getvalue() == (
+        "\rsimulated 0s of 5m\x1b[K"
+        "\rsimulated 4m 16s of 5m\x1b[K"
+        "\r\x1b[K"
+    )  # fmt: skip
+
+
+def test_there_is_no_progress_between_the_rows(tree, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert simulate(tree, "--until", "1") == 0
+    assert terminal.getvalue().startswith("time_s,pool,")
+    assert len(terminal.getvalue().splitlines()) == 3
+
+
+def test_a_terminal_does_not_get_the_rows_when_there_is_a_page(tree, tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert simulate(tree, "--until", "1", "--html", str(tmp_path / "page.html")) == 0
+    assert terminal.getvalue() == ""
+
+
+def test_help_shows_an_example(capsys):
+    assert simulate("--help") == 0
+    assert "cpumond fair-share simulate burst-pool.toml --until 24h --step 1s" in capsys.readouterr().out
+
+
+# what is read
+
+
+def test_toml_and_json_are_the_same_scenario():
+    tree = {
+        "total_resources": {"cpu": 100},
+        "pools": [
+            {
+                "name": "p",
+                "parent": "<root>",
+                "integral": {
+                    "type": "burst",
+                    "resource_flow": {"cpu": 10},
+                    "burst_guarantee_resources": {"cpu": 50},
+                },
+            }
+        ],
+        "operations": [{"name": "reports", "parent": "p"}],
+        "script": [{"operation": "reports", "at": 2, "action": "start", "demand": {"cpu": 30}}],
+    }
+    assert parse(f"\n {json.dumps(tree)}") == parse(TREE + START)
+
+
+def test_an_event_with_all_its_keys():
+    text = 'at = "1h30m"\naction = "ramp"\ndemand = { cpu = 5, memory = 7 }\nover = 90\nrepeat-every = "1d"\n'
+    script = parse(f'{TREE}[[script]]\noperation = "reports"\n{text}').script
+    assert script == (Event("reports", 5400.0, "ramp", (0.0, 5.0, 0.0, 7.0, 0.0), 90.0, 86400.0),)
+
+
+@pytest.mark.parametrize(
+    ("at", "at_s"), [("5", 5.0), ("0.25", 0.25), ('"5"', 5.0), ('"250ms"', 0.25), ('"1h 30m"', 5400.0)]
+)
+def test_a_duration_without_a_unit_is_in_seconds(at, at_s):
+    assert parse(TREE + START.replace('"2s"', at)).script[0].at_s == at_s
+
+
+def test_a_script_may_be_left_out():
+    assert parse(TREE).script == ()
+
+
+def test_a_tree_as_of_an_update_is_read_too():
+    text = 'now = 5e9\nprevious_update_time = 4e9\nid = "x"\n'
+    assert parse(text + TREE + START) == parse(TREE + START)
+
+
+def test_a_dash_reads_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + TREE.encode()), encoding="ascii"))
+    assert simulate("-", "--until", "1") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_standard_input_that_is_no_file_is_read_too(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(TREE))
+    assert simulate("-", "--until", "1", "--html", str(tmp_path / "page.html")) == 0
+    assert "<h1>standard input</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_a_closed_standard_input_is_empty(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert simulate("-") == 78
+    assert capsys.readouterr().err.startswith("cpumond: standard input: is empty; see 'cpumond fair-share simulate -")
+
+
+def test_guarantees_beyond_the_cluster_are_a_warning(tmp_path, capsys):
+    path = tmp_path / "tree.toml"
+    path.write_text(TREE.replace("cpu = 50", "cpu = 150"))
+    assert simulate(str(path), "--until", "0") == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("cpumond: warning: ")
+    assert err.endswith("(code 29000)\n")
+    assert read_rows(out)[0]["burst_guarantee"] == "100"
+
+
+# mistakes
+
+
+def test_a_missing_file_is_69(tmp_path, capsys):
+    path = str(tmp_path / "missing.toml")
+    assert simulate(path) == 69
+    assert capsys.readouterr().err == (
+        f"cpumond: {path}: cannot be read: No such file or directory; give the path of a scenario\n"
+    )
+
+
+def test_missing_rights_are_77(tree, capsys):
+    os.chmod(tree, 0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        assert simulate(tree) == 77
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert "cannot be read: Permission denied; run as root or fix its rights" in capsys.readouterr().err
+
+
+def test_a_wrong_file_is_78_naming_the_file_once(tmp_path, capsys):
+    path = tmp_path / "tree.toml"
+    for text in (TREE + START.replace('"start"', '"begin"'), TREE + START.replace("reports", "report"), "x = 1"):
+        path.write_text(text)
+        assert simulate(str(path)) == 78
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"cpumond: {path}: ")
+        assert err.count(str(path)) == 1
+
+
+def test_an_endless_file_is_78(monkeypatch, capsys):
+    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    assert simulate("/dev/zero") == 78
+    assert "/dev/zero: is longer than " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "is empty; see 'cpumond fair-share simulate --help' for what it holds"),
+        (b"# only a comment\n", "is empty; "),
+        (b"\xff", "byte 0 is not UTF-8; expected TOML or JSON"),
+        (b"x = ", "not valid TOML, and JSON begins with {: Invalid value (at end of document)"),
+        (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
+        (b"x = " + b"[" * 5000, "is nested too deeply; "),
+        (b'{"x": ' + b"[" * 100_000, "is nested too deeply; "),
+        (b"x = " + b"1" * 5000, "holds a number of thousands of digits; "),
+        (b"scripts = 1", 'unknown key "scripts"; did you mean "script"?'),
+        (b"zzz = 1", 'unknown key "zzz"; known are total_resources, options, root, pools, operations, script'),
+        (b"pools = 1", "pools: expected a list, got 1"),
+        (b"pools = []", 'the key "total_resources" is missing'),
+        (b"total_resources = { cpu = inf }", "total_resources.cpu: inf is no amount; leave a limit out where there is"),
+        (b'{"pools": [{"weight": NaN}]}', "pools 1.weight: nan is no amount; "),
+        (b"total_resources = { cpu = 10 }\nscript = 5", "script: expected a list of tables ([[script]])"),
+        (b"total_resources = { cpu = 10 }\nscript = [5]", "script 1: must be a table, got a number (5)"),
+        (b"total_resources = { cpu = 1979-01-01 }", 'total_resources: cpu: expected a number, got "1979-01-01"'),
+        (b"total_resources = { cpu = 1" + b"0" * 400 + b" }", "total_resources: cpu: "),
+    ],
+)
+def test_what_is_no_scenario_is_one_sentence(text, message):
+    with pytest.raises(ConfigError) as error:
+        parse_scenario(text, "tree.toml")
+    assert str(error.value).startswith(f"tree.toml: {message}")
+
+
+def test_the_tree_is_checked_as_that_of_an_update():
+    with pytest.raises(ConfigError, match=r'^tree.toml: pool "p": unknown key "weights"; did you mean "weight"\?$'):
+        parse(TREE.replace("integral", "weights = 3\nintegral"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("operation", "operations", "script 1.operations: unknown key; did you mean 'operation'?"),
+        ('at = "2s"\n', "", "script 1: 'at' is missing; it has no default"),
+        ('"2s"', '"2 hours"', 'script 1.at: expected a duration such as "1s", "250ms" or "1h30m", got \'2 hours\', or'),
+        ('"2s"', '""', "script 1.at: expected a duration such as "),
+        ('"2s"', '"nan"', "script 1.at: expected a duration in [0s, 36500d], got nan"),
+        ('"2s"', "-1", "script 1.at: must be a number >= 0 or a text, got -1"),
+        ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
+        ("cpu = 30", "cpus = 30", "script 1.demand.cpus: unknown key; did you mean 'cpu'?"),
+        ("cpu = 30", "cpu = -1", "script 1.demand.cpu: must be a number >= 0, got -1"),
+        ("cpu = 30", "cpu = 1e300", "script 1.demand.cpu: expected a number in "),
+        ("demand = { cpu = 30 }", "", 'script 1: "demand" is missing; action "start" needs it'),
+        ('"start"', '"stop"', 'script 1.demand: an event with action "stop" has none'),
+        ('"start"', '"ramp"', 'script 1: "over" is missing; action "ramp" needs it'),
+        ('"start"', '"ramp"\nover = 0', "script 1.over: a ramp takes longer than 0s; "),
+        ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" has none'),
+        ('"start"', '"start"\nrepeat_every = 0', "script 1.repeat_every: expected a duration in [1s, 36500d], got 0s"),
+        ("reports", "report", 'script 1.operation: there is no operation "report"; did you mean "reports"?'),
+    ],
+)
+def test_a_wrong_event_is_one_sentence(old, new, message):
+    with pytest.raises(ConfigError) as error:
+        parse(TREE + START.replace(old, new, 1))
+    assert str(error.value).startswith(f"tree.toml: {message}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--step", "0"], ["--step", "1us"], ["--until", "-1"], ["--until", "1y"], ["--every", "x"], ["TREE", "more"]],
+)
+def test_a_wrong_command_line_is_64(tree, capsys, arguments):
+    words = [tree if word == "TREE" else word for word in arguments]
+    assert simulate(*words, *([tree] if arguments and "TREE" not in arguments else [])) == 64
+    assert capsys.readouterr().err.startswith("cpumond: ")
+
+
+# the shipped examples
+
+
+def run_example(name: str, capsys: pytest.CaptureFixture[str], page: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a day of an example in steps of a minute, by pool."""
+    assert simulate(str(EXAMPLES / name), "--step", "60s", "--html", str(page)) == 0
+    out, err = capsys.readouterr()
+    assert err == "", "an example has no warnings"
+    pools: dict[str, list[dict[str, Any]]] = {}
+    for row in read_rows(out):
+        numbers = {key: value if key in ("pool", "guarantee_type") else float(value) for key, value in row.items()}
+        pools.setdefault(row["pool"], []).append(numbers)
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    return pools
+
+
+def test_the_example_of_a_burst_pool_shows_what_its_comments_say(tmp_path, capsys):
+    pools = run_example("burst-pool.toml", capsys, tmp_path / "page.html")
+    at = {row["time_s"] / 3600: row for row in pools["reports"]}
+    assert at[0.0]["integral_pool_capacity"] == 8_640_000
+    assert at[2.0]["accumulated_volume"] == pytest.approx(7_200_000 + 2 * 3600 * 100)
+    assert at[4.0]["accumulated_volume"] == at[5.0]["accumulated_volume"] == 8_640_000
+    assert [at[hour]["fair_share_integral_guarantee"] for hour in (5.0, 8.0, 10.9)] == [500, 500, 500]
+    assert at[6.0]["accumulated_volume"] == pytest.approx(8_640_000 - 3600 * 400)
+    assert at[11.5]["fair_share_integral_guarantee"] == pytest.approx(100, rel=0.01)
+    assert 100 < at[11.5]["usage"] < 110
+    assert at[16.0]["accumulated_volume"] == pytest.approx(4 * 3600 * 100, rel=0.01)
+    assert at[17.0]["fair_share_integral_guarantee"] == 500
+    assert at[18.0]["fair_share_integral_guarantee"] == pytest.approx(100, rel=0.01)
+    assert [at[hour]["usage"] for hour in (20.25, 20.5, 20.75, 23.5)] == [0, 300, 0, 300]
+    assert at[24.0]["accumulated_volume"] > at[21.0]["accumulated_volume"] > at[20.0]["accumulated_volume"]
+    assert {row["fair_share_strong_guarantee"] for row in pools["neighbour"]} == {1500}
+
+
+def test_the_example_of_a_relaxed_pool_shows_what_its_comments_say(tmp_path, capsys):
+    pools = run_example("relaxed-pool.toml", capsys, tmp_path / "page.html")
+    at = {row["time_s"] / 3600: row for row in pools["research"]}
+    assert (at[3.0]["fair_share_integral_guarantee"], at[3.0]["usage"]) == (300, 600)
+    assert (at[6.0]["fair_share_integral_guarantee"], at[6.0]["usage"]) == (200, 200)
+    assert at[7.0]["accumulated_volume"] - at[6.0]["accumulated_volume"] == pytest.approx(-100 * 3600)
+    assert at[17.0]["fair_share_integral_guarantee"] == pytest.approx(100, rel=0.01)
+    assert at[24.0]["accumulated_volume"] > 6 * 3600 * 100
+    assert {row["strong_guarantee"] for row in pools["neighbour"]} == {1800}

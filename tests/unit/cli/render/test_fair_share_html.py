@@ -1,0 +1,240 @@
+"""The page of a simulation: graphs that show what the rows say, and a file that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from html_page import HtmlPage
+
+from cpumond.cli.render.fair_share import BUCKETS, render_html
+from cpumond.cli.render.html import format_amount, format_span
+from cpumond.fairshare.simulate import SimulationRow
+
+DAY = 86400.0
+
+
+def make_row(time_s: float = 0.0, usage: float = 0.0, **changes: Any) -> SimulationRow:
+    """A row of a burst pool that is granted ``usage`` for volume."""
+    values: dict[str, Any] = {
+        "time_s": time_s,
+        "pool": "reports",
+        "guarantee_type": "burst",
+        "demand": usage,
+        "usage": usage,
+        "strong_guarantee": 0.0,
+        "resource_flow": 100.0,
+        "burst_guarantee": 500.0,
+        "fair_share": usage,
+        "fair_share_strong_guarantee": 0.0,
+        "fair_share_integral_guarantee": usage,
+        "fair_share_weight_proportional": 0.0,
+        "accumulated_volume": 0.0,
+        "integral_pool_capacity": 8.64e6,
+    }
+    return SimulationRow(**{**values, **changes})
+
+
+def render(rows: Iterable[SimulationRow], until_s: float = DAY, **changes: Any) -> str:
+    values: dict[str, Any] = {"title": "tree.toml", "step_s": 1.0, "main_resource": "cpu", **changes}
+    return render_html(rows, until_s=until_s, **values)
+
+
+def summary_of(page: HtmlPage, pool: str) -> dict[str, str]:
+    """A row of the table: heading -> text."""
+    heads = page.texts("th")[1 : len(page.texts("th")) - len(page.texts("tr")) + 1]
+    place = page.texts("th")[len(heads) + 1 :].index(pool) * len(heads)
+    return dict(zip(heads, page.texts("td")[place : place + len(heads)], strict=True))
+
+
+# the file
+
+
+def test_names_are_escaped():
+    name = "<script>alert(\"1\")</script> & 'x' \udcff"
+    text = render([make_row(pool=name), make_row(1.0, pool=name)], title=name)
+    text.encode()
+    page = HtmlPage(text)
+    shown = ascii(name)[1:-1]
+    assert page.texts("title") == page.texts("h1") == page.texts("h2") == [shown]
+    assert summary_of(page, shown)["Integral guarantee"] == "burst"
+
+
+def test_there_are_two_graphs_per_pool_with_an_integral_guarantee_and_a_line_of_the_table_for_each_pool():
+    kinds = {"a": "burst", "b": "none", "c": "relaxed"}
+    rows = [make_row(time_s, pool=pool, guarantee_type=kind) for time_s in (0.0, 1.0) for pool, kind in kinds.items()]
+    page = HtmlPage(render(rows))
+    assert page.texts("h2") == ["a", "c"]
+    assert [chart["sync"] for chart in page.charts] == ["pool 0", "pool 0", "pool 1", "pool 1"]
+    assert [summary_of(page, pool)["Integral guarantee"] for pool in kinds] == list(kinds.values())
+
+
+def test_without_an_integral_guarantee_there_is_the_table_and_a_sentence():
+    page = HtmlPage(render([make_row(pool="a", guarantee_type="none")]))
+    assert "No pool of this tree has an integral guarantee, so there is no volume to draw." in page.texts("p")
+    assert page.texts("script") == ["[]", ""]
+
+
+def test_a_tree_without_pools_is_a_page_too():
+    assert "No pool" in HtmlPage(render([])).texts("p")[1]
+
+
+def test_a_simulation_of_one_moment_is_a_page_too():
+    page = HtmlPage(render([make_row(usage=70.0, accumulated_volume=5.0)], until_s=0.0))
+    assert summary_of(page, "reports")["Mean usage"] == "70"
+    assert summary_of(page, "reports")["Volume at the end"] == "5"
+    assert page.charts[0]["times"] == [0, 1]
+
+
+def test_amounts_have_the_unit_of_the_main_resource():
+    page = HtmlPage(render([make_row()], main_resource="memory"))
+    assert page.texts("figcaption") == [
+        "Usage and demand against the guarantee, bytes",
+        "Accumulated volume against the capacity, byte·s",
+    ]
+
+
+def test_a_graph_says_in_words_what_it_shows_where_it_is_not_drawn():
+    page = HtmlPage(render([make_row(0.0, 70.0, demand=90.0, accumulated_volume=8.0), make_row(9.0, 20.0)]))
+    assert page.texts("p", "flat") == [
+        "Demand of at most 90 cores, usage of at most 70, at the end 20.",
+        "From 0 to 8 core·s, at the end 0, of a capacity of 8.64 M.",
+    ]
+
+
+# lines
+
+
+def test_lines_are_thinned_and_spikes_stay():
+    rows = [
+        make_row(float(second), {43_000: 500.0, 60_000: 0.0}.get(second, 100.0 + second % 7))
+        for second in range(0, 86401, 4)
+    ]
+    page = HtmlPage(render(rows))
+    times = page.charts[0]["times"]
+    assert times == sorted(set(times))
+    assert len(times) <= 3 * BUCKETS
+    assert times[-1] == DAY
+    for label in ("demand", "usage", "integral guarantee"):
+        values = page.line(label)["values"]
+        assert (times[values.index(500)], times[values.index(0)]) == (43_000, 60_000)
+
+
+def test_a_line_goes_on_to_the_end():
+    page = HtmlPage(render([make_row(0.0), make_row(1.0, 500.0), make_row(2.0, accumulated_volume=3.0)], until_s=4.0))
+    assert page.charts[0]["times"] == [0, 1, 2, 4]
+    assert page.line("usage")["values"] == [0, 500, 0, 0]
+    assert page.line("usage")["step"] == "after"
+    assert page.line("volume", 1)["values"] == [0, 0, 3, 3]
+    assert "step" not in page.line("volume", 1)
+
+
+def test_areas_are_the_parts_of_the_fair_share_one_on_the_other():
+    row = make_row(
+        strong_guarantee=100.0,
+        usage=400.0,
+        fair_share=400.0,
+        fair_share_strong_guarantee=100.0,
+        fair_share_integral_guarantee=200.0,
+        fair_share_weight_proportional=100.0,
+        burst_guarantee=300.0,
+    )
+    parts = [each for each in HtmlPage(render([row])).charts[0]["series"] if each.get("stack")]
+    assert [(each["label"], each["values"][0]) for each in parts] == [
+        ("strong guarantee", 100), ("integral guarantee", 200), ("weight-proportional share", 100),
+    ]  # fmt: skip
+
+
+# levels
+
+
+def test_levels_are_what_is_guaranteed_with_and_without_volume():
+    def levels_of(row: SimulationRow) -> list[tuple[str, float]]:
+        charts = HtmlPage(render([row])).charts
+        return [(each["label"], each["level"]) for chart in charts for each in chart["series"] if "level" in each]
+
+    assert levels_of(make_row()) == [("flow", 100), ("burst guarantee", 500), ("capacity", 8.64e6)]
+    assert levels_of(make_row(strong_guarantee=200.0))[:3] == [
+        ("strong + flow", 300), ("strong", 200), ("strong + burst", 700),
+    ]  # fmt: skip
+    relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0)
+    assert levels_of(relaxed) == [("flow", 100), ("capacity", 8.64e6)]
+
+
+def test_demand_without_bounds_does_not_press_the_graph_flat():
+    page = HtmlPage(render([make_row(0.0, 500.0, demand=1e6)]))
+    assert page.line("demand (beyond the graph)")["values"] == [1e6, 1e6]
+    assert page.charts[0]["cut"] == pytest.approx(575)
+    assert "cut" not in HtmlPage(render([make_row(0.0, 500.0, demand=600.0)])).charts[0]
+
+
+def test_the_guarantee_is_said_in_words():
+    assert HtmlPage(render([make_row()])).texts("p")[1] == (
+        "Integral guarantee: burst, flow 100 cores, burst guarantee 500 cores. "
+        "The volume holds up to 8.64 M core·s, which lasts 6h of full burst."
+    )
+    relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0, strong_guarantee=50.0)
+    assert HtmlPage(render([relaxed])).texts("p")[1] == (
+        "Integral guarantee: relaxed, flow 100 cores, on top of a strong guarantee of 50 cores. "
+        "The volume holds up to 8.64 M core·s."
+    )
+
+
+# summary
+
+
+def test_the_summary_counts_what_holds_until_the_next_row():
+    rows = [
+        make_row(0.0, 0.0, accumulated_volume=1000.0),
+        make_row(100.0, 500.0, demand=600.0, accumulated_volume=9000.0),
+        make_row(400.0, 499.0, demand=499.0, accumulated_volume=30.0),
+        make_row(500.0, 100.0, demand=500.0, accumulated_volume=40.0),
+        make_row(600.0, 500.0, demand=501.0, accumulated_volume=50.0),
+    ]
+    assert summary_of(HtmlPage(render(rows, until_s=600.0)), "reports") == {
+        "Integral guarantee": "burst",
+        "At full burst": "5m",
+        "Above the flow": "6m 40s",
+        "Least volume": "30",
+        "Greatest volume": "9000",
+        "Volume at the end": "50",
+        "Mean usage": "349.8",
+        "Demand not met": "6m 40s",
+    }
+
+
+def test_what_a_pool_does_not_have_is_a_dash():
+    rows = [
+        make_row(time_s, 30.0, pool=pool, guarantee_type=pool, burst_guarantee=0.0)
+        for time_s in (0.0, 60.0)
+        for pool in ("relaxed", "none")
+    ]
+    page = HtmlPage(render(rows))
+    assert list(summary_of(page, "relaxed").values()) == ["relaxed", "-", "0s", "0", "0", "0", "30", "0s"]
+    assert list(summary_of(page, "none").values()) == ["none", "-", "-", "-", "-", "-", "30", "0s"]
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"), (12.5, "12.5s"), (59.9, "1m"), (60, "1m"), (2465, "41m 5s"), (3599.9, "1h"), (22320, "6h 12m"),
+        (7199, "2h"), (DAY, "24h"), (2 * DAY - 1, "2d"), (2 * DAY, "2d"), (3.1 * DAY, "3d 2h"),
+    ],
+)  # fmt: skip
+def test_spans_in_their_two_greatest_units(seconds, text):
+    assert format_span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (-1e-300, "-1e-300"), (62.5, "62.5"), (2000, "2000"), (9999, "9999"), (12500, "12.5 k"),
+        (8.64e6, "8.64 M"), (256e9, "256 G"), (1.5e12, "1.5 T"), (2e15, "2 P"), (103.99999, "104"),
+    ],
+)  # fmt: skip
+def test_amounts_in_four_digits(value, text):
+    assert format_amount(value) == text

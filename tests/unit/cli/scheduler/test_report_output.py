@@ -1,0 +1,348 @@
+"""What ``cpumond report`` writes: text, CSV and the page, of an answer of the scheduler."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from html_page import HtmlPage
+
+from cpumond.cli.render.report import MAX_BARS, render_report
+from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, render_text
+from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
+from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
+
+DAY_S = 86_400.0
+UNTIL = 1_800_000_000.0
+MARKUP = "<img src=x onerror=alert(1)>"
+HOSTILE = [
+    MARKUP, "=cmd()", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a\nb", "a\rb", "a\x1b[2Jb", "\u202egnp", 'say "hi", you',
+    "x" * 5000, "😀" * 40, "</script><script>alert(1)</script>", "]]>", "&amp;", "' onload='x", "{0}", "[bold]b[/bold]",
+]  # fmt: skip
+
+
+def make_row(name: str, ordered: float = 10.0, **changes: Any) -> ReportRow:
+    """Half of it used, 40 % reclaimed, a fifth of what was throttled late."""
+    values = {
+        "ordered": ordered, "limit": 0.6 * ordered, "used": 0.5 * ordered, "reclaimed": 0.4 * ordered,
+        "throttled": 0.1 * ordered, "late": 0.02 * ordered, "peak_limit_cores": ordered / 4, "points": 100,
+    }  # fmt: skip
+    return ReportRow(name=name, **{**values, **changes})
+
+
+def make_report(
+    pools: list[ReportRow], operations: list[ReportRow] | None = None, left_out: int = 0, **changes: Any
+) -> ReportView:
+    total = make_row("<Root>", sum(row.ordered for row in pools if row.parent == "<Root>"))
+    tree = ReportTree("default", total, pools, operations or [], left_out)
+    values = {"since": UNTIL - DAY_S, "until": UNTIL, "covered_s": DAY_S, "period_s": 10.0, "trees": [tree]}
+    return ReportView(**{**values, **changes})
+
+
+@pytest.fixture
+def report() -> ReportView:
+    """Pools research > nightly > deep and other, two operations of them."""
+    pools = [
+        make_row("research", 400.0, parent="<Root>"),
+        make_row("nightly", 100.25, parent="research"),
+        make_row("deep", 50.0, parent="nightly"),
+        make_row("other", 8.0, parent="<Root>"),
+    ]
+    operations = [
+        make_row("op-1", 90.0, title="a title", user="ann", pool="deep", state="running"),
+        make_row("op-2", 8.0, user="bob", pool="other", state="completed"),
+    ]
+    return make_report(pools, operations, left_out=3)
+
+
+def make_history(values: list[float | None], interval_s: float = 100.0, until: float = UNTIL) -> HistoryView:
+    times = [until - interval_s * (len(values) - 1 - place) for place in range(len(values))]
+    columns = {name: list(values) for name in ("ordered_cores", "limit_cores", "used_cores")}
+    return HistoryView("pool", "default", "<Root>", 10.0, times, [interval_s] * len(values), columns)
+
+
+# ---- text
+
+
+def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
+    lines = render_text(report, DAY_S, None, False).splitlines()
+    start = lines.index("tree default")
+    assert [line.split()[0] for line in lines[start + 1 : start + 7]] == [
+        "pool", "other", "research", "nightly", "deep", "total",
+    ]  # fmt: skip
+    assert [len(line) - len(line.lstrip()) for line in lines[start + 2 : start + 7]] == [0, 0, 2, 4, 0]
+    assert lines[start + 4].split() == [
+        "nightly", "100.25", "50.12", "50.0", "40.1", "40.0", "10.03", "2", "20.0", "25.06",
+    ]  # fmt: skip
+    assert lines[start + 6].split()[1] == "408"
+    assert lines[start + 9].split()[:6] == ["op-1", "a", "title", "ann", "deep", "running"]
+    assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "-"]
+    assert lines[start + 12] == "3 more operations with less ordered: --top shows more of them"
+    assert lines[-9:][0].startswith("ordered ")
+
+
+def test_text_says_which_time_it_is_of(report):
+    first = render_text(report, DAY_S, None, False).splitlines()[0]
+    assert re.fullmatch(r"\S+ \S+ to \S+ \S+: 1 d of it are known, a point every 10 s", first)
+
+
+def test_text_says_that_the_history_is_shorter_than_asked():
+    pools = [make_row("a", parent="<Root>")]
+    short = make_report(pools, covered_s=3600.0)
+    assert "less than the 1 d asked for" in render_text(short, DAY_S, None, False)
+    almost = make_report(pools, covered_s=DAY_S - 15.0)
+    assert "less than" not in render_text(almost, DAY_S, None, False)
+
+
+def test_all_formats_say_how_many_operations_had_no_series():
+    pools = [make_row("a", parent="<Root>")]
+    report = make_report(pools, operations_without_series=12)
+    sentence = "Up to 12 operations at a time had no series of their own"
+    assert sentence in render_text(report, DAY_S, None, False)
+    assert sentence in render_report(report, {}, DAY_S)
+    assert {row["operations_without_series"] for row in read_csv(report)} == {"12"}
+    assert msgspec.json.decode(msgspec.json.encode(report))["operations_without_series"] == 12
+    assert "no series" not in render_text(make_report(pools), DAY_S, None, False)
+
+
+def test_what_was_not_ordered_has_no_percent():
+    text = render_text(make_report([make_row("idle", 0.0, parent="<Root>")]), DAY_S, None, False)
+    line = next(line for line in text.splitlines() if line.startswith("idle"))
+    assert line.split() == ["idle", "0", "0", "-", "0", "-", "0", "0", "-", "0"]
+    assert "no operations in this time" in text
+
+
+def test_no_name_moves_the_cursor_or_makes_a_line():
+    pools = [make_row(name, parent="<Root>") for name in HOSTILE]
+    operations = [make_row(f"op-{n}", title=name, user=name, pool=name) for n, name in enumerate(HOSTILE)]
+    text = render_text(make_report(pools, operations), DAY_S, None, False)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("\n") == len(HOSTILE) * 2 + 17
+    assert "[bold]b[/bold]" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_narrow_terminal_does_without_columns_and_says_so(report, width):
+    text = render_text(report, DAY_S, width, False)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("no room for: " in text) == (width < 200)
+    assert "    deep" in text
+    assert "op-1" in text
+
+
+# ---- CSV
+
+
+def read_csv(report: ReportView) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render_csv(report), newline="")))
+
+
+def test_csv_has_a_row_for_each_tree_pool_and_operation(report):
+    rows = read_csv(report)
+    assert [(row["kind"], row["name"], row["parent"], row["depth"]) for row in rows] == [
+        ("total", "<Root>", "", "0"),
+        ("pool", "other", "<Root>", "0"),
+        ("pool", "research", "<Root>", "0"),
+        ("pool", "nightly", "research", "1"),
+        ("pool", "deep", "nightly", "2"),
+        ("operation", "op-1", "", "0"),
+        ("operation", "op-2", "", "0"),
+    ]
+    assert {key: value for key, value in rows[5].items() if key not in ("since", "until")} == {
+        "kind": "operation", "tree": "default", "name": "op-1", "parent": "", "depth": "0", "title": "a title",
+        "user": "ann", "pool": "deep", "state": "running", "ordered_core_hours": "90", "used_core_hours": "45",
+        "used_of_ordered_percent": "50", "reclaimed_core_hours": "36", "reclaimed_of_ordered_percent": "40",
+        "throttled_core_hours": "9", "late_core_hours": "1.8", "late_of_throttled_percent": "20",
+        "peak_limit_cores": "22.5", "limit_core_hours": "54", "points": "100", "covered_s": "86400",
+        "operations_without_series": "0",
+    }  # fmt: skip
+    assert rows[0]["since"] == "2027-01-14T08:00:00Z"
+    assert rows[0]["until"] == "2027-01-15T08:00:00Z"
+
+
+def test_csv_keeps_every_name_in_its_cell():
+    operations = [make_row(f"op-{n}", title=name, user=name, pool=name) for n, name in enumerate(HOSTILE)]
+    rows = [row for row in read_csv(make_report([], operations)) if row["kind"] == "operation"]
+    for row, name in zip(rows, HOSTILE, strict=True):
+        for key in ("title", "user", "pool"):
+            assert row[key].removeprefix("'") == name.removeprefix("'")
+            assert row[key][0] not in "=+-@\t\r\n"
+        assert row["points"] == "100"
+
+
+def test_only_what_would_be_a_formula_gets_an_apostrophe():
+    guarded = ["=1", "+1", "-1", "@x", "\tx", "\rx", "\nx"]
+    assert [guard_cell(text) for text in guarded] == [f"'{text}" for text in guarded]
+    assert [guard_cell(text) for text in ("", "a=1", "'=1", " =1")] == ["", "a=1", "'=1", " =1"]
+
+
+def test_csv_has_nothing_where_a_ratio_is_to_nothing():
+    (_, row) = read_csv(make_report([make_row("idle", 0.0, parent="<Root>")]))
+    assert row["used_core_hours"] == "0"
+    assert row["used_of_ordered_percent"] == row["late_of_throttled_percent"] == ""
+
+
+# ---- HTML
+
+
+def test_the_page_has_tables_graphs_and_nothing_from_elsewhere(report):
+    page = HtmlPage(render_report(report, {"default": make_history([1.0, 2.0, 3.0])}, DAY_S))
+    assert page.texts("caption") == ["Pools, core-hours", "Operations, core-hours"]
+    assert page.texts("h2") == ["Tree default", "What the columns mean"]
+    assert "Of 408 core-hours ordered, 204 were used (50.0 %) and 163.2 reclaimed for others (40.0 %)." in page.texts(
+        "p"
+    )
+    rows = ["".join(texts) for name, attributes, texts in page.elements if attributes.get("scope") == "row"]
+    assert rows[:4] == ["research", "nightly", "deep", "other"], "the bars"
+    assert rows[4:] == ["other", "research", "nightly", "deep", "total", "op-1", "op-2", "total"]
+    figures = page.texts("figure")
+    assert len(figures) == 2
+    assert "Ordered, limit and used over time, cores" in figures[0]
+    assert "researchused 200, reclaimed 160, neither used nor reclaimed 40" in figures[1]
+
+
+def test_a_graph_is_said_in_words_where_it_is_not_drawn(report):
+    page = HtmlPage(render_report(report, {"default": make_history([1.0, 2.0])}, DAY_S))
+    assert page.texts("p", "flat") == ["At most 2 cores. At the end, cores: ordered 2, limit 2, used 2."]
+    assert page.texts("span", "hidden-text")[0] == "used 200, reclaimed 160, neither used nor reclaimed 40"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_name_of_users_stays_text(name):
+    pools = [make_row(name, 10.0, parent="<Root>"), make_row("below", 5.0, parent=name)]
+    operations = [make_row("op", 5.0, title=name, user=name, pool=name, state="running")]
+    view = make_report(pools, operations)
+    tree = ReportTree(name, view.trees[0].total, pools, operations, 0)
+    page = HtmlPage(render_report(make_report([], trees=[tree]), {}, DAY_S))
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    assert page.texts("h2")[0] == f"Tree {shown}"
+    assert shown in page.texts("th")
+    assert page.texts("td").count(shown) == 3
+    assert shown in page.texts("span", "long")
+
+
+def test_a_line_has_nothing_where_nothing_is_known():
+    history = make_history([4.0, 4.0, None, 2.0])
+    page = HtmlPage(render_report(make_report([]), {"default": history}, DAY_S))
+    assert page.line("used")["values"] == [4, 4, 4, None, 2]
+    assert page.charts[0]["times"] == [UNTIL - 400, UNTIL - 300, UNTIL - 200, UNTIL - 100, UNTIL]
+    assert page.charts[0]["intervals"] == [0, 100, 100, 100, 100]
+
+
+def test_the_axis_of_time_covers_what_is_known_only():
+    page = HtmlPage(render_report(make_report([]), {"default": make_history([1.0] * 36)}, DAY_S))
+    assert (page.charts[0]["from"], page.charts[0]["until"]) == (UNTIL - 3600, UNTIL)
+    long = HtmlPage(render_report(make_report([]), {"default": make_history([1.0] * 1000)}, DAY_S))
+    assert long.charts[0]["from"] == UNTIL - DAY_S
+
+
+def test_the_bars_are_of_the_pools_with_the_most_ordered():
+    pools = [make_row(f"p{number:02}", float(number), parent="<Root>") for number in range(40)]
+    page = HtmlPage(render_report(make_report(pools), {}, DAY_S))
+    assert page.texts("span", "long") == [f"p{number:02}" for number in range(39, 39 - MAX_BARS, -1)]
+
+
+def test_a_report_of_nothing_is_a_page_too():
+    page = HtmlPage(render_report(make_report([], trees=[]), {}, DAY_S))
+    assert page.texts("h2") == ["What the columns mean"]
+    page = HtmlPage(render_report(make_report([]), {"default": make_history([None])}, DAY_S))
+    assert "Nothing was ordered in this time." in page.texts("p")
+
+
+# ---- pools
+
+
+def test_only_a_pool_and_what_is_below_it_is_kept(report):
+    kept = keep_pool(report, "nightly", top=20).trees[0]
+    assert [(line.row.name, line.depth) for line in list_pools(kept)] == [("nightly", 0), ("deep", 1)]
+    assert kept.total.ordered == 100.25
+    assert [row.name for row in kept.operations] == ["op-1"]
+    none = keep_pool(report, "nightly", top=0).trees[0]
+    assert none.operations == []
+    assert none.left_out_operations == 1
+
+
+def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(report):
+    forgotten = make_row("op-3", 1.0)
+    tree = msgspec.structs.replace(report.trees[0], operations=[*report.trees[0].operations, forgotten])
+    report = msgspec.structs.replace(report, trees=[tree])
+    lines = render_text(keep_pool(report, "nightly", top=20), DAY_S, None, False).splitlines()
+    (line,) = (line for line in lines if "more operations" in line)
+    assert line.startswith("at most 4 more operations, of all pools, may be of this one: ")
+    assert "--top" not in line
+    page = render_report(keep_pool(report, "nightly", top=0), {}, DAY_S)
+    assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in page
+    tree = msgspec.structs.replace(report.trees[0], operations=tree.operations[:2], left_out_operations=0)
+    certain = keep_pool(msgspec.structs.replace(report, trees=[tree]), "nightly", top=20)
+    assert "more operation" not in render_text(certain, DAY_S, None, False)
+
+
+def test_an_unknown_pool_gets_a_suggestion(report):
+    with pytest.raises(UnavailableError, match=r'no pool "reserch" in this time; did you mean "research"\?'):
+        keep_pool(report, "reserch", top=20)
+    with pytest.raises(UnavailableError, match=r'no pool "zzz" in this time; see `cpumond report` without --pool'):
+        keep_pool(report, "zzz", top=20)
+
+
+def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
+    pools = [
+        make_row("gone"),
+        make_row("orphan", parent="nobody"),
+        make_row("a", parent="b"),
+        make_row("b", parent="a"),
+    ]
+    (tree,) = make_report(pools).trees
+    assert sorted((line.row.name, line.depth) for line in list_pools(tree)) == [
+        ("a", 0), ("b", 1), ("gone", 0), ("orphan", 0),
+    ]  # fmt: skip
+    kept = keep_pool(make_report(pools), "b", top=1).trees[0]
+    assert {row.name for row in kept.pools} == {"a", "b"}
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, None, None, False), ("text", None)),
+        (("csv", None, None, False), ("csv", None)),
+        ((None, None, None, True), ("json", None)),
+        (("json", "x.txt", None, True), ("json", "x.txt")),
+        ((None, "x.csv", None, False), ("csv", "x.csv")),
+        ((None, "x.HTML", None, False), ("html", "x.HTML")),
+        ((None, "x", None, False), ("text", "x")),
+        ((None, "x.txt", None, False), ("text", "x.txt")),
+        (("text", "x.pdf", None, False), ("text", "x.pdf")),
+        (("text", "x.csv", None, False), ("text", "x.csv")),
+        ((None, "-", None, False), ("text", None)),
+        ((None, None, "x", False), ("html", "x")),
+    ],
+)
+def test_the_format_is_told_or_taken_from_the_name(given, expected):
+    assert choose_output(*given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("csv", None, "x.html", False), "--html FILE is --format html --output FILE; leave the others out"),
+        ((None, "x", "x.html", False), "--html FILE is"),
+        ((None, None, "x.html", True), "--html FILE is"),
+        (("csv", None, None, True), "--json and --format csv are two formats; give one"),
+        (
+            (None, "x.pdf", None, False),
+            "--output x.pdf: its end names no format that is known (.txt, .csv, .json, .html)",
+        ),
+        ((None, "", None, False), "--output: expected the name of a file"),
+        ((None, None, "", False), "--html: expected the name of a file"),
+    ],
+)
+def test_options_that_disagree_are_refused(given, sentence):
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        choose_output(*given)

@@ -1,0 +1,291 @@
+"""Records: which format where, what they hold, and that logging itself never breaks the agent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cpumond.core.log import choose_format, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    handlers = logging.getLogger().handlers[:]
+    yield
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def terminal() -> Iterator[io.TextIOWrapper]:
+    """A text stream on a real terminal."""
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as stream:
+        yield stream
+    os.close(ours)
+
+
+def read_records(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def fail() -> None:
+    private = "not for the log"
+    raise RuntimeError(f"broken for {len(private)} reasons")
+
+
+# ---- which format
+
+
+def journal_id(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+@pytest.mark.parametrize("wanted", ["json", "console", "journald"])
+def test_a_format_that_is_asked_for_is_taken(wanted: str, stream: io.StringIO):
+    assert choose_format(wanted, {}, stream) == wanted
+
+
+def test_auto_is_json_where_nobody_reads_along(tmp_path: Path, stream: io.StringIO):
+    assert choose_format("auto", {}, stream) == "json"
+    with open(tmp_path / "log", "w") as file:
+        assert choose_format("auto", {}, file) == "json"
+
+
+def test_auto_is_console_on_a_terminal(terminal: io.TextIOWrapper):
+    assert choose_format("auto", {}, terminal) == "console"
+
+
+def test_auto_is_journald_where_stderr_is_the_journals_stream(tmp_path: Path):
+    with open(tmp_path / "stream", "w") as file:
+        assert choose_format("auto", {"JOURNAL_STREAM": journal_id(tmp_path / "stream")}, file) == "journald"
+
+
+def test_a_journal_stream_that_is_not_ours_does_not_count(tmp_path: Path, stream: io.StringIO):
+    """Inherited from a service whose child was sent elsewhere: ``systemd-run sh -c 'cpumond agent 2> file'``."""
+    (tmp_path / "stream").touch()
+    environment = {"JOURNAL_STREAM": journal_id(tmp_path / "stream")}
+    with open(tmp_path / "log", "w") as file:
+        assert choose_format("auto", environment, file) == "json"
+    assert choose_format("auto", environment, stream) == "json", "no descriptor behind it"
+
+
+# ---- what a record holds
+
+
+def test_a_json_record_has_event_level_time_and_fields(stream: io.StringIO):
+    configure_logging("info", "json", stream)
+    structlog.get_logger("x").info("limit_changed", job_id="j", old_cores=4.0, new_cores=0.1 + 0.2, operation_id=None)
+    (record,) = read_records(stream)
+    assert datetime.fromisoformat(str(record.pop("timestamp"))).tzinfo is not None
+    assert record == {
+        "event": "limit_changed",
+        "level": "info",
+        "job_id": "j",
+        "old_cores": 4.0,
+        "new_cores": 0.1 + 0.2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("level", "events"),
+    [
+        ("debug", ["a", "b", "c", "d"]),
+        ("info", ["b", "c", "d"]),
+        ("warning", ["c", "d"]),
+        ("error", ["d"]),
+    ],
+)
+def test_the_level_filters(level: str, events: list[str], stream: io.StringIO):
+    configure_logging(level, "json", stream)
+    log = structlog.get_logger("x")
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    log.error("d")
+    assert [record["event"] for record in read_records(stream)] == events
+
+
+def test_a_reload_changes_the_level_of_loggers_in_use(stream: io.StringIO):
+    log = structlog.get_logger("x")
+    configure_logging("error", "json", stream)
+    log.info("unheard")
+    configure_logging("info", "json", stream)
+    log.info("heard")
+    assert [record["event"] for record in read_records(stream)] == ["heard"]
+
+
+def test_an_exception_is_one_record(stream: io.StringIO):
+    configure_logging("info", "json", stream)
+    try:
+        fail()
+    except RuntimeError:
+        structlog.get_logger("x").exception("tick_failed")
+    (record,) = read_records(stream)
+    assert (record["event"], record["level"]) == ("tick_failed", "error")
+    assert "RuntimeError: broken for 15 reasons" in str(record["exception"])
+    assert "not for the log" not in str(record["exception"])
+
+
+def test_a_console_line_is_readable_and_shows_no_variables(stream: io.StringIO):
+    configure_logging("info", "console", stream)
+    log = structlog.get_logger("x")
+    log.info("limit_changed", job_id="j", new_cores=1.5)
+    try:
+        fail()
+    except RuntimeError:
+        log.exception("tick_failed")
+    first, *rest = stream.getvalue().splitlines()
+    assert [word for word in ("info", "limit_changed", "job_id=j", "new_cores=1.5") if word not in first] == []
+    assert "\x1b" not in stream.getvalue(), "colours are for terminals"
+    assert rest[-1] == "RuntimeError: broken for 15 reasons"
+    assert "not for the log" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "two\nlines",
+        'a "quote"',
+        "задача",
+        "raw\udcff",
+        float("inf"),
+        float("nan"),
+        b"\xff",
+        ValueError("x"),
+        {1: "\udcff"},
+    ],
+)
+@pytest.mark.parametrize("wanted", ["json", "console", "journald"])
+def test_any_value_can_be_logged(odd: object, wanted: str, tmp_path: Path):
+    """A record that cannot be written must not break the tick that wrote it."""
+    with open(tmp_path / "log", "w", errors="backslashreplace") as file:
+        configure_logging("info", wanted, file)
+        structlog.get_logger("x").info("event", value=odd)
+    lines = (tmp_path / "log").read_text().splitlines()
+    if wanted == "json":
+        (line,) = lines
+        assert json.loads(line)["event"] == "event"
+
+
+def test_each_record_is_one_write_of_one_line():
+    """Two threads log; lines do not mix."""
+
+    class Writes(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pieces: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.pieces.append(text)
+            return len(text)
+
+    stream = Writes()
+    configure_logging("info", "json", stream)
+    structlog.get_logger("x").info("a")
+    structlog.get_logger("x").info("b")
+    assert [(piece.count("\n"), piece[-1]) for piece in stream.pieces] == [(1, "\n")] * 2
+
+
+def test_a_full_disk_does_not_break_the_agent():
+    # Unbuffered, so that nothing is left for the end of the file.
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:
+        configure_logging("info", "json", full)
+        structlog.get_logger("x").info("event")
+
+
+def test_a_closed_pipe_does_not_break_the_agent():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with io.TextIOWrapper(open(write_end, "wb", buffering=0), write_through=True) as pipe:
+        configure_logging("info", "json", pipe)
+        structlog.get_logger("x").info("event")
+    structlog.get_logger("x").info("the stream itself is closed now")
+
+
+# ---- what libraries say
+
+
+def test_libraries_log_like_the_agent(stream: io.StringIO):
+    configure_logging("info", "json", stream)
+    configure_logging("info", "json", stream)  # a reload adds no second record
+    library = logging.getLogger("test.library")
+    library.info("nobody asked")
+    library.warning("something in %s", "the library")
+    try:
+        fail()
+    except RuntimeError:
+        library.exception("Exception in application\n")
+    warning, error = read_records(stream)
+    del warning["timestamp"]
+    assert warning == {
+        "event": "library_message",
+        "level": "warning",
+        "library": "test.library",
+        "text": "something in the library",
+    }
+    assert error["text"] == "Exception in application"
+    assert "RuntimeError: broken" in str(error["exception"])
+
+
+def test_odd_levels_of_libraries_are_rounded_down(stream: io.StringIO):
+    configure_logging("info", "json", stream)
+    logging.getLogger("test.library").log(35, "notable")
+    logging.getLogger("test.library").log(99, "the end")
+    assert [record["level"] for record in read_records(stream)] == ["warning", "critical"]
+
+
+# ---- the journal
+
+
+def test_journal_fields(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO):
+    """MESSAGE is readable, each field is one of its own; nothing goes to stderr as well."""
+    from cysystemd import journal
+
+    entries: list[dict[str, object]] = []
+    monkeypatch.setattr(journal, "send", lambda **fields: entries.append(fields))
+    configure_logging("info", "journald", stream)
+    log = structlog.get_logger("x")
+    log.warning("foreign_write", job_id="j 1", new_cores=1.5, **{"odd-name.x": "raw\udcff"})
+    try:
+        fail()
+    except RuntimeError:
+        log.exception("tick_failed")
+    warning, error = entries
+    assert warning == {
+        "message": "foreign_write job_id=j 1 new_cores=1.5 odd-name.x=raw\\udcff",
+        "priority": 4,
+        "syslog_identifier": "cpumond",
+        "CPUMOND_EVENT": "foreign_write",
+        "CPUMOND_JOB_ID": "j 1",
+        "CPUMOND_NEW_CORES": "1.5",
+        "CPUMOND_ODD_NAME_X": "raw\\udcff",
+    }
+    assert error["priority"] == 3
+    assert str(error["message"]).startswith("tick_failed\nTraceback")
+    assert stream.getvalue() == ""
+
+
+def test_a_journal_that_is_away_does_not_break_the_agent(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO):
+    from cysystemd import journal
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("no journal")
+
+    monkeypatch.setattr(journal, "send", refuse)
+    configure_logging("info", "journald", stream)
+    structlog.get_logger("x").info("event")

@@ -1,0 +1,241 @@
+"""Cgroups of jobs in trees of plain files: which files are made and written, in every layout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cpumond.core.errors import CreateError
+from cpumond.host.cgroup.job_tree import JobCgroupTree, JobTotals
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.testing import make_tree, make_v2_host, write_mountinfo
+
+
+def open_v2(directory: Path, root: str = "jobs", **files: object) -> JobCgroupTree:
+    mountinfo = make_v2_host(directory, {"jobs": {name.replace("__", "."): text for name, text in files.items()}})
+    return JobCgroupTree(open_hierarchies(mountinfo), root, mountinfo)
+
+
+def open_v1(
+    directory: Path, root: str = "jobs", names: tuple[str, ...] = ("cpu", "cpuacct", "memory")
+) -> JobCgroupTree:
+    mounts = {make_tree(directory / name, {}): name for name in names}
+    if "unified" in names:
+        mounts[str(directory / "unified")] = "cgroup2"
+        make_tree(directory / "unified", {"cgroup.controllers": ""})
+    mountinfo = write_mountinfo(directory / "mountinfo", mounts)
+    return JobCgroupTree(open_hierarchies(mountinfo), root, mountinfo)
+
+
+def read(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text().strip() for path in directory.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+class TestVersion2:
+    @pytest.mark.parametrize(
+        ("cores", "text"),
+        [(1.0, "100000 100000"), (0.25, "25000 100000"), (0.005, "1000 200000"), (0.0, "1000 1000000")],
+    )
+    def test_the_quota(self, tmp_path, cores, text):
+        tree = open_v2(tmp_path)
+        files = tree.create("a", cores, 0)
+        place = tmp_path / "cgroup" / "jobs" / "cpumond-job-a"
+        assert files == [str(place / "cgroup.procs")]
+        assert tree.path("a") == "jobs/cpumond-job-a"
+        assert read(place) == {"cpu.max": text}
+
+    def test_the_controllers_are_handed_down(self, tmp_path):
+        tree = open_v2(tmp_path, cgroup__controllers="cpuset cpu memory\n", cgroup__subtree_control="pids\n")
+        tree.create("a", 1.0, 0)
+        assert (tmp_path / "cgroup/jobs/cgroup.subtree_control").read_text() == "+memory"  # the last of two writes
+
+    def test_what_is_handed_down_already_is_not_written(self, tmp_path):
+        tree = open_v2(tmp_path, cgroup__controllers="cpu memory\n", cgroup__subtree_control="cpu memory\n")
+        tree.create("a", 1.0, 0)
+        assert (tmp_path / "cgroup/jobs/cgroup.subtree_control").read_text() == "cpu memory\n"
+
+    def test_a_root_without_the_cpu_controller_is_refused_in_words(self, tmp_path):
+        tree = open_v2(tmp_path, cgroup__controllers="memory\n", cgroup__subtree_control="\n")
+        with pytest.raises(CreateError, match=r"jobs does not have the cpu controller.*Delegate"):
+            tree.create("a", 1.0, 0)
+        assert tree.list_job_ids() == []
+
+    def test_a_root_that_is_missing_is_made_and_stays(self, tmp_path):
+        tree = open_v2(tmp_path, "/x/y/")
+        tree.create("a", 1.0, 0)
+        assert tree.list_job_ids() == ["a"]
+        assert tree.remove("a")
+        assert os.listdir(tmp_path / "cgroup/x/y") == []
+
+    def test_the_root_of_the_hierarchy_itself(self, tmp_path):
+        tree = open_v2(tmp_path, "")
+        tree.create("a", 1.0, 0)
+        assert (tree.path("a"), tree.list_job_ids()) == ("cpumond-job-a", ["a"])
+
+    def test_totals(self, tmp_path):
+        tree = open_v2(tmp_path)
+        tree.create("a", 1.0, 0)
+        assert tree.read_totals("a") == JobTotals()
+        make_tree(
+            tmp_path / "cgroup/jobs/cpumond-job-a",
+            {
+                "cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+                "memory.peak": "4096\n",
+                "memory.events": "low 0\nmax 7\noom 3\noom_kill 2\n",
+            },
+        )
+        assert tree.read_totals("a") == JobTotals(2.5, 4096, 2)
+
+    def test_a_memory_limit_is_written_where_the_controller_is(self, tmp_path):
+        tree = open_v2(tmp_path)
+        tree.create("a", 1.0, 1 << 20)
+        assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == {"cpu.max": "100000 100000"}
+
+
+class TestVersion1:
+    def test_all_hierarchies(self, tmp_path):
+        tree = open_v1(tmp_path, names=("cpu", "cpuacct", "memory", "unified"))
+        files = tree.create("a", 0.5, 1 << 20)
+        assert [os.path.relpath(file, tmp_path) for file in files] == [
+            f"{name}/jobs/cpumond-job-a/cgroup.procs" for name in ("cpu", "cpuacct", "memory", "unified")
+        ]
+        assert read(tmp_path / "cpu/jobs/cpumond-job-a") == {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+        assert read(tmp_path / "memory/jobs/cpumond-job-a") == {"memory.limit_in_bytes": "1048576"}
+        assert tree.join_files("a") == files
+
+    def test_a_limit_on_tasks_is_written_where_the_controller_is(self, tmp_path):
+        tree = open_v1(tmp_path, names=("cpu", "cpuacct", "pids"))
+        tree.create("a", 0.5, 0, 20)
+        assert read(tmp_path / "pids/jobs/cpumond-job-a") == {"pids.max": "20"}
+        tree.create("b", 0.5, 0)
+        assert read(tmp_path / "pids/jobs/cpumond-job-b") == {}
+
+    def test_no_memory_controller_is_no_memory_limit(self, tmp_path):
+        tree = open_v1(tmp_path, names=("cpu", "cpuacct"))
+        assert len(tree.create("a", 0.5, 1 << 20)) == 2
+        assert tree.read_totals("a") == JobTotals()
+
+    def test_totals_add_up_the_kills_of_the_children(self, tmp_path):
+        tree = open_v1(tmp_path)
+        tree.create("a", 0.5, 0)
+        make_tree(tmp_path / "cpuacct/jobs/cpumond-job-a", {"cpuacct.usage": "1500000000\n"})
+        control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+        make_tree(
+            tmp_path / "memory/jobs/cpumond-job-a",
+            {
+                "memory.max_usage_in_bytes": "8192\n",
+                "memory.oom_control": control.format(1),
+                "child": {"memory.oom_control": control.format(2)},
+            },
+        )
+        assert tree.read_totals("a") == JobTotals(1.5, 8192, 3)
+
+    @pytest.mark.parametrize("text", ["", "many\n", "oom_kill x\n", "\0"])
+    def test_counters_that_are_none_are_not_known(self, tmp_path, text):
+        tree = open_v1(tmp_path)
+        tree.create("a", 0.5, 0)
+        make_tree(tmp_path / "cpuacct/jobs/cpumond-job-a", {"cpuacct.usage": text})
+        make_tree(tmp_path / "memory/jobs/cpumond-job-a", {"memory.oom_control": text})
+        assert tree.read_totals("a") == JobTotals()
+
+
+@pytest.fixture(params=[open_v1, open_v2])
+def tree(request, tmp_path):
+    return request.param(tmp_path)
+
+
+@pytest.mark.parametrize("job_id", ["", "a/b", "a\0b", "x" * 250])
+def test_an_id_that_is_no_name_is_refused(tree, job_id):
+    with pytest.raises(CreateError, match="id must be"):
+        tree.create(job_id, 1.0, 0)
+    assert tree.list_job_ids() == []
+
+
+def test_one_that_is_gone_is_never_an_error(tree):
+    assert tree.list_job_ids() == []
+    assert tree.join_files("a") == []
+    assert tree.list_processes("a") == []
+    tree.signal("a", signal.SIGTERM)
+    tree.kill("a")
+    assert tree.read_totals("a") == JobTotals()
+    assert tree.remove("a") is True
+
+
+def test_a_place_where_a_file_lies_leaves_nothing(tree, tmp_path):
+    first = Path(tree.create("a", 1.0, 0)[-1]).parent
+    tree.remove("a")
+    first.write_text("")
+    with pytest.raises(CreateError, match="cannot make the cgroup"):
+        tree.create("a", 1.0, 0)
+    first.unlink()
+    assert tree.list_job_ids() == []
+
+
+def test_one_that_lives_is_not_made_again(tree):
+    tree.create("a", 1.0, 0)
+    with pytest.raises(CreateError, match="File exists"):
+        tree.create("a", 2.0, 0)
+    assert tree.list_job_ids() == ["a"]
+
+
+def test_processes_are_found_signalled_and_hold_it(tree, sleeper):
+    for path in tree.create("a", 1.0, 0):
+        Path(path).write_text(f"{sleeper.pid}\n")
+    assert tree.list_processes("a") == [sleeper.pid]
+    assert tree.remove("a") is False
+    assert tree.list_processes("a") == [sleeper.pid]
+    tree.signal("a", signal.SIGTERM)
+    assert sleeper.wait(100) == -signal.SIGTERM
+    assert tree.list_processes("a") == []
+    assert tree.remove("a") is True
+
+
+def test_processes_below_are_killed_and_all_is_removed(tree, sleeper):
+    procs = tree.create("a", 1.0, 0)
+    child = Path(procs[-1]).parent / "x" / "y"
+    make_tree(child, {"cgroup.procs": f"{sleeper.pid}\n0\n", "cgroup.kill": ""})
+    assert tree.list_processes("a") == [sleeper.pid]
+    tree.kill("a")
+    assert sleeper.wait(100) == -signal.SIGKILL
+    assert tree.remove("a") is True
+    assert tree.list_job_ids() == []
+
+
+def test_others_in_the_root_are_no_jobs(tree):
+    tree.create("a", 1.0, 0)
+    procs = tree.create("b.c", 1.0, 0)
+    (Path(procs[0]).parent.parent / "cpumond-keeper").mkdir()
+    assert tree.list_job_ids() == ["a", "b.c"]
+
+
+def test_an_empty_one_of_an_earlier_life_is_made_anew(tree):
+    place = Path(tree.create("a", 1.0, 0)[-1]).parent
+    assert tree.remove("a")
+    place.mkdir()
+    tree.create("a", 1.0, 0)
+    assert tree.list_job_ids() == ["a"]
+
+
+def test_memory_and_swap_are_limited_where_the_kernel_makes_their_files(tmp_path, monkeypatch):
+    tree, mkdir = open_v2(tmp_path), os.mkdir
+
+    def make(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        for name in ("memory.max", "memory.swap.max"):
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", make)
+    tree.create("a", 1.0, 1 << 20)
+    told = {"cpu.max": "100000 100000", "memory.max": "1048576", "memory.swap.max": "0"}
+    assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == told
