@@ -280,7 +280,8 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         assert get(agent, "/metrics").text.count("cpumond_job_info{") == 400
         tick = agent.get("/v1/status")["tick"]
-        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 3, "ticks go on")
+        # On a busy machine the answers to all these may keep the tick from its own for so long that it says so.
+        wait_until(lambda: agent.get("/v1/status").get("tick", 0) > tick + 3, "ticks go on")
         # It ends while they still have not read.
         assert agent.stop() == 0
 

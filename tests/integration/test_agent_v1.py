@@ -84,7 +84,8 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
     assert lost_s <= 2.0 * max(2.0, waited_s), f"lost {lost_s:.2f} core-seconds on 2 cores in {waited_s:.2f} s"
     assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
     assert restore["throttled_ratio"] > MonitorSettings().throttle_restore_ratio
-    [change] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
+    # There may be more of them by now: where others take the CPU, what it uses falls below its limit again.
+    [change, *_] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
     assert (change["job_id"], change["new_cores"]) == ("sleeper", 2.0)
 
 

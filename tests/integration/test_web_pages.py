@@ -94,7 +94,7 @@ def furnish_hostile(site: Site) -> None:
     c.await_running(ids["aborted"])
     c.post(f"/api/v1/operations/{ids['aborted']}/abort", {"message": f"{HOSTILE} {LONG}"})
     # From here on nothing changes by itself.
-    c.await_state(ids["of a long user"], "completed")
+    c.wait(lambda: c.operation(ids["of a long user"])["state"] in ("completed", "failed"), "it has ended", WAIT_S)
     c.await_state(ids["aborted"], "aborted")
     c.wait(lambda: not c.jobs(ids["aborted"], "stopping"), "its job is gone", WAIT_S)
 
