@@ -59,6 +59,14 @@ def top_part(name: str) -> str:
     return name.removeprefix("cpumond.").partition(".")[0]
 
 
+def list_run(name: str) -> set[str]:
+    """The modules that run before ``name`` does, because it imports them or something in them."""
+    found = {each for each in list_imports(name) if each in MODULES}
+    packages = {each.rpartition(".")[0] for each in found} | {".".join(each.split(".")[:2]) for each in found}
+    # What imports something beside it needs nothing of the package that both are in: that runs already.
+    return found | {each for each in packages if each in MODULES and not f"{name}.".startswith(f"{each}.")}
+
+
 def find_circle(graph: Mapping[str, Collection[str]]) -> list[str]:
     """Names of which each imports the next, and the last is the first; empty where there is no circle."""
     try:
@@ -70,11 +78,7 @@ def find_circle(graph: Mapping[str, Collection[str]]) -> list[str]:
 
 def main() -> int:
     """Print the picture; 1 where something is wrong with it."""
-    # A package may name what is in it: that is how its parts are registered.
-    imports = {
-        name: {each for each in list_imports(name) if each in MODULES and not f"{each}.".startswith(f"{name}.")}
-        for name in MODULES
-    }
+    imports = {name: list_run(name) for name in MODULES}
     arrows = Counter((top_part(name), top_part(each)) for name, found in imports.items() for each in found)
     parts = {top_part(name): {below for part, below in arrows if part == top_part(name) != below} for name in MODULES}
     count = sum(map(len, parts.values()))

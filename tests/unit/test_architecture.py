@@ -50,7 +50,6 @@ BELOW: dict[str, set[str]] = {
     "host": set(),
     "host.cgroup": {
         "core.errors", "core.measures", "monitor.model", "host.cgroup", "host.cgroup_processes",
-        "host.systemd.properties",
     },
     "host.cgroup_processes": set(),
     "host.connections": set(),

@@ -46,6 +46,7 @@ from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.find import CgroupFinder
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
 from cpumond.host.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
+from cpumond.host.cgroup.units import unit_of
 from cpumond.host.systemd.properties import (
     NO_LIMIT,
     QUOTA,
@@ -54,7 +55,6 @@ from cpumond.host.systemd.properties import (
     is_booted,
     is_same_value,
     list_properties,
-    unit_of,
 )
 
 LOCK_FILE = "agent.lock"

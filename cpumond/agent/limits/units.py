@@ -16,6 +16,7 @@ import structlog
 from cpumond.agent.limits.judge import Observation, UnitTarget, Verdict, judge, merge
 from cpumond.core.measures import MIN_QUOTA_US
 from cpumond.host.cgroup.settings import CpuSettings
+from cpumond.host.cgroup.units import unit_of
 from cpumond.host.systemd.properties import (
     DEFAULT_WEIGHT,
     NO_LIMIT,
@@ -27,7 +28,6 @@ from cpumond.host.systemd.properties import (
     list_properties,
     read_property,
     shares_of,
-    unit_of,
 )
 
 if TYPE_CHECKING:

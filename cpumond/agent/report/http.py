@@ -8,8 +8,8 @@ import httpx2
 import msgspec
 
 from cpumond.agent.config import Report
-from cpumond.agent.report import read_token
 from cpumond.agent.report.mailbox import Failure, Mailbox
+from cpumond.agent.report.token import read_token
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 

@@ -18,8 +18,8 @@ import msgspec
 import structlog
 
 from cpumond.agent import config
-from cpumond.agent.report import check_token, read_token
 from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, backoff_s, describe_exception
+from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url
 from cpumond.core.decode import ContentError, decode_json

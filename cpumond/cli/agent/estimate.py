@@ -186,7 +186,7 @@ def _read_prometheus(
     url: str, since_s: float, step_s: float, match: str, metrics: Metrics, token_file: str | None,
     settings: Mapping[LimitRule, MonitorSettings],
 ) -> Findings:  # fmt: skip
-    from cpumond.agent.report import read_token
+    from cpumond.agent.report.token import read_token
     from cpumond.cli.agent.estimate_prometheus import Prometheus, read_history
     from cpumond.cli.progress import Progress
 

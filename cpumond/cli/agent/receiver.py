@@ -248,7 +248,7 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
     Checks each heartbeat against the schema, keeps the newest of each node and shows the limits at /v1/limits. It
     keeps nothing on disk and schedules nothing. SIGTERM or Ctrl-C ends it.
     """
-    from cpumond.agent.report import read_token
+    from cpumond.agent.report.token import read_token
 
     family, address = resolve_listen(listen, token_file is not None)
     token = read_token(token_file) if token_file is not None else None

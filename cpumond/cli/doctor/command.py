@@ -174,7 +174,7 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
 
 def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> list[FoundJob]:
     from cpumond.agent.discovery import list_jobs
-    from cpumond.host.systemd.properties import unit_of
+    from cpumond.host.cgroup.units import unit_of
 
     registered: list[FoundJob] = []
     look("added jobs", lambda: _take_registered(registered, config.state_dir))

@@ -16,7 +16,7 @@ from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
 from cpumond.core.errors import CgroupReadError, CpumondError
 from cpumond.core.words import count
-from cpumond.host.systemd.properties import unit_of
+from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.protect import advise_without_pressure
 
 if TYPE_CHECKING:

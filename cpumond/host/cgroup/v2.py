@@ -18,7 +18,7 @@ from cpumond.host.cgroup.files import (
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, parse_cpu_max, parse_flat_keyed
 from cpumond.host.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, least_cap, plan_steps
-from cpumond.host.systemd.properties import unit_of
+from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.model import CpuReading
 
 

@@ -1,8 +1,8 @@
-"""Units of systemd as owners of cgroups: which cgroup is a unit's, and a limit in systemd's words.
+"""A limit in systemd's words: the properties of a unit.
 
 systemd keeps CPUQuota= twice: in memory to the microsecond a second, and in the drop-in that survives
 ``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
-that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``unit_bus``.
+that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``bus``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import msgspec
 
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.cgroup.settings import V2_WEIGHT, CpuSettings
-
-UNIT_SUFFIXES: Final = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
-"""Kinds of units that have a cgroup."""
 
 NO_LIMIT: Final = 2**64 - 1
 """systemd's word for "no quota" and "no weight"."""
@@ -41,21 +38,6 @@ UnitProperties = tuple[tuple[str, int], ...]
 def is_booted(marks: tuple[str, ...] = MARKS) -> bool:
     """Whether PID 1 of this host is systemd (sd_booted(3))."""
     return any(os.path.exists(mark) for mark in marks)
-
-
-def unit_of(path: str) -> str:
-    """The unit whose own cgroup is at ``path`` (relative), "" when it is none.
-
-    What lies below a service or a scope was delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
-    manager. systemd knows nothing of it.
-    """
-    *above, name = path.split("/")
-    # What would be mistaken for a file of the kernel ("cpu.service") has an underscore before it there, and so has a
-    # name that begins with one.
-    name = name.removeprefix("_")
-    if name.startswith(".") or not name.endswith(UNIT_SUFFIXES) or not all(each.endswith(".slice") for each in above):
-        return ""
-    return name
 
 
 def object_path(unit: str) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.host.cgroup.settings import CpuSettings, same_quota
+from cpumond.host.cgroup.units import unit_of
 from cpumond.host.systemd.properties import (
     NO_LIMIT,
     QUOTA,
@@ -19,7 +20,6 @@ from cpumond.host.systemd.properties import (
     object_path,
     round_up,
     shares_of,
-    unit_of,
     weight_of,
 )
 
