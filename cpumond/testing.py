@@ -420,7 +420,7 @@ class ClusterProcess:
         self.launch()
         self.wait_ready()
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and wait for the end, which SIGKILL brings after ``timeout_s``; the exit code."""
         process = self._process
         if process is None:
@@ -573,7 +573,7 @@ class ClusterNode(ClusterProcess):
         """The process that keeps the node's jobs; it outlives the agent."""
         return _find_keepers(self.runtime_dir)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 30.0) -> None:
         """SIGKILL to the keeper, and remove what is not in the cluster's directory."""
         deadline_s = time.monotonic() + timeout_s
         while (keepers := self.find_keepers()) and time.monotonic() < deadline_s:
@@ -799,7 +799,7 @@ def _list_places(prefix: str, mountinfo: str) -> list[str]:
     return sorted(place for point in points if os.path.isdir(place := os.path.join(point, prefix)))
 
 
-def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 10.0) -> bool:
+def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 30.0) -> bool:
     """Kill all that lives in the cgroup ``prefix`` and below, in every hierarchy, and remove it; whether it is gone."""
     deadline_s = time.monotonic() + timeout_s
     while places := _list_places(prefix, mountinfo):

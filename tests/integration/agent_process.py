@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,10 +18,17 @@ from waiting import wait_until
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A TCP port of the loopback that was free a moment ago.
+
+    None that the kernel gives out by itself: a connection of somebody else would have it before it is listened on.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first_given_out = int(file.read().split()[0])
+    while True:
+        port = 10_000 + secrets.randbelow(max(first_given_out - 10_000, 20_000))  # where it gives out nearly all: any
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class AgentProcess:
@@ -98,8 +107,9 @@ class AgentProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The log records of one event."""
-        records = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        """The log records of one event; a line that is not whole yet is left out."""
+        lines = [line for line in self.log().splitlines(keepends=True) if line.endswith("}\n")]
+        records = [json.loads(line) for line in lines if line.startswith("{")]
         return [record for record in records if record.get("event") == name]
 
     def send_signal(self, number: signal.Signals) -> None:

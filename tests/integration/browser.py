@@ -26,6 +26,8 @@ ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that needs an outside address fails
 )  # fmt: skip
 WINDOW = {"width": 1280, "height": 800}
+PATIENCE_MS = 60_000
+"""Longer than a page takes for anything on a busy machine."""
 ABORTED = "net::ERR_ABORTED"
 """The page itself gave up the request: it was left, or wants something newer."""
 
@@ -40,6 +42,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if program is None:
         pytest.skip("needs chromium (apt-get install --no-install-recommends chromium)")
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+    sync_api.expect.set_options(timeout=PATIENCE_MS)
     home = str(tmp_path_factory.mktemp("home"))
     with sync_api.sync_playwright() as playwright:
         environment = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home}
@@ -108,7 +111,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def make(**options: Any) -> Page:
         context = browser.new_context(**{"viewport": WINDOW, "reduced_motion": "reduce", **options})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         opened.append((Watch(page), context))
         return page

@@ -189,7 +189,11 @@ class Loop(Cluster):
     def main_pid(self, job: Mapping[str, Any]) -> int:
         """The first process of a living job."""
         mine = self.pids(job["cgroup"])
-        return next(pid for pid in mine if psutil.Process(pid).ppid() not in mine)
+        for pid in mine:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that it ran has ended just now
+                if psutil.Process(pid).ppid() not in mine:
+                    return pid
+        raise AssertionError(f"no process of {job['id']} lives")
 
 
 _numbers = iter(range(1_000_000))

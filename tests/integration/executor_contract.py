@@ -149,7 +149,7 @@ class Rig:
     def assert_nothing_left(self, *job_ids: str) -> None:
         """No process, no cgroup, and nothing but logs on disk."""
         self.poll(0.0)
-        wait_until(lambda: not self.list_marked(), "no process is left", 5.0)
+        wait_until(lambda: not self.list_marked(), "no process is left")
         assert not set(job_ids) & set(self.cgroups.list_job_ids())
         for job_id in job_ids:
             left = {name for name in os.listdir(self.directory / job_id) if not name.startswith(("stdout", "stderr"))}

@@ -81,7 +81,7 @@ class SchedulerProcess:
     def refuse(self, *more: str) -> tuple[int, str]:
         """Run it where it must not start: the exit code and what it said."""
         done = subprocess.run(
-            self.arguments(*more), env=clean_environment(), capture_output=True, text=True, timeout=30, check=False
+            self.arguments(*more), env=clean_environment(), capture_output=True, text=True, timeout=100, check=False
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stderr

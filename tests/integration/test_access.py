@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from scheduler_process import YT, PlayedNode, SchedulerProcess, clean_environment
+from test_cgroup_executor import find_keepers
 from waiting import wait_until
 
 from cpumond.testing import Cluster, remove_cgroups
@@ -119,7 +120,7 @@ RUN = "0123456789abcdef-the-rest-is-a-secret"
 
 
 def test_no_other_agent_takes_over_a_node_that_is_alive(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node", "node:*", "user", text='node_heartbeat_timeout = "2s"')
+    start_with_tokens(scheduler, "node", "node:*", "user")
     scheduler.use_token("node")
     assert register(scheduler, "n1", RUN, key="k1")[0] == 200
     for more in ({}, {"key": ""}, {"key": "k2"}):
@@ -136,6 +137,9 @@ def test_no_other_agent_takes_over_a_node_that_is_alive(scheduler: SchedulerProc
     scheduler.use_token("user")
     assert "the-rest" not in scheduler.request("GET", "nodes/n1").text
     assert "the-rest" not in scheduler.log()
+    scheduler.kill()
+    scheduler.write_config('node_heartbeat_timeout = "1s"', api=f'tokens_file = "{scheduler.directory}/tokens"')
+    scheduler.start()
     wait_until(lambda: not scheduler.get("nodes/n1")["is_online"], "the node is missed")
     scheduler.use_token("node:*")
     assert register(scheduler, "n1", "other")[0] == 200
@@ -343,8 +347,10 @@ def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path,
         assert "TOKEN=" not in said
     finally:
         agent.terminate()
-        agent.wait(30)
+        agent.wait(100)
         remove_cgroups(root, "/proc/self/mountinfo")
+        # It keeps its files up to date in a directory that is removed next, and ends without a job.
+        wait_until(lambda: not find_keepers(place / "run"), "the keeper ends")
         scheduler.close()
 
 

@@ -77,6 +77,13 @@ def get(agent: AgentProcess, path: str) -> httpx2.Response:
     return httpx2.get(url(agent, path), trust_env=False, verify=False, timeout=60.0)
 
 
+def read_delay_s(agent: AgentProcess) -> float:
+    """How long the agent's threads were ready to run and did not, while others had the CPU."""
+    assert agent.process is not None
+    stats = Path(f"/proc/{agent.process.pid}/task").glob("*/schedstat")
+    return sum(int(stat.read_text().split()[1]) for stat in stats) / 1e9
+
+
 def read_answer(sock: socket.socket) -> bytes:
     """Everything until the other end closes; b"" too when it resets."""
     sock.settimeout(60.0)
@@ -226,22 +233,23 @@ def test_noise_on_tcp_is_answered_and_not_logged(noise: bytes, shared: AgentProc
 def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
     """800 requests by 16 clients, a third of them carried out by the tick's thread."""
     paths = ["/v1/status", "/v1/jobs/job1/explain", "/metrics"]
-    before = shared.get("/v1/status")
+    before, before_s = shared.get("/v1/status"), read_delay_s(shared)
 
     def ask(number: int) -> set[int]:
         with httpx2.Client(
             transport=httpx2.HTTPTransport(uds=str(shared.socket_path), verify=False),
             base_url="http://agent",
-            timeout=30.0,
+            timeout=60.0,
         ) as client:
             return {client.get(paths[(number + step) % 3]).status_code for step in range(50)}
 
     with ThreadPoolExecutor(16) as pool:
         assert set().union(*pool.map(ask, range(16))) == {200}
-    after = shared.get("/v1/status")
+    after, after_s = shared.get("/v1/status"), read_delay_s(shared)
     assert after["tick"] > before["tick"]
     late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
-    assert late <= 1 + (after["tick"] - before["tick"]) // 5, "allowing for a machine with other work"
+    by_others = int((after_s - before_s) / 0.1)  # a tick is late after a period of 100 ms
+    assert late <= 1 + (after["tick"] - before["tick"]) // 5 + by_others, "allowing for a machine with other work"
     assert after["counters"]["errors"] == 0
 
 
@@ -263,7 +271,7 @@ def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentP
         assert get(shared, "/metrics").status_code == 200
         assert shared.get("/readyz")["status"] == "ok"
         assert shared.process is not None
-        assert psutil.Process(shared.process.pid).num_fds() < 150, "the oldest of them were ended"
+        wait_until(lambda: psutil.Process(shared.process.pid).num_fds() < 150, "the oldest of them are ended")
 
 
 def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
@@ -287,7 +295,8 @@ def test_tcp_at_its_limit_leaves_the_unix_socket_free(shared: AgentProcess):
 @pytest.mark.parametrize("path", ["/metrics", "/healthz"])
 def test_the_metrics_port_answers_for_this_hosts_names(name: str, status: int, path: str, shared: AgentProcess):
     """A page of another site that is made to lead here says its own name; checks of load balancers may say none."""
-    answer = httpx2.get(f"http://127.0.0.1:{shared.port}{path}", headers={"Host": name}, trust_env=False, verify=False)
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+        answer = client.get(url(shared, path), headers={"Host": name})
     assert answer.status_code == status, answer.text
     assert status == 200 or "[metrics] names" in answer.json()["error"]
 
@@ -304,7 +313,8 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         assert get(agent, "/metrics").text.count("cpumond_job_info{") == 400
         tick = agent.get("/v1/status")["tick"]
-        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 3, "ticks go on")
+        # On a busy machine the answers to all these may keep the tick from its own for so long that it says so.
+        wait_until(lambda: agent.get("/v1/status").get("tick", 0) > tick + 3, "ticks go on")
         # It ends while they still have not read.
         assert agent.stop() == 0
 

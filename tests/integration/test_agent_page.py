@@ -83,7 +83,7 @@ def test_every_route(agent: AgentProcess, fake: str) -> None:
     assert ask(port, "/web/agent.js").headers["content-type"] == "text/javascript; charset=utf-8"
     status = ask(port, "/api/v1/status").json()
     assert [job["job_id"] for job in status["jobs"]] == ["job0", "job1"]
-    assert status["last_tick_age_s"] < 5.0
+    assert status["last_tick_age_s"] < 60.0
     explained = ask(port, "/api/v1/jobs/jobs%2Fjob0/explain").json()
     assert explained["job_id"] == "job0"
     assert explained["samples"]["period_s"] == 0.2
@@ -171,7 +171,7 @@ def test_graphs_follow_a_real_load(agent: AgentProcess, cgroups: CgroupTree, hie
     assert all(low < high for low, high in zip(told["lower_bound"], told["upper_bound"], strict=True))
     steps = [later - before for before, later in pairwise(told["at"])]
     assert all(step > 0.0 for step in steps), steps
-    wait_until(lambda: len(samples()["at"]) > len(told["at"]), "it goes on")
+    wait_until(lambda: samples()["at"][-1] > told["at"][-1], "it goes on")  # where it is full the oldest go
     # It wants more than it was left: what it waits for now is late, and its limit grows.
     late_s = explain()["aggregated"]["late_cpu_s"]
     load.burn(1.0)

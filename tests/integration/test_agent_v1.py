@@ -72,11 +72,12 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
         counts = agent.get("/v1/status")["counters"]["decisions"]
         return sum(counts.values())
 
-    throttled_s = cgroups.throttled_s("sleeper")
-    began = time.time()
+    rest_s = cgroups.throttled_s("sleeper")
     load.burn(2.0)
-    checks = count_checks()
-    wait_until(lambda: cgroups.quota_cores("sleeper") == 2.0, "the full limit is back", 20)
+    # On a busy machine it may take a while until it has had so much CPU that it is held back.
+    wait_until(lambda: cgroups.throttled_s("sleeper") > rest_s, "it is held back")
+    throttled_s, began, checks = cgroups.throttled_s("sleeper"), time.time(), count_checks()
+    wait_until(lambda: cgroups.quota_cores("sleeper") == 2.0, "the full limit is back")
     checks = count_checks() - checks
     explained = agent.request("GET", "/v1/jobs/sleeper/explain").json()
     restore = next(record for record in explained["decisions"] if record["kind"] == "restore")
@@ -84,10 +85,12 @@ def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(
     # One check each second; the last one is the one that gave it back, unless this process came late to see it.
     waited_s = restore["at"] - began
     assert checks <= 2 or waited_s <= 2.0, f"{checks} checks, {waited_s:.2f} s"
-    assert lost_s <= 2.0 * 2, f"lost {lost_s:.2f} core-seconds on 2 cores"
+    # Two checks of a second; longer only where the agent had to wait for its CPU.
+    assert lost_s <= 2.0 * max(2.0, waited_s), f"lost {lost_s:.2f} core-seconds on 2 cores in {waited_s:.2f} s"
     assert (restore["result"], restore["applied_cores"]) == ("applied", 2.0)
     assert restore["throttled_ratio"] > MonitorSettings().throttle_restore_ratio
-    [change] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
+    # There may be more of them by now: where others take the CPU, what it uses falls below its limit again.
+    [change, *_] = [record for record in agent.events("limit_changed") if record["reason"] == "restore"]
     assert (change["job_id"], change["new_cores"]) == ("sleeper", 2.0)
 
 

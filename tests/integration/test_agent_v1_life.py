@@ -233,6 +233,7 @@ def test_jobs_of_the_socket(cgroups, agent):
         assert answer[0] == status, answer
         assert text in answer[1]
     wait_until(lambda: at_floor(cgroups, "a"), "the added job is down at the floor")
+    wait_until(lambda: "mine" in list_jobs(agent), "the next check has the other one")
     assert (agent.job("a")["cpu_limit"], agent.job("a")["operation_id"]) == (1.0, "op")
     assert (agent.job("mine")["mode"], cgroups.quota_cores("b")) == ("shadow", 1.5)
 
@@ -423,7 +424,7 @@ def test_cgroups_that_cannot_be_written_are_said_now_and_then_and_reported_as_th
     found = cgroups.read_all("a")
     root = cgroups.hierarchies.cpu_root
     in_namespace(agent, f'mount --bind "{root}" "{root}" && mount -o remount,bind,ro "{root}"')
-    agent.start(describe_agent(cgroups))
+    agent.start(describe_agent(cgroups, more='[writes]\ndrift_backoff = "10m"\n'))
     wait_until(lambda: agent.events("limit_write_failed"), "the write fails")
     tick = agent.get("/v1/status")["tick"]
     wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "twenty more ticks")

@@ -56,10 +56,16 @@ def wait_for_throttling(cgroups: CgroupTree, name: str, periods: int = 8) -> Non
     wait_until(lambda: count_throttled(cgroups, name) >= before + periods, f"{name} is throttled")
 
 
-def wait_for_a_check(agent: AgentProcess) -> None:
-    """Until a check was just now, so that the next one is far."""
-    tick = agent.get("/v1/status")["tick"]
-    wait_until(lambda: agent.get("/v1/status")["tick"] > tick, "the next check")
+def wait_for_a_check(agent: AgentProcess, cgroups: CgroupTree, name: str) -> None:
+    """Until a check was just now that left a limit low, so that the next one is far: use on a busy machine is uneven,
+    and a look may have given all of it back meanwhile."""
+
+    def is_low() -> bool:
+        tick = agent.get("/v1/status")["tick"]
+        wait_until(lambda: agent.get("/v1/status")["tick"] > tick, "the next check")
+        return cgroups.quota_cores(name) < 1.0
+
+    wait_until(is_low, f"a check that leaves {name} low")
 
 
 def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, agent):
@@ -86,7 +92,7 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
     def count_looks() -> int:
         return int(agent.get("/v1/status")["counters"]["looks_restored"])
 
-    wait_for_a_check(agent)
+    wait_for_a_check(agent, cgroups, "a")
     counters = agent.get("/v1/status")["counters"]
     before, checks = counters["looks_restored"], counters["decisions"]
     load.burn(2.0)
@@ -104,7 +110,7 @@ def test_a_limit_follows_use_closely_and_is_back_between_two_checks(cgroups, age
 
     load.burn(0.0)
     wait_until(lambda: cgroups.quota_cores("voted") == FLOOR, "the other rule's job is at the floor")
-    wait_for_a_check(agent)
+    wait_for_a_check(agent, cgroups, "voted")
     before = count_looks()
     voted.burn(2.0)
     wait_until(lambda: cgroups.quota_cores("voted") == 2.0, "all of it is back")
@@ -169,8 +175,9 @@ def test_a_pause_and_an_order_of_somebody_else_hold_looks_too(cgroups, agent):
     # With all the weight there is it is throttled whatever else runs on the machine.
     for name in ("", "ordered"):
         cgroups.write(name, "shares", 262_144)
-    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
+    # They have begun before anything is lowered: what that takes is not held back.
     loads = {name: cgroups.start_load(name, 2) for name in found}
+    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
     wait_until(lambda: is_idle_low(cgroups, *found), "both are at the floor")
     cgroups.write("ordered", "quota_us", 50_000)
     loads["ordered"].burn(2.0)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from browser import Watch
+from waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -67,9 +68,7 @@ def test_what_goes_wrong_is_noticed_unless_it_is_allowed(watched, url, script, p
     watch, page = watched
     page.goto(url)
     page.evaluate(script)
-    page.evaluate("new Promise(resolve => setTimeout(resolve, 50))")
-    found = watch.problems()
-    assert any(problem in text for text in found), found
+    wait_until(lambda: any(problem in text for text in watch.problems()), problem)
     page.allow("^(console|uncaught|dialog|status|request failed): ")
     assert watch.problems() == []
 

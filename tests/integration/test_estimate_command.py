@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -76,19 +78,43 @@ def read_counters(host: CgroupTree) -> dict[str, float]:
     return found
 
 
+def rest(host: CgroupTree) -> None:
+    """All loads sleep, and what they used is counted."""
+    for load in host._processes:
+        load.burn(0.0)
+    pause = threading.Event()
+
+    def is_still() -> bool:
+        before = read_counters(host)
+        pause.wait(0.1)
+        return read_counters(host) == before
+
+    wait_until(is_still, "nothing is used any more")
+
+
 def read_all_files(host: CgroupTree) -> dict[str, dict[str, str]]:
     return {name: host.read_all(name) for name in WORKLOADS}
 
 
 def test_names_and_sums_are_those_of_the_kernel(host: CgroupTree) -> None:
-    """The counters are read when it has begun and when it is stopped, so both have seen the same time."""
+    """Nothing is used when it begins and when it is stopped, so both have seen the same."""
     files = read_all_files(host)
+    rest(host)
     process = start("--root", host.top, "--duration", "1h", "--json")
     try:
-        is_followed = f"{host.hierarchies.cpuacct_root}/{host.top}/docker/{WEB}"
-        wait_until(lambda: is_followed in " ".join(list_open(process.pid)), "the first sample")
+        followed = [f"{host.hierarchies.cpuacct_root}/{host.top}/{path}" for path in WORKLOADS]
+
+        def has_looked() -> bool:
+            opened = " ".join(list_open(process.pid))
+            is_asleep = psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING
+            return is_asleep and all(path in opened for path in followed)
+
+        wait_until(has_looked, "the first sample")
         before = read_counters(host)
+        for load, share in zip(host._processes, (0.3, 0.1, 0.2, 0.05), strict=True):
+            load.burn(share)
         wait_until(lambda: sum(read_counters(host).values()) > sum(before.values()) + 4.0, "it has seen some use", 100)
+        rest(host)
         after = read_counters(host)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)

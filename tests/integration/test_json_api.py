@@ -52,13 +52,13 @@ class LiveScheduler:
         # What it logs is not what the commands under test print.
         self.logged = self._capture.__enter__()
         self._thread.start()
-        assert self._started.wait(20.0)
+        assert self._started.wait(100.0)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self.loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(20.0)
+        self._thread.join(100.0)
         assert not self._thread.is_alive()
         self._store.close()
         self._capture.__exit__(None, None, None)
@@ -89,7 +89,7 @@ class LiveScheduler:
         async def run() -> Any:
             return work(self.scheduler)
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20.0)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(100.0)
 
     def get(self, path: str, status: int = 200, **query: Any) -> Any:
         return self.ask("GET", path, status=status, params=query)
@@ -439,6 +439,7 @@ def test_a_token_is_asked_for_everywhere_but_for_health_and_the_document(tmp_pat
 def test_status_counts_what_there_is(server):
     make_node(server, "n1").register()
     server.start("a")
+    server.wait_for_update()
     status = server.get("/status")
     assert (status["counts"]["nodes"], status["counts"]["running_operations"]) == (1, 1)
     assert status["timings"]["updates"] > 0

@@ -96,9 +96,9 @@ def prometheus(agent: AgentProcess) -> Iterator[Prometheus]:
 
 def test_the_target_is_up_and_nothing_was_refused(prometheus: Prometheus):
     """No duplicate, out of order or unreadable sample: Prometheus took all it was given."""
-    assert prometheus.wait_for('up{job="cpumond"}') == 1
-    scraped = prometheus.wait_for("scrape_samples_scraped")
-    assert scraped == prometheus.wait_for("scrape_samples_post_metric_relabeling") > 50
+    # A scrape that took longer than a second on a busy machine counts as one of a target that is down.
+    wait_until(lambda: prometheus.query('up{job="cpumond"} == 1'), "the target is up")
+    assert prometheus.wait_for("scrape_samples_scraped == scrape_samples_post_metric_relabeling > 0") > 50
     assert prometheus.log() == ""
 
 
@@ -158,7 +158,7 @@ def test_the_cost_of_the_agent(prometheus: Prometheus):
     assert prometheus.wait_for("cpumond_ticks_total == cpumond_tick_duration_seconds_count") > 0
     assert 2**23 < prometheus.wait_for("cpumond_process_resident_memory_bytes") < 2**27
     assert prometheus.wait_for("rate(cpumond_process_cpu_seconds_total[5s])") < 0.5
-    assert prometheus.wait_for("time() - cpumond_last_tick_timestamp_seconds") < 5
+    wait_until(lambda: prometheus.query("time() - cpumond_last_tick_timestamp_seconds < 5"), "the last tick is new")
     assert prometheus.wait_for("cpumond_errors_total + cpumond_write_errors_total") == 0
     assert prometheus.wait_for("cpumond_build_info") == 1
     for name in ("fast_restores", "late_ticks", "cgroup_writes", "shed_checks"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -135,7 +136,7 @@ def test_on_a_terminal_the_plan_is_shown_and_the_answer_counts(server, cpumond, 
         assert "strong" in pool_names(cpumond)
         os.write(main, f"{typed}\n".encode())
         after = read_until(main, "")
-        assert process.wait(30) == code
+        assert process.wait(100) == code
     finally:
         os.close(main)
     assert ("nothing is removed" in after) == bool(code)
@@ -144,7 +145,7 @@ def test_on_a_terminal_the_plan_is_shown_and_the_answer_counts(server, cpumond, 
 
 def read_until(terminal: int, wanted: str) -> str:
     """What a program writes to its terminal until it writes ``wanted``, or ends."""
-    text = ""
+    text, decoder = "", codecs.getincrementaldecoder("utf-8")()  # a piece may end within a character
     while not wanted or wanted not in text:
         try:
             piece = os.read(terminal, 65_536)
@@ -152,7 +153,7 @@ def read_until(terminal: int, wanted: str) -> str:
             break
         if not piece:
             break
-        text += piece.decode()
+        text += decoder.decode(piece)
     return text
 
 

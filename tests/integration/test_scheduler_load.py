@@ -57,7 +57,7 @@ def honest(scheduler: SchedulerProcess, name: str, pause_s: float = 0.02) -> Ite
 
 def connect(scheduler: SchedulerProcess) -> socket.socket:
     host, _, port = scheduler.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5.0)
+    return socket.create_connection((host, int(port)), timeout=60.0)
 
 
 def head(method: str, path: str, length: int = 0, more: str = "") -> bytes:
@@ -274,6 +274,7 @@ def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerP
             for _ in range(10_300):
                 stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
             wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")
-            assert httpx2.get(f"{scheduler.url}/healthz", trust_env=False, verify=False).status_code == 200
+            answer = httpx2.get(f"{scheduler.url}/healthz", trust_env=False, verify=False, timeout=60.0)
+            assert answer.status_code == 200
     finally:
         psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -42,7 +44,10 @@ def test_dry_run_prints_a_line_per_check_and_never_writes(cgroups: CgroupTree) -
     )
     assert result.returncode == 0, result.stderr
     *rows, summary = [json.loads(line) for line in result.stdout.splitlines()]
-    assert len(rows) >= 15
+    # One each 200 ms, but for those that a busy machine made late.
+    times = [row["time_s"] for row in rows]
+    assert times[-1] > 3.0
+    assert median(after - before for before, after in pairwise(times)) == pytest.approx(0.2, abs=0.1)
     assert rows[0]["smoothed_cores"] == 3.0
     assert rows[-1]["decision"] == "shrink"
     assert rows[-1]["cpu_limit_cores"] < 3.0
@@ -64,7 +69,7 @@ def test_dry_run_takes_absolute_paths_and_ends_with_the_summary_at_ctrl_c(cgroup
     lines = [process.stdout.readline() for _ in range(4)]
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
-    assert process.wait(20) == 0
+    assert process.wait(100) == 0
     assert "nothing is written" in lines[0]
     assert "would have been reclaimed" in rest
     process.stdout.close()
@@ -84,7 +89,7 @@ def test_dry_run_says_when_the_cgroup_goes_away(cgroups: CgroupTree) -> None:
     for _ in range(3):
         process.stdout.readline()
     cgroups.remove("job")
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 0
     assert errors == "the cgroup is gone\n"
 
@@ -119,7 +124,9 @@ def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     header, *rows = trace.read_text().splitlines()
     assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio,throttled_periods"
-    assert len(rows) >= 15
+    times = [float(row.split(",")[0]) for row in rows]
+    assert times[-1] > 1.5
+    assert median(after - before for before, after in pairwise(times)) == pytest.approx(0.1, abs=0.05)
     replayed = run("replay", str(trace), "--cpu-limit", "2", "--format", "json")
     checks = [json.loads(line) for line in replayed.stdout.splitlines()]
     assert len(checks) == len(rows) - 1

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
 TOKEN = "secret-of-the-tests"  # noqa: S105 - of a cluster that lives as long as its test
 SIGN = f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{TOKEN}')"
-SLOW_MS = 15_000
+SLOW_MS = 60_000
 
 
 @pytest.fixture(scope="module")

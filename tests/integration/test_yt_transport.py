@@ -181,12 +181,12 @@ class Server:
 
     def __enter__(self) -> Server:
         self._thread.start()
-        assert self._begun.wait(10)
+        assert self._begun.wait(100)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(100)
         self.sock.close()
         assert not self._thread.is_alive()
 
@@ -622,7 +622,7 @@ def test_what_is_too_large_or_too_deep_is_refused(served):
 
 
 def test_nothing_more_is_read_of_a_body_that_is_too_large(served):
-    with socket.create_connection(("127.0.0.1", served.port), 10) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), 60.0) as sock:
         sock.sendall(b"PUT /api/v4/set HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000000\r\n\r\n")
         answer = b""
         while piece := sock.recv(65536):
@@ -821,11 +821,11 @@ def test_a_repeat_waits_for_the_first_that_still_runs(served):
     served.toy.gate = asyncio.Event()
     with served.client() as http, ThreadPoolExecutor(2) as pool:
         first = pool.submit(http.post, "/api/v4/create", content=create("x", "1-1-1-1"))
-        assert served.toy.started.wait(10)
+        assert served.toy.started.wait(100)
         again = pool.submit(http.post, "/api/v4/create", content=create("x", "1-1-1-1", retry=True))
         assert http.get("/api/v4/exists?path=//sys").status_code == 200, "others do not wait"
         served.loop.call_soon_threadsafe(served.toy.gate.set)
-        assert first.result(10).content == again.result(10).content
+        assert first.result(100).content == again.result(100).content
     assert [request.command for request in served.toy.seen].count("create") == 1
 
 

@@ -210,7 +210,8 @@ def test_lost_agent_leaves_no_lowered_limit(facts: Facts, step: str, restarts: s
     fact = of(facts, step)
     assert fact["lowered_s"] is not None
     assert fact["original_s"] is not None
-    assert fact["original_s"] < within_s
+    # A host that is busy with other work is slow to start a command.
+    assert fact["original_s"] < within_s + 4 * fact["command_s"]
     assert fact["settings"] == ORIGINAL
     assert fact["up_s"] is not None
     assert fact["restarts"] == restarts

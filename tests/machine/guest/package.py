@@ -279,7 +279,7 @@ def shadow() -> dict[str, Any]:
 
 def read_wanted_cores() -> float:
     """What the agent would set, from its metrics."""
-    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=10) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=60) as answer:
         found = re.search(r"^cpumond_job_monitor_cpu_limit_cores\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
     return float(found[1]) if found else math.inf
 
@@ -341,7 +341,7 @@ def upgrade_while_ending() -> dict[str, Any]:
     with drop_in("[Service]\nExecStopPost=/bin/sleep 2\n"):
         for name, end in (("died", ("kill", "--signal=KILL", UNIT)), ("stopped", ("stop", "--no-block", UNIT))):
             systemctl(*end)
-            is_ending = wait(lambda: show(UNIT, "ActiveState") == "deactivating", 2.0) is not None
+            is_ending = wait(lambda: show(UNIT, "ActiveState") == "deactivating") is not None
             answer = dpkg("--install", find_deb("broken"))
             facts[name] = {"is_ending": is_ending, "answer": answer, "states": states()}
     return {**facts, "start": systemctl("start", UNIT), "lowered_s": wait(is_lowered)}

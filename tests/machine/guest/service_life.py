@@ -345,7 +345,7 @@ def start() -> dict[str, Any]:
 
 
 def read_metrics() -> str:
-    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=10) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:9756/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -491,13 +491,16 @@ def reexec() -> dict[str, Any]:
 def lose(end: Callable[[str], None]) -> dict[str, Any]:
     """End the agent in a way it cannot answer: the original limit comes back, then the agent, then it lowers again."""
     lowered_s = wait(is_lowered)
-    pid = show("MainPID")
+    pid, begin_s = show("MainPID"), time.monotonic()
+    run("cpumond", "--version")
+    command_s = time.monotonic() - begin_s
     end(pid)
     original_s = wait(is_original)
     settings = read_settings()
     up_s = wait(lambda: is_up_again(pid))
     return {
         "lowered_s": lowered_s,
+        "command_s": command_s,
         "original_s": original_s,
         "settings": settings,
         "up_s": up_s,
@@ -572,7 +575,7 @@ def late_address() -> dict[str, Any]:
     add_address(LATE_ADDRESS)
 
     def is_answered() -> bool:
-        with urllib.request.urlopen(f"http://{LATE_ADDRESS}:9756/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{LATE_ADDRESS}:9756/metrics", timeout=60) as reply:
             return b"cpumond_ticks_total" in reply.read()
 
     result = {

@@ -77,7 +77,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     for job_id in cgroups.list_job_ids():
         opened.executor.kill(job_id)
     # Units of jobs that it was not told of are removed now and then.
-    wait_until(lambda: not (UnitCgroups().list_job_ids() or list_units()), "no unit of a job is left", 20.0)
+    wait_until(lambda: not (UnitCgroups().list_job_ids() or list_units()), "no unit of a job is left", 60.0)
     opened.close()
 
 

@@ -65,7 +65,7 @@ def ask(method: str, path: str, body: Any = None) -> bytes:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{SCHEDULER}/api/v1/{path}", content, headers, method=method)  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         return error.read()

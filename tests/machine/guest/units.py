@@ -217,7 +217,7 @@ class ControlSocket(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(5.0)
+        self.sock.settimeout(60.0)
         self.sock.connect("/run/cpumond/control.sock")
 
 
@@ -254,6 +254,22 @@ def set_load(busy: bool) -> None:
         Path("/run/load").touch()
     else:
         Path("/run/load").unlink(missing_ok=True)
+
+
+def count_throttled() -> int:
+    """Periods in which the unit was held back."""
+    lines = Path(CPU_ROOT, SLICE, UNIT, "cpu.stat").read_text().splitlines()
+    return int(dict(line.split() for line in lines)["nr_throttled"])
+
+
+def wake_up() -> dict[str, Any]:
+    """The load begins: how long, and how many checks, from when it is held back until the unit has its quota."""
+    before = count_throttled()
+    set_load(True)
+    wait(lambda: count_throttled() > before, PATIENCE_S)
+    tick = ask("GET", "/v1/status")["tick"]
+    full_s = wait(is_full, PATIENCE_S)
+    return {"full_s": full_s, "checks": ask("GET", "/v1/status")["tick"] - tick}
 
 
 def settle() -> float | None:
@@ -337,10 +353,9 @@ def reloads() -> dict[str, Any]:
 
 def wakes() -> dict[str, Any]:
     settle()
-    set_load(True)
-    full_s = wait(is_full, PATIENCE_S)
+    fact = wake_up()
     agreed_s = wait(lambda: has_quota(QUOTA_US), PATIENCE_S)
-    return {"full_s": full_s, "agreed_s": agreed_s, **look()}
+    return {**fact, "agreed_s": agreed_s, **look()}
 
 
 def restarts() -> dict[str, Any]:
@@ -550,8 +565,7 @@ def without_bus() -> dict[str, Any]:
     settle()
     stop = systemctl("stop", "dbus.socket", "dbus.service")
     noticed_s = wait(lambda: bool(job()["problems"]), PATIENCE_S)
-    set_load(True)
-    full_s = wait(is_full, PATIENCE_S)
+    fact = wake_up()
     set_load(False)
     lowered_s = wait(lambda: quota_us() == FLOOR_US, PATIENCE_S)
     away = job()
@@ -559,7 +573,7 @@ def without_bus() -> dict[str, Any]:
     solved_s = wait(lambda: not job()["problems"], PATIENCE_S)
     agreed_s = wait(lambda: has_quota(FLOOR_US), PATIENCE_S)
     return {
-        "start": start, "stop": stop, "noticed_s": noticed_s, "full_s": full_s, "lowered_s": lowered_s, "away": away,
+        **fact, "start": start, "stop": stop, "noticed_s": noticed_s, "lowered_s": lowered_s, "away": away,
         "back": back, "solved_s": solved_s, "agreed_s": agreed_s, **look(),
     }  # fmt: skip
 

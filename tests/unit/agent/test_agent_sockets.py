@@ -208,7 +208,7 @@ def test_the_page_has_a_socket_of_its_own_and_says_its_address(
     opened(bound.control, *bound.metrics, *bound.web)
     host, port = parse_listen(bound.web_address, "x")
     assert port not in (0, bound.metrics[0].getsockname()[1])
-    with socket.create_connection((host, port), 10.0):
+    with socket.create_connection((host, port), 60.0):
         pass
     assert is_loopback(host)
 

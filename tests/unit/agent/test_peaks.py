@@ -60,7 +60,7 @@ def store(node: FakeNode) -> None:
 def finish(node: FakeNode) -> None:
     thread = node.agent.peaks._thread
     if thread is not None:
-        thread.join(30)
+        thread.join(100)
         assert not thread.is_alive()
 
 

@@ -196,7 +196,7 @@ def test_processes_are_found_signalled_and_hold_it(tree, sleeper):
     assert tree.remove("a") is False
     assert tree.list_processes("a") == [sleeper.pid]
     tree.signal("a", signal.SIGTERM)
-    assert sleeper.wait(30) == -signal.SIGTERM
+    assert sleeper.wait(100) == -signal.SIGTERM
     assert tree.list_processes("a") == []
     assert tree.remove("a") is True
 
@@ -207,7 +207,7 @@ def test_processes_below_are_killed_and_all_is_removed(tree, sleeper):
     make_tree(child, {"cgroup.procs": f"{sleeper.pid}\n0\n", "cgroup.kill": ""})
     assert tree.list_processes("a") == [sleeper.pid]
     tree.kill("a")
-    assert sleeper.wait(30) == -signal.SIGKILL
+    assert sleeper.wait(100) == -signal.SIGKILL
     assert tree.remove("a") is True
     assert tree.list_job_ids() == []
 

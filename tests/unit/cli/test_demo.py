@@ -85,7 +85,7 @@ def run_program(*arguments: str) -> subprocess.Popen[str]:
 
 def test_a_job_ends_after_its_time():
     with run_program(str(os.getpid()), "0.1", "0.3", "") as job:
-        assert job.wait(30) == 0
+        assert job.wait(100) == 0
 
 
 def test_a_job_ends_with_whoever_it_belongs_to():
@@ -93,14 +93,14 @@ def test_a_job_ends_with_whoever_it_belongs_to():
         with pytest.raises(subprocess.TimeoutExpired):
             job.wait(0.3)
         owner.kill()
-        assert job.wait(30) == 0
+        assert job.wait(100) == 0
 
 
 def test_a_job_of_a_dead_owner_does_not_begin():
     with subprocess.Popen(["true"]) as owner:
         pass
     with run_program(str(owner.pid), "0.1", "0", "") as job:
-        assert job.wait(30) == 1
+        assert job.wait(100) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -109,7 +109,7 @@ def test_a_signal_only_says_that_it_is_time_to_stop(number):
     with demo_host.stop_on_signals() as stopped:
         assert not stopped.is_set()
         os.kill(os.getpid(), number)
-        assert stopped.wait(5.0)
+        assert stopped.wait(60.0)
     assert signal.getsignal(number) == before
 
 
@@ -207,7 +207,7 @@ def test_more_than_the_quota_counts_as_throttled(kernel):
 def test_who_has_ended_is_taken_out_and_its_time_stays(kernel):
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         place = make_job(kernel, process.pid)
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 100.0
         pause = threading.Event()
         while not (os.path.exists(f"{place}/cpu.stat") and read_stat(place)["usage_usec"] > 100_000):
             assert time.monotonic() < deadline_s

@@ -175,7 +175,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tree, tmp_path, capsys):
     reader = threading.Thread(target=lambda: texts.append(path.read_text()), daemon=True)
     reader.start()
     assert simulate(tree, "--until", "1", "--html", str(path)) == 0
-    reader.join(10)
+    reader.join(100)
     assert path.is_fifo()
     assert texts[0].startswith("<!DOCTYPE html>")
 

@@ -41,7 +41,7 @@ class Server:
         return client
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(50.0):
             while not condition():
                 await asyncio.sleep(0.001)
 
