@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from scheduler_world import ServedNode
-from test_scheduler_service import Watched, make_scheduler, start
+from test_service_and_store import Watched, make_scheduler, start
 
 from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
