@@ -129,7 +129,7 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         assert b_again["id"] != b_job["id"]
         assert loop.jobs(a, "running")[0]["current_cpu_limit"] <= 0.5
 
-        # What it uses in the moment in which it is ended may be seen by nobody; its first milliseconds are its parent's.
+        # What it used in its last moment may be seen by nobody, and its first milliseconds are its parent's.
         loop.wait(lambda: meter.seconds.get(b_again["cgroup"], 0.0) > 0.45, "B's work is done", WAIT_S)
         for operation in (a, b):
             assert loop.run("operation", "abort", operation).returncode == 0
