@@ -154,8 +154,6 @@ class JsonApi:
         """The operation in the path, by id or alias. Raises CommandError."""
         return self.state.find_record(call.path["operation"])
 
-    # --- trees and pools
-
     async def get_pool_table(self, call: Call) -> Made:
         tree = self.find_tree(call)
         # A changed pool shows at once, not only with the next update.
@@ -193,8 +191,6 @@ class JsonApi:
             material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
             return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
-
-    # --- operations
 
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
@@ -289,8 +285,6 @@ class JsonApi:
     async def heartbeat(self, call: Call) -> Any:
         answer = await self.scheduler.heartbeat(call.body)
         return Answer(answer, 409) if answer.register else answer
-
-    # --- what is going on
 
     async def get_me(self, call: Call) -> overview.Me:
         scheduler = self.scheduler

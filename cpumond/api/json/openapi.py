@@ -42,9 +42,6 @@ _Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
-# --- bodies ------------------------------------------------------------------------------------------------------
-
-
 _Spec = Annotated[
     dict[str, Any],
     msgspec.Meta(
@@ -172,9 +169,6 @@ class ParametersBody(Body, frozen=True):
     parameters: dict[str, Any]
 
 
-# --- queries -----------------------------------------------------------------------------------------------------
-
-
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what may stand behind the question mark."""
 
@@ -255,9 +249,6 @@ class PreemptionsQuery(Query, frozen=True):
     limit: _Limit = 100
     operation: _Text = ""
     pool: _Text = ""
-
-
-# --- the table ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,9 +122,6 @@ class YtBackend:
         return {key: reply.id} if key else {}
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
 async def _get(backend: YtBackend, request: YtRequest) -> Any:
     path = get_path(request)
     if path.attribute is not None:
@@ -171,9 +168,6 @@ async def _exists(backend: YtBackend, request: YtRequest) -> Any:
             raise
         return {"value": False}
     return {"value": True}
-
-
-# --- changing attributes -----------------------------------------------------------------------------------------
 
 
 def _settable(backend: YtBackend, path: YPath) -> CypressNode:
@@ -246,9 +240,6 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
     else:
         raise YtError(f"{path} cannot be removed; pools, pool trees and their attributes can")
     return await backend.execute(command, request)
-
-
-# --- creating and moving -----------------------------------------------------------------------------------------
 
 
 async def _create(backend: YtBackend, request: YtRequest) -> Any:
@@ -332,9 +323,6 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
         raise YtError(f"Node {target} already exists", ALREADY_EXISTS)
     command = MovePool(node.tree.name, node.name, parent.pool_name, name)
     return await backend.execute(command, request, "node_id")
-
-
-# --- operations --------------------------------------------------------------------------------------------------
 
 
 def _operation_id(request: YtRequest) -> str:
@@ -543,8 +531,6 @@ async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
     backend.cypress.resolve(get_path(request).node)
     return {"action": "allow"}
 
-
-# --- the table ---------------------------------------------------------------------------------------------------
 
 _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = {
     "get": _get,

@@ -47,9 +47,6 @@ class Turn:
             self._begun = time.perf_counter()
 
 
-# --- nodes -------------------------------------------------------------------------------------------------------
-
-
 Make = Callable[[str, str], "CypressNode"]
 """Makes a node of its path and name."""
 
@@ -411,9 +408,6 @@ async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
         return shown
 
     return await show(value)
-
-
-# --- all of it ---------------------------------------------------------------------------------------------------
 
 
 class Cypress:

@@ -145,8 +145,6 @@ def make_yt_routes(
     return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
 
 
-# --- a request -------------------------------------------------------------------------------------------------------
-
 _ID = re.compile(r"[!-~]{1,160}")
 
 
@@ -229,8 +227,6 @@ class _Transport:
         """Anything else below /api."""
         path = request.url.path
         raise _StatusError(404, YtError(f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)"))
-
-    # Commands.
 
     async def run(self, request: Request, ids: _Ids) -> Response:
         """A command: GET, POST or PUT /api/v4/<command>."""
@@ -445,9 +441,6 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
         return format_of(parameters[name], name)
     header = _named_format(request, "X-YT-Input-Format" if is_input else "X-YT-Output-Format")
     return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 def _write_only(holder: list[Any], form: Format) -> bytes:
