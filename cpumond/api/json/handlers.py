@@ -225,9 +225,6 @@ class JsonApi:
         headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
         return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
 
-    async def take_job_log(self, call: Call) -> views.Taken:
-        return views.Taken(self.scheduler.logs.take(call.body))
-
     async def explain_job(self, call: Call) -> dict[str, Any]:
         return await self._ask_job(call, "explain")
 
@@ -250,9 +247,6 @@ class JsonApi:
     ) -> dict[str, Any]:
         operation, job = call.path["operation"], call.path["job"]
         return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
-
-    async def take_job_reply(self, call: Call) -> views.Taken:
-        return views.Taken(self.scheduler.requests.take(call.body))
 
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
@@ -495,12 +489,14 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now()
     ),
+    "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
+    "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),
     "list_preemptions": lambda api, c: node_views.show_preemptions(
         api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool
     ),
     "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
 }  # fmt: skip
-"""What is made of the state as it is."""
+"""What needs no waiting."""
 
 
 def _move_pool(config: Config, call: Call) -> commands.MovePool:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
-from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.bodies import Bodies, HttpError
 from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.yt.formats import has_too_many_values
@@ -82,18 +82,6 @@ SLASH: Final = "\0"
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
 """Answers from this size on are compressed for clients that accept gzip."""
-
-
-class HttpError(Exception):
-    """A request that does not get as far as a command."""
-
-    def __init__(
-        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.headers = headers or {}
 
 
 def make_json_routes(
@@ -341,10 +329,6 @@ def _field_names(kind: inspect.Type) -> Iterator[str]:
             yield from _field_names(member)
 
 
-def _respond(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, JSON)
-
-
 async def describe_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of exceptions: any refusal in the form of this interface."""
     return describe(request, error)
@@ -355,10 +339,7 @@ def describe(request: Request, error: Exception) -> Response:
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)
-    if isinstance(error, BodyError):
-        status, headers = error.status, {"Connection": "close"}
-        code = TOO_MANY_REQUESTS if status == 429 else GENERIC
-    elif isinstance(error, HttpError):
+    if isinstance(error, HttpError):
         status, code, headers = error.status, error.code, error.headers
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers or {}
@@ -378,4 +359,4 @@ def describe(request: Request, error: Exception) -> Response:
         status, text = 500, "the scheduler failed at this request; see its log"
     if status == 401:
         headers = {**headers, "WWW-Authenticate": "Bearer"}
-    return _respond(views.Failure(text, code, attributes), status, headers)
+    return Response(encode(views.Failure(text, code, attributes)), status, headers, JSON)
