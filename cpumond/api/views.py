@@ -176,10 +176,6 @@ class JobList(View, frozen=True):
     total: int
 
 
-def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
-    return _show_record(OperationView, state, record, now, _find_places(state, [record]))
-
-
 def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification."""
     times = [cpu_times(job.report) for job in living_jobs(state, record.id)]
@@ -405,7 +401,7 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 
 
 def show_job(job: Job | JobRecord) -> JobView:
-    return show_ended_job(job) if isinstance(job, JobRecord) else show_living_job(job)
+    return make_view(JobView, job, node=job.node_id) if isinstance(job, JobRecord) else show_living_job(job)
 
 
 def show_living_job(job: Job) -> JobView:
@@ -431,11 +427,6 @@ def show_living_job(job: Job) -> JobView:
         preemption=None if stop is None else stop.record,
         node=job.node.id,
     )
-
-
-def show_ended_job(job: JobRecord) -> JobView:
-    """A job as it is kept."""
-    return make_view(JobView, job, node=job.node_id)
 
 
 class Done(View, frozen=True):

@@ -93,7 +93,7 @@ class ClusterProcess:
             )  # fmt: skip
 
     def check(self) -> None:
-        """Raises UnavailableError, with the log's end, when it has ended though nobody ended it here."""
+        """Raises UnavailableError, with the log's end, when it has ended and was not ended here."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
@@ -344,14 +344,14 @@ class Cluster:
         """End every process and every job of it, and remove its cgroups. Files stay where they are."""
         for process in (*self.nodes, self.scheduler):
             process.kill()
-        # Jobs first: then there is still somebody who waits for them. Again for one that was just being started.
+        # Jobs first, while their keepers live to reap them; again for one that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:
             node.close()
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
 
     def check(self) -> None:
-        """Raises UnavailableError when a process has ended though nobody ended it here."""
+        """Raises UnavailableError when a process has ended and was not ended here."""
         for process in (self.scheduler, *self.nodes):
             process.check()
 

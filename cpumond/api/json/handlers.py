@@ -263,11 +263,10 @@ class JsonApi:
     async def _explain_share(self, tree: str, element: str) -> Explanation | None:
         """What the last update of a tree says about an element; None where it does not know it."""
         kept = self.scheduler.updates.get(tree)
-        snapshot, result = (kept.snapshot, kept.result) if kept is not None else (None, None)
-        if snapshot is None or result is None:
+        if kept is None or kept.snapshot is None or kept.result is None:
             return None
         try:
-            return await asyncio.to_thread(explain, snapshot, result, element)
+            return await asyncio.to_thread(explain, kept.snapshot, kept.result, element)
         except KeyError:
             return None
 
@@ -358,24 +357,22 @@ class JsonApi:
 
     def _own_alerts(self) -> Iterator[overview.Alert]:
         timings = self.scheduler.timings
-        since = self.now() - ALERT_S
-        if (timings.store_error_at or 0.0) > since:
-            message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
-            yield overview.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
-        if (timings.store_lost_at or 0.0) > since:
-            message = (
-                "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
-            )
-            yield overview.Alert("store_lost", "error", "", message)
-        if (timings.failed_at or 0.0) > since:
-            message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
-            yield overview.Alert("failed_updates", "error", "", message)
-        if (timings.late_at or 0.0) > since:
-            message = (
-                f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
-                "fair_share_update_period or give the scheduler more CPU"
-            )
-            yield overview.Alert("late_updates", "warning", "", message)
+        refused = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
+        lost = "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
+        failed = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
+        late = (
+            f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
+            "fair_share_update_period or give the scheduler more CPU"
+        )
+        kinds: tuple[tuple[str, Literal["warning", "error"], float | None, str], ...] = (
+            ("store_errors", "error", timings.store_error_at, self.scheduler.store_problem or refused),
+            ("store_lost", "error", timings.store_lost_at, lost),
+            ("failed_updates", "error", timings.failed_at, failed),
+            ("late_updates", "warning", timings.late_at, late),
+        )
+        for code, severity, last_at, message in kinds:
+            if (last_at or 0.0) > self.now() - ALERT_S:
+                yield overview.Alert(code, severity, "", message)
         health = self._health()
         if health.status == "stuck":
             message = f"the last fair-share update was {health.last_update_age_s or 0.0:.1f} s ago"

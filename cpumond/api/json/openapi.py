@@ -256,8 +256,8 @@ class Endpoint:
     """One request that is answered. ``name`` is that of the function in ``json`` and the document's operationId.
 
     ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` is not counted as
-    anybody's requests.
+    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` counts for no
+    user's rate.
     """
 
     method: str
@@ -448,22 +448,19 @@ MEANING: Final = {
     504: "The node, or the disk of the history, did not answer in time",
 }
 
-REF: Final = "#/components/schemas/{name}"
-
 
 def make_document(version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of ``ENDPOINTS``."""
     types: list[Any] = [views.Failure]
     for endpoint in ENDPOINTS:
         types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
-    kinds = _unique(kind for kind in types if kind is not None)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    kinds = list({repr(kind): kind for kind in types if kind is not None}.values())
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    used: set[str] = set()
+    used = {endpoint.query.__name__ for endpoint in ENDPOINTS if endpoint.query is not None}
     for endpoint in ENDPOINTS:
         queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
-        used |= set() if endpoint.query is None else {endpoint.query.__name__}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
     return {
         "openapi": "3.1.0",
@@ -480,10 +477,6 @@ def make_document(version: str) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-def _unique(kinds: Any) -> list[Any]:
-    return list({repr(kind): kind for kind in kinds}.values())
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:

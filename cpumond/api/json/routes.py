@@ -167,8 +167,9 @@ class _Served:
                 user = self.authenticate(request)
                 self.count_request(user)
         query = _read_query(request, endpoint)
+        names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(request, Call(_read_names(request), user, None, query, node))
+            return await self._act(request, Call(names, user, None, query, node))
         with self.bodies.hold(user, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
@@ -177,7 +178,7 @@ class _Served:
                 _check_depth(body, self.max_depth)
             elif not node.may_be(body.node_id):
                 raise _not_its_node(node, body.node_id)
-            return await self._act(request, Call(_read_names(request), user, body, query, node))
+            return await self._act(request, Call(names, user, body, query, node))
 
     async def _act(self, request: Request, call: Call) -> Response:
         endpoint = self.endpoint
@@ -245,11 +246,6 @@ def _not_its_node(node: User, node_id: str) -> CommandError:
         "correct the agent's node_id, or the pattern in the scheduler's [api] tokens_file",
         ACCESS_DENIED,
     )
-
-
-def _read_names(request: Request) -> dict[str, str]:
-    """The names in the path; SLASH stands for a slash inside of one."""
-    return {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint) -> Any:

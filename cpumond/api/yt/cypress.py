@@ -30,7 +30,7 @@ from cpumond.scheduler.settings.values import REMOVE
 Edits = tuple[Edit, ...]
 
 MAX_TURN_S: Final = 0.003
-"""How long a large answer may hold up everybody else at a time."""
+"""How long a large answer may hold up other requests at a time."""
 
 
 class Turn:
