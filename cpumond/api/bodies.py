@@ -110,15 +110,10 @@ class Body:
             await _drop_rest(request)
             raise _too_large(limit)
         chunk, is_more = await _receive(request)
-        if is_more:
-            data = await self._read_on(request, limit, chunk)
-        elif len(chunk) > limit:
+        data = await self._read_on(request, limit, chunk) if is_more else chunk
+        if len(data) > limit:
             raise _too_large(limit)
-        else:
-            data = chunk
-        if unpack:
-            data = _unpack(data, limit)
-        return data
+        return _unpack(data, limit) if unpack else data
 
     async def _read_on(self, request: Request, limit: int, chunk: bytes) -> bytes:
         data, is_more = bytearray(), True

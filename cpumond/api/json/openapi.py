@@ -488,9 +488,9 @@ def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
-    names = re.findall(r"{(\w+)}", endpoint.path)
     steps: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
     described: dict[str, Any] = {
         "operationId": endpoint.name,

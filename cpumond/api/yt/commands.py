@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.api.updated_tree import look_once
-from cpumond.api.views import list_jobs, order_of_start
+from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
 from cpumond.api.yt.cypress import (
     Cypress,
@@ -358,8 +358,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
     """Those that only the filter of this name leaves out."""
-    live = [operation.record for operation in state.operations.values()]
-    for record in (*live, *state.finished.values()):
+    for record in list_records(state):
         failing = [name for name, test in tests.items() if not test(record)]
         if not failing:
             chosen.append(record)
@@ -380,10 +379,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
         )
     turn = Turn()
     described = [await _pick(orchid.operation_info(state, record, view), attributes, turn) for record in shown]
-    answer: dict[str, Any] = {
-        "operations": described,
-        "incomplete": len(chosen) > limit,
-    }
+    answer: dict[str, Any] = {"operations": described, "incomplete": len(chosen) > limit}
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
         answer.update(_count_operations(chosen, almost))
     return answer

@@ -96,13 +96,13 @@ class CypressNode:
 
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
         """``value`` with those of the attributes that the node has."""
-        if not attributes:
-            return value
         found = {}
         for name in attributes:
-            known = self.find_attribute((name,))
-            if known is not MISSING:
-                found[name] = known
+            try:
+                found[name] = self.attribute((name,))
+            except CommandError as error:
+                if error.code != RESOLVE:
+                    raise
         return Attributed(value, found) if found else value
 
     def system(self) -> dict[str, Callable[[], Any]]:
@@ -145,15 +145,6 @@ class CypressNode:
         if name in system and name not in self.stored():
             return _descend({keys[0]: system[name]()}, keys)
         return self.read_stored(keys)
-
-    def find_attribute(self, keys: Sequence[str]) -> Any:
-        """As ``attribute``; MISSING for what is not there."""
-        try:
-            return self.attribute(keys)
-        except CommandError as error:
-            if error.code != RESOLVE:
-                raise
-            return MISSING
 
     def change(self, edits: Edits) -> ConfigCommand:
         """The command that changes attributes. Raises YtError where they cannot be changed."""
