@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from cpumond.api.yt.values import MAX_VALUES
+from cpumond.scheduler.model import GENERIC, TOO_MANY_REQUESTS
 
 T = TypeVar("T")
 
@@ -35,12 +36,23 @@ VALUE_BYTES: Final = 64
 """What a value takes in memory besides its text, at least."""
 
 
-class BodyError(Exception):
-    """A body that is refused; ``status`` is HTTP's."""
+class HttpError(Exception):
+    """A request that does not get as far as a command. ``status`` is HTTP's, ``code`` the documents'."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(
+        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+class BodyError(HttpError):
+    """A body that is refused."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message, TOO_MANY_REQUESTS if status == 429 else GENERIC, {"Connection": "close"})
 
 
 class Bodies:
@@ -98,15 +110,10 @@ class Body:
             await _drop_rest(request)
             raise _too_large(limit)
         chunk, is_more = await _receive(request)
-        if is_more:
-            data = await self._read_on(request, limit, chunk)
-        elif len(chunk) > limit:
+        data = await self._read_on(request, limit, chunk) if is_more else chunk
+        if len(data) > limit:
             raise _too_large(limit)
-        else:
-            data = chunk
-        if unpack:
-            data = _unpack(data, limit)
-        return data
+        return _unpack(data, limit) if unpack else data
 
     async def _read_on(self, request: Request, limit: int, chunk: bytes) -> bytes:
         data, is_more = bytearray(), True

@@ -6,7 +6,7 @@ An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` m
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,14 +16,21 @@ from cpumond.scheduler.elements import Element, usage_share
 from cpumond.scheduler.model import to_amounts
 
 Amounts = dict[str, float]
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 class View(msgspec.Struct, frozen=True):
     """Base of answers."""
 
 
+def make_view(kind: type[V], source: object, **others: Any) -> V:
+    """A view of ``source``: each field that ``others`` does not give is its attribute of that name, if it has one."""
+    names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
+    return kind(**{name: getattr(source, name) for name in names}, **others)
+
+
 def show_shares(element: Element, now: float) -> dict[str, Any]:
-    """What a pool and an operation in a tree have alike, as of the last fair-share update; CPU counters as of now."""
+    """What is computed of a pool and of an operation in a tree alike, as of the last fair-share update."""
     return {
         "fair_share": to_amounts(absolute(element.fair_share, element.tree.total)),
         "fair_share_ratio": max(element.fair_share),
@@ -31,14 +38,7 @@ def show_shares(element: Element, now: float) -> dict[str, Any]:
         "usage_ratio": max(usage_share(element)),
         "demand": to_amounts(element.demand),
         "limits": limited(element.limits),
-        "scheduling_status": element.scheduling_status,
-        "starvation_status": element.starvation_status,
         "starves_in_s": None if element.rules is None else starves_in_s(element, now),
-        "cpu_seconds": element.cpu_seconds,
-        "reclaimed_cpu_seconds": element.reclaimed_cpu_seconds,
-        "ordered_cpu_seconds": element.ordered_cpu_seconds,
-        "throttled_cpu_seconds": element.throttled_cpu_seconds,
-        "late_cpu_seconds": element.late_cpu_seconds,
     }
 
 

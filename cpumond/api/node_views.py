@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from cpumond.api.figures import Amounts, View
+from cpumond.api.figures import Amounts, View, make_view
 from cpumond.api.views import JobView, show_living_job
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.history.collector import used_now
 from cpumond.scheduler.model import RESOLVE, CommandError, PreemptionRecord, to_amounts
 from cpumond.scheduler.state import State
+
+V = TypeVar("V", bound="NodeView")
 
 
 class NodeView(View, frozen=True):
@@ -58,36 +60,33 @@ class NodeList(View, frozen=True):
 
 
 def show_node(node: Node, now: float) -> NodeView:
-    return NodeView(**_show_fields(node, now))
+    return _show(NodeView, node, now)
 
 
 def show_node_details(node: Node, now: float) -> NodeDetails:
-    return NodeDetails(**_show_fields(node, now), jobs=[show_living_job(job) for job in node.all_jobs()])
+    return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in node.all_jobs()])
 
 
-def _show_fields(node: Node, now: float) -> dict[str, Any]:
-    """The fields of a ``NodeView``."""
+def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
     since, jobs = node.overcommitted_since, node.all_jobs()
-    return {
-        "id": node.id,
-        "address": node.address,
-        "tags": sorted(node.tags),
-        "tree": node.tree,
-        "is_online": node.is_online,
-        "silent_s": max(now - node.last_seen, 0.0),
-        "incarnation": node.run,
-        "capacity": to_amounts(node.capacity),
-        "usage": to_amounts(node.used),
-        "foreign_usage": to_amounts(node.foreign_usage),
-        "free": to_amounts(node.free),
-        "job_count": len(node.jobs),
-        "stopping_job_count": len(node.stopping),
-        "overcommitted_s": None if since is None else max(now - since, 0.0),
-        "overcommit_count": node.overcommit_count,
-        "ordered_cores": sum(job.limits[CPU] for job in jobs),
-        "used_cores": sum(used_now(job) for job in jobs),
-        "matched_trees": list(node.matched_trees),
-    }
+    return make_view(
+        kind,
+        node,
+        tags=sorted(node.tags),
+        silent_s=max(now - node.last_seen, 0.0),
+        incarnation=node.run,
+        capacity=to_amounts(node.capacity),
+        usage=to_amounts(node.used),
+        foreign_usage=to_amounts(node.foreign_usage),
+        free=to_amounts(node.free),
+        job_count=len(node.jobs),
+        stopping_job_count=len(node.stopping),
+        overcommitted_s=None if since is None else max(now - since, 0.0),
+        ordered_cores=sum(job.limits[CPU] for job in jobs),
+        used_cores=sum(used_now(job) for job in jobs),
+        matched_trees=list(node.matched_trees),
+        **more,
+    )
 
 
 def show_nodes(

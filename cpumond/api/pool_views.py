@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cpumond.api.figures import Amounts, View, absolute, show_shares
+from cpumond.api.figures import Amounts, View, absolute, make_view, show_shares
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
 from cpumond.scheduler.state import State
@@ -97,7 +97,9 @@ class PoolList(View, frozen=True):
 def show_tree(state: State, tree: Tree) -> TreeView:
     """A tree with its totals and counts."""
     root = tree.root
-    return TreeView(
+    return make_view(
+        TreeView,
+        root,
         name=tree.name,
         id=tree.config.id,
         is_default=tree.name == state.config.default_tree,
@@ -106,10 +108,6 @@ def show_tree(state: State, tree: Tree) -> TreeView:
         resource_usage=to_amounts(root.usage),
         resource_demand=to_amounts(root.demand),
         pool_count=len(tree.pools),
-        operation_count=root.operation_count,
-        running_operation_count=root.running_operation_count,
-        max_operation_count=root.max_operation_count,
-        max_running_operation_count=root.max_running_operation_count,
         pending_operation_count=len(tree.queue),
         node_count=len(tree.nodes),
         online_node_count=sum(node.is_online for node in tree.nodes.values()),
@@ -133,23 +131,18 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def show_pool(pool: PoolElement, now: float) -> PoolView:
-    return PoolView(
-        name=pool.name,
+    return make_view(
+        PoolView,
+        pool,
         tree=pool.tree.name,
         parent=None if pool.parent is None else pool.parent.name,
         id="" if pool.config is None else pool.config.id,
-        is_ephemeral=pool.is_ephemeral,
         mode=pool.settings.mode,
         weight=pool.settings.weight,
         attributes={} if pool.config is None else dict(pool.config.attributes),
         children=sorted(pool.children),
-        operation_count=pool.operation_count,
-        max_operation_count=pool.max_operation_count,
-        running_operation_count=pool.running_operation_count,
-        max_running_operation_count=pool.max_running_operation_count,
         strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
         volume=to_amounts(pool.volume),
-        owner=pool.owner,
         **show_shares(pool, now),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -40,12 +41,7 @@ def make_app(
     scheduler: Scheduler, settings: Api, tokens: Tokens | None, metrics: Callable[[], bytes], cluster_name: str
 ) -> Starlette:
     """The application. ``tokens`` None: none are asked for, which is for the loopback address only."""
-
-    def authenticate(request: Request) -> str:
-        return find_user(request, tokens, settings.asks_kernel)
-
-    def authenticate_node(request: Request) -> User:
-        return find_node(request, tokens, settings.asks_kernel)
+    authenticate = partial(find_user, tokens=tokens, asks_kernel=settings.asks_kernel)
 
     async def read_metrics(_: Request) -> Response:
         return Response(metrics(), headers={"content-type": METRICS_TYPE})
@@ -68,7 +64,7 @@ def make_app(
                 settings.max_body,
                 settings.max_depth,
                 Rates(limits).take,
-                authenticate_node=authenticate_node,
+                authenticate_node=partial(find_node, tokens=tokens, asks_kernel=settings.asks_kernel),
                 cluster_name=cluster_name,
                 needs_token=tokens is not None,
                 is_open=tokens is None and not settings.asks_kernel,

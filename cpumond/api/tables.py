@@ -13,7 +13,6 @@ from cpumond.api.figures import Amounts, View
 from cpumond.scheduler.elements import (
     OperationElement,
     PoolElement,
-    StarvationStatus,
     Tree,
     flow_ratio,
     volume_capacity,
@@ -30,12 +29,6 @@ COLUMNS: Final = (
     "used_cores", "child_count", "operations_here",
 )  # fmt: skip
 """Of a pool table, in the order of its rows' values."""
-
-STARVATION: Final[dict[StarvationStatus, str]] = {
-    "non_starving": "",
-    "starving": "starving",
-    "aggressively_starving": "aggressively_starving",
-}
 
 
 class PoolTable(View, frozen=True):
@@ -91,13 +84,6 @@ class CoreSums:
         return self
 
 
-def sum_cores(tree: Tree) -> CoreSums:
-    """The sums of a tree, at once."""
-    sums = CoreSums()
-    sums.add(tree.operations.values())
-    return sums.finish(tree)
-
-
 def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolTable:
     """The table of a tree's pools as of its last update."""
     a, b, c, d, e = (1.0 / amount if amount else 0.0 for amount in tree.total)
@@ -131,7 +117,7 @@ def _row(pool: PoolElement, depth: int, usage_ratio: float, ordered_cores: float
         _short(usage_ratio),
         _short(max(pool.demand_share)),
         _short(max(pool.strong_guarantee_share)),
-        STARVATION[pool.starvation_status],
+        "" if pool.starvation_status == "non_starving" else pool.starvation_status,
         pool.operation_count,
         pool.max_operation_count,
         pool.running_operation_count,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from cpumond.api.figures import Amounts, View, show_shares
+from cpumond.api.figures import Amounts, View, make_view, show_shares
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler import resulting
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
@@ -41,6 +41,8 @@ from cpumond.scheduler.model import (
     Task,
 )
 from cpumond.scheduler.state import State
+
+V = TypeVar("V", bound="OperationView")
 
 
 class OperationInTree(View, frozen=True):
@@ -174,25 +176,18 @@ class JobList(View, frozen=True):
     total: int
 
 
-def show_operation(state: State, record: OperationRecord, now: float) -> OperationView:
-    return OperationView(**_show_record(state, record, now, _find_places(state, [record])))
-
-
 def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification."""
     times = [cpu_times(job.report) for job in living_jobs(state, record.id)]
     times += [cpu_times(job) for job in state.finished_jobs.get(record.id, {}).values()]
     used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}
-    return OperationDetails(
-        **_show_record(state, record, now, _find_places(state, [record])),
+    return _show_record(
+        OperationDetails,
+        state,
+        record,
+        now,
+        _find_places(state, [record]),
         tasks=list(record.tasks),
-        counts=record.counts,
-        preemption_mode=record.preemption_mode,
-        is_gang=record.is_gang,
-        max_failed_job_count=record.max_failed_job_count,
-        time_limit=record.time_limit,
-        job_cpu_monitor=record.job_cpu_monitor,
-        spec=record.spec,
         alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
         **used,
     )
@@ -208,24 +203,16 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
-def _show_record(state: State, record: OperationRecord, now: float, places: Places) -> dict[str, Any]:
-    """The fields of an ``OperationView``."""
+def _show_record(kind: type[V], state: State, record: OperationRecord, now: float, places: Places, **more: Any) -> V:
     live = state.operations.get(record.id)
-    return {
-        "id": record.id,
-        "type": record.type,
-        "user": record.user,
-        "title": record.title,
-        "alias": record.alias,
-        "state": record.state,
-        "suspended": record.suspended,
-        "start_time": record.start_time,
-        "finish_time": record.finish_time,
-        "error": record.error,
-        "pools": {name: options.pool for name, options in record.trees.items()},
-        "jobs": count_jobs(record, live),
-        "trees": {} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
-    }
+    return make_view(
+        kind,
+        record,
+        pools={name: options.pool for name, options in record.trees.items()},
+        jobs=count_jobs(record, live),
+        trees={} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
+        **more,
+    )
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
@@ -235,19 +222,17 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
         total=sum(task.job_count for task in record.tasks),
         active=0 if live is None else live.active_job_count,
         pending=0 if live is None else live.needed_job_count,
-        completed=sum(each.completed for each in counts),
-        failed=sum(each.failed for each in counts),
-        aborted=sum(each.aborted for each in counts),
-        lost=sum(each.lost for each in counts),
+        **{name: sum(getattr(each, name) for each in counts) for name in JobCounts.__struct_fields__},
     )
 
 
 def _in_tree(element: OperationElement, now: float, places: Places) -> OperationInTree:
     assert element.parent is not None
     satisfied = satisfaction(element)
-    return OperationInTree(
+    return make_view(
+        OperationInTree,
+        element,
         pool=element.parent.name,
-        is_running=element.is_running,
         queue_place=None if element.is_running else places.get(element.tree.name, {}).get(element.name),
         weight=operation_weight(element),
         job_count=len(element.jobs),
@@ -285,7 +270,7 @@ def show_operations(
         chosen.sort(key=_order_of(state, sort), reverse=descending)
     shown = chosen[offset : offset + limit]
     places = _find_places(state, shown)
-    operations = [OperationView(**_show_record(state, each, now, places)) for each in shown]
+    operations = [_show_record(OperationView, state, each, now, places) for each in shown]
     return OperationList(operations, len(chosen))
 
 
@@ -416,7 +401,7 @@ def show_specification(state: State, record: OperationRecord) -> Specification:
 
 
 def show_job(job: Job | JobRecord) -> JobView:
-    return show_ended_job(job) if isinstance(job, JobRecord) else show_living_job(job)
+    return make_view(JobView, job, node=job.node_id) if isinstance(job, JobRecord) else show_living_job(job)
 
 
 def show_living_job(job: Job) -> JobView:
@@ -424,7 +409,9 @@ def show_living_job(job: Job) -> JobView:
     if job.is_active:
         sort_jobs(job.element)
     report, stop = job.report, job.stop
-    return JobView(
+    return make_view(
+        JobView,
+        report,
         id=job.id,
         operation_id=job.element.name,
         task=job.task.name,
@@ -434,49 +421,11 @@ def show_living_job(job: Job) -> JobView:
         cpu_limit=job.limits[1],
         current_cpu_limit=job.usage[1],
         start_time=job.start_time,
-        smoothed_cpu_usage=report.smoothed_cpu_usage,
         cpu_monitor_mode=report.mode,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
         reason="" if stop is None else stop.record.why,
         preemption=None if stop is None else stop.record,
         node=job.node.id,
-        cgroup=report.cgroup,
-        cpu_seconds=report.cpu_seconds,
-        reclaimed_cpu_seconds=report.reclaimed_cpu_seconds,
-        ordered_cpu_seconds=report.ordered_cpu_seconds,
-        throttled_cpu_seconds=report.throttled_cpu_seconds,
-        late_cpu_seconds=report.late_cpu_seconds,
-        cpu_usage=report.cpu_usage,
-        min_cpu_limit=report.min_cpu_limit,
-        votes_sum=report.votes_sum,
-        throttled_ratio=report.throttled_ratio,
-    )
-
-
-def show_ended_job(job: JobRecord) -> JobView:
-    """A job as it is kept."""
-    return JobView(
-        id=job.id,
-        operation_id=job.operation_id,
-        task=job.task,
-        tree=job.tree,
-        node_id=job.node_id,
-        state=job.state,
-        cpu_limit=job.cpu_limit,
-        current_cpu_limit=job.current_cpu_limit,
-        start_time=job.start_time,
-        finish_time=job.finish_time,
-        exit_code=job.exit_code,
-        reason=job.reason,
-        max_memory=job.max_memory,
-        preemption=job.preemption,
-        node=job.node_id,
-        cgroup=job.cgroup,
-        cpu_seconds=job.cpu_seconds,
-        reclaimed_cpu_seconds=job.reclaimed_cpu_seconds,
-        ordered_cpu_seconds=job.ordered_cpu_seconds,
-        throttled_cpu_seconds=job.throttled_cpu_seconds,
-        late_cpu_seconds=job.late_cpu_seconds,
     )
 
 

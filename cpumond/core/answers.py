@@ -117,8 +117,8 @@ class ReporterStats(msgspec.Struct, frozen=True):
     """What became of the heartbeats given to a reporter.
 
     ``sent_total`` heartbeats the receiver took, ``failed_total`` attempts that failed (one heartbeat may count several
-    times), ``dropped_total`` heartbeats nobody took: superseded by a newer one, too old for the receiver, or still
-    waiting at the end. ``last_success_at_s`` seconds of the monotonic clock, None before the first success.
+    times), ``dropped_total`` heartbeats that were not delivered: superseded by a newer one, too old for the receiver,
+    or still waiting at the end. ``last_success_at_s`` seconds of the monotonic clock, None before the first success.
     ``last_error`` one sentence on why the newest attempt failed, "" when it succeeded.
     """
 
@@ -232,7 +232,7 @@ class Aggregated(msgspec.Struct, frozen=True):
 class DecisionAnswer(msgspec.Struct, frozen=True):
     """One change, or one attempt at it. ``at`` seconds since 1970, cores (None: no limit), ``result``: what of it.
 
-    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: somebody else wrote; reapply: written
+    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: another program wrote; reapply: written
     again after that; adopt: found at the start; pin; mode: the job's mode changed. ``throttled_ratio``,
     ``pressure_ratio`` and ``by_look`` as in ``Decision``; ``reason`` in words.
     """

@@ -42,7 +42,7 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 class CpumondError(Exception):
     """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with.
 
-    A place by way of a descriptor of ours is called by its name.
+    A path by way of a descriptor of this process is shown as the path behind it.
     """
 
     exit_code = EXIT_UNAVAILABLE

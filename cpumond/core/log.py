@@ -88,7 +88,7 @@ class _Unfailing:
 
 
 class _LibraryHandler(logging.Handler):
-    """What libraries say through the standard library's logging becomes a record like ours."""
+    """What libraries say through the standard library's logging becomes a record of structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

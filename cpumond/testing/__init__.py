@@ -20,13 +20,12 @@ from cpumond.testing.tree import (
     LoadProcess,
     make_tree,
     make_v2_host,
-    real_cgroups,
     v2_cgroup,
     write_mountinfo,
 )
 
 __all__ = [
     "CLUSTER_PREFIX", "LAUNCH_PROGRAM", "RUN_PREFIX", "SHORT_DIR", "CgroupTree", "Cluster", "ClusterNode",
-    "ClusterProcess", "FakeClock", "LoadProcess", "make_tree", "make_v2_host", "real_cgroups", "remove_cgroups",
+    "ClusterProcess", "FakeClock", "LoadProcess", "make_tree", "make_v2_host", "remove_cgroups",
     "v2_cgroup", "write_mountinfo",
 ]  # fmt: skip

@@ -93,7 +93,7 @@ class ClusterProcess:
             )  # fmt: skip
 
     def check(self) -> None:
-        """Raises UnavailableError, with the log's end, when it has ended though nobody ended it here."""
+        """Raises UnavailableError, with the log's end, when it has ended and was not ended here."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
@@ -263,8 +263,17 @@ class ClusterNode(ClusterProcess):
         return _request("GET", f"http://agent{path}", uds=self.control_socket)
 
     def find_keepers(self) -> list[int]:
-        """The process that keeps the node's jobs; it outlives the agent."""
-        return _find_keepers(self.runtime_dir)
+        """The process that keeps the node's jobs, ``keeper.PROGRAM RUNTIME_DIR``; it outlives the agent."""
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            # It ended just now, or belongs to another user.
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().rstrip(b"\0").split(b"\0")
+                if words[-1] == os.fsencode(self.runtime_dir) and any(b"keeper" in word for word in words[1:-1]):
+                    found.append(int(name))
+        return found
 
     def close(self, timeout_s: float = 30.0) -> None:
         """SIGKILL to the keeper, and remove what is not in the cluster's directory."""
@@ -344,14 +353,14 @@ class Cluster:
         """End every process and every job of it, and remove its cgroups. Files stay where they are."""
         for process in (*self.nodes, self.scheduler):
             process.kill()
-        # Jobs first: then there is still somebody who waits for them. Again for one that was just being started.
+        # Jobs first, while their keepers live to reap them; again for one that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:
             node.close()
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
 
     def check(self) -> None:
-        """Raises UnavailableError when a process has ended though nobody ended it here."""
+        """Raises UnavailableError when a process has ended and was not ended here."""
         for process in (self.scheduler, *self.nodes):
             process.check()
 
@@ -465,20 +474,6 @@ def _request(method: str, url: str, body: object = None, uds: str | None = None,
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _find_keepers(runtime_dir: str) -> list[int]:
-    """The processes that were started as ``keeper.PROGRAM RUNTIME_DIR``."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        # It ended just now, or belongs to another user.
-        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-            words = file.read().rstrip(b"\0").split(b"\0")
-            if words[-1] == os.fsencode(runtime_dir) and any(b"keeper" in word for word in words[1:-1]):
-                found.append(int(name))
-    return found
 
 
 def _list_places(prefix: str, mountinfo: str) -> list[str]:

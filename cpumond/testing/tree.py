@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cgroupspy.nodes import Node
@@ -226,12 +226,12 @@ def _remove_when_empty(directory: str) -> None:
 
 
 LOAD_PROGRAM = """
-import sys, threading, time
+import sys, time
 paths, threads = sys.argv[2:], int(sys.argv[1])
 for path in paths:
     with open(path, "w") as file:
         file.write("0")
-import multiprocessing, os, select
+import os, select
 children = []
 for _ in range(threads - 1):
     r, w = os.pipe()
@@ -300,13 +300,3 @@ class LoadProcess:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-
-
-@contextlib.contextmanager
-def real_cgroups(hierarchies: Hierarchies, top: str) -> Iterator[CgroupTree]:
-    """A ``CgroupTree`` that is gone afterwards."""
-    tree = CgroupTree(hierarchies, top)
-    try:
-        yield tree
-    finally:
-        tree.close()

@@ -33,7 +33,7 @@ from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import CgroupTree, real_cgroups
+from cpumond.testing import CgroupTree
 
 MAX_RATIO = 5.0
 """To the C floor, with nothing held down."""
@@ -97,7 +97,7 @@ def measure(
     poll_ms: int = 200,
 ) -> dict[str, Any]:
     """One agent over ``jobs`` cgroups, ``lowered`` of them held down, for ``seconds`` of steady state."""
-    with real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree:
+    with CgroupTree(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree:
         names = [f"{'low' if number < lowered else 'job'}{number}" for number in range(jobs)]
         for name in names:
             tree.make(name)

@@ -34,7 +34,7 @@ from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import CgroupTree, real_cgroups
+from cpumond.testing import CgroupTree
 
 BOUNDS_S = {200: (0.22, 0.35), 100: (0.13, 0.35)}
 """Of looks each so many milliseconds: the median and the 99th percentile."""
@@ -78,7 +78,7 @@ class Program:
 def managed(poll_ms: int, floor_cores: float, jobs: int = 1) -> Iterator[tuple[CgroupTree, dict[str, Program]]]:
     """An agent with jobs that ordered 2 cores each and are down at ``floor_cores``, and their programs."""
     with (
-        real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree,
+        CgroupTree(open_hierarchies(), f"cpumond-bench-{os.getpid()}") as tree,
         tempfile.TemporaryDirectory() as directory,
         contextlib.ExitStack() as stack,
     ):

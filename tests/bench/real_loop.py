@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from agent_process import AgentProcess
 
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import CgroupTree, real_cgroups
+from cpumond.testing import CgroupTree
 
 SLOT_S = 0.1
 WORK = r"""
@@ -160,7 +160,7 @@ def measure(rule: str, order: float, seconds: float, shapes: list[str], options:
             source = Path(directory, "work.c")
             source.write_text(WORK, encoding="ascii")
             subprocess.run(["cc", "-O2", "-o", program, str(source)], check=True)
-        tree = stack.enter_context(real_cgroups(open_hierarchies(), f"cpumond-bench-{os.getpid()}"))
+        tree = stack.enter_context(CgroupTree(open_hierarchies(), f"cpumond-bench-{os.getpid()}"))
         for shape in shapes:
             tree.make(shape)
             tree.write(shape, "quota_us", round(order * 100_000))

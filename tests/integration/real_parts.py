@@ -13,7 +13,7 @@ from scheduler_process import SchedulerProcess
 
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
-from cpumond.testing import CgroupTree, real_cgroups
+from cpumond.testing import CgroupTree
 
 _numbers = itertools.count()
 
@@ -33,7 +33,7 @@ def hierarchies() -> Hierarchies:
 @pytest.fixture
 def cgroups(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
     """A cgroup of our own, empty, in every hierarchy the agent reads."""
-    with real_cgroups(hierarchies, f"cpumond-test-{os.getpid()}-{next(_numbers)}") as tree:
+    with CgroupTree(hierarchies, f"cpumond-test-{os.getpid()}-{next(_numbers)}") as tree:
         yield tree
 
 

@@ -18,7 +18,7 @@ from prometheus_server import Prometheus, find_program
 from waiting import wait_until
 
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree, real_cgroups
+from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.prometheus
 
@@ -51,7 +51,7 @@ def answers(agent: AgentProcess) -> bool:
 @pytest.fixture(scope="module")
 def tree(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
     """Three jobs: a light load, a full one, and one that sleeps, whose name is odd."""
-    with real_cgroups(hierarchies, f"cpumond-test-prometheus-{os.getpid()}") as tree:
+    with CgroupTree(hierarchies, f"cpumond-test-prometheus-{os.getpid()}") as tree:
         for name in ORDERED:
             tree.make(name)
         yield tree

@@ -154,8 +154,6 @@ class JsonApi:
         """The operation in the path, by id or alias. Raises CommandError."""
         return self.state.find_record(call.path["operation"])
 
-    # --- trees and pools
-
     async def get_pool_table(self, call: Call) -> Made:
         tree = self.find_tree(call)
         # A changed pool shows at once, not only with the next update.
@@ -194,8 +192,6 @@ class JsonApi:
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
             return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
 
-    # --- operations
-
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
         if query.search:
@@ -229,9 +225,6 @@ class JsonApi:
         headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
         return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
 
-    async def take_job_log(self, call: Call) -> views.Taken:
-        return views.Taken(self.scheduler.logs.take(call.body))
-
     async def explain_job(self, call: Call) -> dict[str, Any]:
         return await self._ask_job(call, "explain")
 
@@ -255,9 +248,6 @@ class JsonApi:
         operation, job = call.path["operation"], call.path["job"]
         return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
 
-    async def take_job_reply(self, call: Call) -> views.Taken:
-        return views.Taken(self.scheduler.requests.take(call.body))
-
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
         shares = {}
@@ -273,11 +263,10 @@ class JsonApi:
     async def _explain_share(self, tree: str, element: str) -> Explanation | None:
         """What the last update of a tree says about an element; None where it does not know it."""
         kept = self.scheduler.updates.get(tree)
-        snapshot, result = (kept.snapshot, kept.result) if kept is not None else (None, None)
-        if snapshot is None or result is None:
+        if kept is None or kept.snapshot is None or kept.result is None:
             return None
         try:
-            return await asyncio.to_thread(explain, snapshot, result, element)
+            return await asyncio.to_thread(explain, kept.snapshot, kept.result, element)
         except KeyError:
             return None
 
@@ -289,8 +278,6 @@ class JsonApi:
     async def heartbeat(self, call: Call) -> Any:
         answer = await self.scheduler.heartbeat(call.body)
         return Answer(answer, 409) if answer.register else answer
-
-    # --- what is going on
 
     async def get_me(self, call: Call) -> overview.Me:
         scheduler = self.scheduler
@@ -370,24 +357,22 @@ class JsonApi:
 
     def _own_alerts(self) -> Iterator[overview.Alert]:
         timings = self.scheduler.timings
-        since = self.now() - ALERT_S
-        if (timings.store_error_at or 0.0) > since:
-            message = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
-            yield overview.Alert("store_errors", "error", "", self.scheduler.store_problem or message)
-        if (timings.store_lost_at or 0.0) > since:
-            message = (
-                "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
-            )
-            yield overview.Alert("store_lost", "error", "", message)
-        if (timings.failed_at or 0.0) > since:
-            message = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
-            yield overview.Alert("failed_updates", "error", "", message)
-        if (timings.late_at or 0.0) > since:
-            message = (
-                f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
-                "fair_share_update_period or give the scheduler more CPU"
-            )
-            yield overview.Alert("late_updates", "warning", "", message)
+        refused = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
+        lost = "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
+        failed = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
+        late = (
+            f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
+            "fair_share_update_period or give the scheduler more CPU"
+        )
+        kinds: tuple[tuple[str, Literal["warning", "error"], float | None, str], ...] = (
+            ("store_errors", "error", timings.store_error_at, self.scheduler.store_problem or refused),
+            ("store_lost", "error", timings.store_lost_at, lost),
+            ("failed_updates", "error", timings.failed_at, failed),
+            ("late_updates", "warning", timings.late_at, late),
+        )
+        for code, severity, last_at, message in kinds:
+            if (last_at or 0.0) > self.now() - ALERT_S:
+                yield overview.Alert(code, severity, "", message)
         health = self._health()
         if health.status == "stuck":
             message = f"the last fair-share update was {health.last_update_age_s or 0.0:.1f} s ago"
@@ -501,12 +486,14 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now()
     ),
+    "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
+    "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),
     "list_preemptions": lambda api, c: node_views.show_preemptions(
         api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool
     ),
     "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
 }  # fmt: skip
-"""What is made of the state as it is."""
+"""What needs no waiting."""
 
 
 def _move_pool(config: Config, call: Call) -> commands.MovePool:

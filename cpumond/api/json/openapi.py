@@ -42,9 +42,6 @@ _Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
-# --- bodies ------------------------------------------------------------------------------------------------------
-
-
 _Spec = Annotated[
     dict[str, Any],
     msgspec.Meta(
@@ -172,9 +169,6 @@ class ParametersBody(Body, frozen=True):
     parameters: dict[str, Any]
 
 
-# --- queries -----------------------------------------------------------------------------------------------------
-
-
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what may stand behind the question mark."""
 
@@ -257,16 +251,13 @@ class PreemptionsQuery(Query, frozen=True):
     pool: _Text = ""
 
 
-# --- the table ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One request that is answered. ``name`` is that of the function in ``json`` and the document's operationId.
 
     ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` is not counted as
-    anybody's requests.
+    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` counts for no
+    user's rate.
     """
 
     method: str
@@ -304,7 +295,9 @@ class Endpoint:
             found |= {401, 403, 500}
         if self.body is not None:
             found |= {400, 413, 422}
-        if self.query is not None or "{" in self.path:
+        if "{" in self.path:
+            found |= {404, 422}
+        if self.query is not None:
             found |= {422}
         if self.is_change and not self.is_public:
             found |= {503}
@@ -314,43 +307,40 @@ class Endpoint:
 _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
-_CHANGE: Final = (404, 409, 422)
 _ASK_NODE: Final = (404, 429, 503, 504)
 """What has to wait for a node, or for the disk of the history."""
 
+
+def _command(
+    method: str, path: str, name: str, summary: str, body: Any = None, refusals: tuple[int, ...] = (409,), **more: Any
+) -> Endpoint:
+    return Endpoint(method, path, name, summary, views.Done, body, refusals=refusals, **more)
+
+
 ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/trees", "list_trees", "All pool trees", pool_views.TreeList),
-    Endpoint(
-        "POST", PREFIX + "/trees", "create_tree", "Make a pool tree", views.Done, CreateTreeBody, status=201,
-        refusals=(409,),
-    ),
-    Endpoint("GET", _TREE, "get_tree", "One pool tree", pool_views.TreeView, refusals=(404,)),
-    Endpoint("PATCH", _TREE, "change_tree", "Change a tree's options", views.Done, EditsBody, refusals=_CHANGE),
-    Endpoint("DELETE", _TREE, "remove_tree", "Remove a tree", views.Done, query=RemoveQuery, refusals=_CHANGE),
-    Endpoint(
-        "PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", views.Done, DefaultTreeBody,
-        refusals=(404,),
-    ),
-    Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList, refusals=(404,)),
+    _command("POST", PREFIX + "/trees", "create_tree", "Make a pool tree", CreateTreeBody, status=201),
+    Endpoint("GET", _TREE, "get_tree", "One pool tree", pool_views.TreeView),
+    _command("PATCH", _TREE, "change_tree", "Change a tree's options", EditsBody),
+    _command("DELETE", _TREE, "remove_tree", "Remove a tree", query=RemoveQuery),
+    _command("PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", DefaultTreeBody, (404,)),
+    Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
-        tables.PoolTable, refusals=(404,), has_etag=True,
+        tables.PoolTable, has_etag=True,
     ),
-    Endpoint(
-        "POST", _TREE + "/pools", "create_pool", "Make a pool", views.Done, CreatePoolBody, status=201,
-        refusals=(404, 409),
-    ),
-    Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView, refusals=(404,)),
+    _command("POST", _TREE + "/pools", "create_pool", "Make a pool", CreatePoolBody, status=201),
+    Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView),
     Endpoint(
         "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
-        dict[str, Any], refusals=(404,),
+        dict[str, Any],
     ),
-    Endpoint("PATCH", _POOL, "change_pool", "Change a pool's attributes", views.Done, EditsBody, refusals=_CHANGE),
-    Endpoint("DELETE", _POOL, "remove_pool", "Remove a pool", views.Done, query=RemoveQuery, refusals=_CHANGE),
-    Endpoint("POST", _POOL + "/move", "move_pool", "Move or rename a pool", views.Done, MoveBody, refusals=_CHANGE),
-    Endpoint(
+    _command("PATCH", _POOL, "change_pool", "Change a pool's attributes", EditsBody),
+    _command("DELETE", _POOL, "remove_pool", "Remove a pool", query=RemoveQuery),
+    _command("POST", _POOL + "/move", "move_pool", "Move or rename a pool", MoveBody),
+    _command(
         "POST", _POOL + "/transfer", "transfer_resources", "Give guarantees and counts of a pool to another",
-        views.Done, TransferBody, refusals=_CHANGE,
+        TransferBody,
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
@@ -360,33 +350,22 @@ ENDPOINTS: Final = (
         "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",
         views.OperationList, query=OperationsQuery,
     ),
-    Endpoint(
-        "POST", PREFIX + "/operations", "start_operation", "Start an operation", views.Done, StartBody, status=201,
-        refusals=(404, 409),
+    _command(
+        "POST", PREFIX + "/operations", "start_operation", "Start an operation", StartBody, (404, 409), status=201
     ),
-    Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails,
-             refusals=(404,)),
-    Endpoint(
-        "PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", views.Done, ParametersBody,
-        refusals=_CHANGE,
-    ),
-    Endpoint(
-        "GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has", OperationAnswer,
-        refusals=(404,),
-    ),
+    Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails),
+    _command("PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", ParametersBody),
+    Endpoint("GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has", OperationAnswer),
     Endpoint(
         "GET", _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
-        views.Specification, refusals=(404,),
+        views.Specification,
     ),
     Endpoint(
         "GET", _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
-        dict[str, dict[str, Any]], refusals=(404,),
+        dict[str, dict[str, Any]],
     ),
-    Endpoint(
-        "GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", views.JobList, query=JobsQuery,
-        refusals=(404,),
-    ),
-    Endpoint("GET", _OPERATION + "/jobs/{job}", "get_job", "One job", views.JobView, refusals=(404,)),
+    Endpoint("GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", views.JobList, query=JobsQuery),
+    Endpoint("GET", _OPERATION + "/jobs/{job}", "get_job", "One job", views.JobView),
     Endpoint(
         "GET", _OPERATION + "/jobs/{job}/log", "get_job_log",
         f"The end of what a job wrote, byte by byte; header {TOTAL_BYTES}: how much it wrote in all",
@@ -396,32 +375,27 @@ ENDPOINTS: Final = (
         "GET", _OPERATION + "/jobs/{job}/explain", "explain_job", "Why a job's limit is what it is, told by its node",
         dict[str, Any], refusals=_ASK_NODE,
     ),
-    Endpoint(
+    _command(
         "POST", _OPERATION + "/jobs/{job}/pin", "pin_job", "Hold a job's limit; on its node's disk when answered",
-        views.Done, PinBody, refusals=_ASK_NODE, needs_body=False,
+        PinBody, _ASK_NODE, needs_body=False,
     ),
-    Endpoint(
-        "POST", _OPERATION + "/jobs/{job}/unpin", "unpin_job", "Give a job's limit back to its monitor", views.Done,
+    _command(
+        "POST", _OPERATION + "/jobs/{job}/unpin", "unpin_job", "Give a job's limit back to its monitor",
         refusals=_ASK_NODE,
     ),
-    Endpoint(
-        "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs", views.Done, AbortBody,
-        refusals=_CHANGE, needs_body=False,
+    _command(
+        "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs", AbortBody, needs_body=False
     ),
-    Endpoint(
-        "POST", _OPERATION + "/suspend", "suspend_operation", "Start no more jobs of it", views.Done, SuspendBody,
-        refusals=_CHANGE, needs_body=False,
+    _command(
+        "POST", _OPERATION + "/suspend", "suspend_operation", "Start no more jobs of it", SuspendBody, needs_body=False
     ),
-    Endpoint("POST", _OPERATION + "/resume", "resume_operation", "Take back a suspension", views.Done,
-             refusals=_CHANGE),
-    Endpoint("POST", _OPERATION + "/complete", "complete_operation", "End it as completed", views.Done,
-             refusals=_CHANGE),
+    _command("POST", _OPERATION + "/resume", "resume_operation", "Take back a suspension"),
+    _command("POST", _OPERATION + "/complete", "complete_operation", "End it as completed"),
     Endpoint("GET", PREFIX + "/nodes", "list_nodes", "Nodes by id", node_views.NodeList, query=NodesQuery),
     Endpoint(
-        "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration,
+        "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration
     ),
-    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails,
-             refusals=(404,)),
+    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
         HeartbeatAnswer, Heartbeat, others={409: HeartbeatAnswer},
@@ -474,22 +448,19 @@ MEANING: Final = {
     504: "The node, or the disk of the history, did not answer in time",
 }
 
-REF: Final = "#/components/schemas/{name}"
-
 
 def make_document(version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of ``ENDPOINTS``."""
     types: list[Any] = [views.Failure]
     for endpoint in ENDPOINTS:
         types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
-    kinds = _unique(kind for kind in types if kind is not None)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    kinds = list({repr(kind): kind for kind in types if kind is not None}.values())
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    used: set[str] = set()
+    used = {endpoint.query.__name__ for endpoint in ENDPOINTS if endpoint.query is not None}
     for endpoint in ENDPOINTS:
         queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
-        used |= set() if endpoint.query is None else {endpoint.query.__name__}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
     return {
         "openapi": "3.1.0",
@@ -508,10 +479,6 @@ def make_document(version: str) -> dict[str, Any]:
     }
 
 
-def _unique(kinds: Any) -> list[Any]:
-    return list({repr(kind): kind for kind in kinds}.values())
-
-
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     required = schema.get("required", ())
     return [
@@ -521,9 +488,9 @@ def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
-    names = re.findall(r"{(\w+)}", endpoint.path)
     steps: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
     described: dict[str, Any] = {
         "operationId": endpoint.name,

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
-from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.bodies import Bodies, HttpError
 from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.yt.formats import has_too_many_values
@@ -82,18 +82,6 @@ SLASH: Final = "\0"
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
 """Answers from this size on are compressed for clients that accept gzip."""
-
-
-class HttpError(Exception):
-    """A request that does not get as far as a command."""
-
-    def __init__(
-        self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.headers = headers or {}
 
 
 def make_json_routes(
@@ -179,8 +167,9 @@ class _Served:
                 user = self.authenticate(request)
                 self.count_request(user)
         query = _read_query(request, endpoint)
+        names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(request, Call(_read_names(request), user, None, query, node))
+            return await self._act(request, Call(names, user, None, query, node))
         with self.bodies.hold(user, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
@@ -189,7 +178,7 @@ class _Served:
                 _check_depth(body, self.max_depth)
             elif not node.may_be(body.node_id):
                 raise _not_its_node(node, body.node_id)
-            return await self._act(request, Call(_read_names(request), user, body, query, node))
+            return await self._act(request, Call(names, user, body, query, node))
 
     async def _act(self, request: Request, call: Call) -> Response:
         endpoint = self.endpoint
@@ -257,11 +246,6 @@ def _not_its_node(node: User, node_id: str) -> CommandError:
         "correct the agent's node_id, or the pattern in the scheduler's [api] tokens_file",
         ACCESS_DENIED,
     )
-
-
-def _read_names(request: Request) -> dict[str, str]:
-    """The names in the path; SLASH stands for a slash inside of one."""
-    return {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint) -> Any:
@@ -341,10 +325,6 @@ def _field_names(kind: inspect.Type) -> Iterator[str]:
             yield from _field_names(member)
 
 
-def _respond(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, JSON)
-
-
 async def describe_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of exceptions: any refusal in the form of this interface."""
     return describe(request, error)
@@ -355,10 +335,7 @@ def describe(request: Request, error: Exception) -> Response:
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)
-    if isinstance(error, BodyError):
-        status, headers = error.status, {"Connection": "close"}
-        code = TOO_MANY_REQUESTS if status == 429 else GENERIC
-    elif isinstance(error, HttpError):
+    if isinstance(error, HttpError):
         status, code, headers = error.status, error.code, error.headers
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers or {}
@@ -378,4 +355,4 @@ def describe(request: Request, error: Exception) -> Response:
         status, text = 500, "the scheduler failed at this request; see its log"
     if status == 401:
         headers = {**headers, "WWW-Authenticate": "Bearer"}
-    return _respond(views.Failure(text, code, attributes), status, headers)
+    return Response(encode(views.Failure(text, code, attributes)), status, headers, JSON)

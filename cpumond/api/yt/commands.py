@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.api.updated_tree import look_once
-from cpumond.api.views import list_jobs, order_of_start
+from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
 from cpumond.api.yt.cypress import (
     Cypress,
@@ -122,9 +122,6 @@ class YtBackend:
         return {key: reply.id} if key else {}
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
 async def _get(backend: YtBackend, request: YtRequest) -> Any:
     path = get_path(request)
     if path.attribute is not None:
@@ -173,9 +170,6 @@ async def _exists(backend: YtBackend, request: YtRequest) -> Any:
     return {"value": True}
 
 
-# --- changing attributes -----------------------------------------------------------------------------------------
-
-
 def _settable(backend: YtBackend, path: YPath) -> CypressNode:
     """The node whose attributes are changed: never a link itself."""
     return backend.cypress.resolve(YPath(path.root, path.steps, path.attribute))
@@ -215,8 +209,6 @@ async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
     path, value = get_path(request), plain(request.value)
     if path.attribute is None:
         raise YtError(f'multiset_attributes: the path ends with "/@", not as in {path}')
-    if not isinstance(value, dict):
-        raise YtError("multiset_attributes: the value is a map of attributes")
     node = _settable(backend, path)
     is_recursive = get_flag(request, "recursive")
     edits = [Edit((*path.attribute, name), item, is_recursive) for name, item in value.items()]
@@ -246,9 +238,6 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
     else:
         raise YtError(f"{path} cannot be removed; pools, pool trees and their attributes can")
     return await backend.execute(command, request)
-
-
-# --- creating and moving -----------------------------------------------------------------------------------------
 
 
 async def _create(backend: YtBackend, request: YtRequest) -> Any:
@@ -334,9 +323,6 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
     return await backend.execute(command, request, "node_id")
 
 
-# --- operations --------------------------------------------------------------------------------------------------
-
-
 def _operation_id(request: YtRequest) -> str:
     if request.parameters.get("operation_id") is None and request.parameters.get("operation_alias") is None:
         raise YtError(f'{request.command}: "operation_id" or "operation_alias" is missing')
@@ -372,8 +358,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
     """Those that only the filter of this name leaves out."""
-    live = [operation.record for operation in state.operations.values()]
-    for record in (*live, *state.finished.values()):
+    for record in list_records(state):
         failing = [name for name, test in tests.items() if not test(record)]
         if not failing:
             chosen.append(record)
@@ -394,10 +379,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
         )
     turn = Turn()
     described = [await _pick(orchid.operation_info(state, record, view), attributes, turn) for record in shown]
-    answer: dict[str, Any] = {
-        "operations": described,
-        "incomplete": len(chosen) > limit,
-    }
+    answer: dict[str, Any] = {"operations": described, "incomplete": len(chosen) > limit}
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
         answer.update(_count_operations(chosen, almost))
     return answer
@@ -543,8 +525,6 @@ async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
     backend.cypress.resolve(get_path(request).node)
     return {"action": "allow"}
 
-
-# --- the table ---------------------------------------------------------------------------------------------------
 
 _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = {
     "get": _get,

@@ -30,7 +30,7 @@ from cpumond.scheduler.settings.values import REMOVE
 Edits = tuple[Edit, ...]
 
 MAX_TURN_S: Final = 0.003
-"""How long a large answer may hold up everybody else at a time."""
+"""How long a large answer may hold up other requests at a time."""
 
 
 class Turn:
@@ -45,9 +45,6 @@ class Turn:
         if time.perf_counter() - self._begun > self._longest_s:
             await asyncio.sleep(0)
             self._begun = time.perf_counter()
-
-
-# --- nodes -------------------------------------------------------------------------------------------------------
 
 
 Make = Callable[[str, str], "CypressNode"]
@@ -99,13 +96,13 @@ class CypressNode:
 
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
         """``value`` with those of the attributes that the node has."""
-        if not attributes:
-            return value
         found = {}
         for name in attributes:
-            known = self.find_attribute((name,))
-            if known is not MISSING:
-                found[name] = known
+            try:
+                found[name] = self.attribute((name,))
+            except CommandError as error:
+                if error.code != RESOLVE:
+                    raise
         return Attributed(value, found) if found else value
 
     def system(self) -> dict[str, Callable[[], Any]]:
@@ -148,15 +145,6 @@ class CypressNode:
         if name in system and name not in self.stored():
             return _descend({keys[0]: system[name]()}, keys)
         return self.read_stored(keys)
-
-    def find_attribute(self, keys: Sequence[str]) -> Any:
-        """As ``attribute``; MISSING for what is not there."""
-        try:
-            return self.attribute(keys)
-        except CommandError as error:
-            if error.code != RESOLVE:
-                raise
-            return MISSING
 
     def change(self, edits: Edits) -> ConfigCommand:
         """The command that changes attributes. Raises YtError where they cannot be changed."""
@@ -411,9 +399,6 @@ async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
         return shown
 
     return await show(value)
-
-
-# --- all of it ---------------------------------------------------------------------------------------------------
 
 
 class Cypress:

@@ -147,18 +147,14 @@ def has_too_many_values(data: bytes) -> bool:
 
 def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
     """The value behind what a JSON library reads; the other way of ``to_json_tree``. Raises ParseError."""
-    return _from_json(tree, encode_utf8, max_depth)
-
-
-def _from_json(tree: Any, encode_utf8: bool, levels: int) -> Any:
     if isinstance(tree, str):
         return _decode_json_text(tree) if encode_utf8 else tree
-    if isinstance(tree, (dict, list)) and levels <= 0:
+    if isinstance(tree, (dict, list)) and max_depth <= 0:
         raise ParseError("JSON nested deeper than the limit of levels", None)
     if isinstance(tree, list):
-        return [_from_json(item, encode_utf8, levels - 1) for item in tree]
+        return [from_json_tree(item, encode_utf8, max_depth - 1) for item in tree]
     if isinstance(tree, dict):
-        return _from_json_map(tree, encode_utf8, levels)
+        return _from_json_map(tree, encode_utf8, max_depth)
     if isinstance(tree, int) and not isinstance(tree, bool) and not INT64_MIN <= tree <= INT64_MAX:
         if not 0 < tree <= UINT64_MAX:
             raise ParseError("JSON: integer out of the range -2^63 to 2^64-1", None)
@@ -173,10 +169,10 @@ def _from_json_map(tree: dict[str, Any], encode_utf8: bool, levels: int) -> Any:
         attributes = tree.get("$attributes", {})
         if not isinstance(attributes, dict) or "$value" in attributes:
             raise ParseError('JSON: "$attributes" is a map', None)
-        value = _from_json(tree["$value"], encode_utf8, levels - 1)
+        value = from_json_tree(tree["$value"], encode_utf8, levels - 1)
         if isinstance(value, Attributed):
             raise ParseError("JSON: attributes twice before one value", None)
-        named = _from_json(attributes, encode_utf8, levels - 1)
+        named = from_json_tree(attributes, encode_utf8, levels - 1)
         return Attributed(value, named) if named else value
     pairs = {}
     for key, item in tree.items():
@@ -186,7 +182,7 @@ def _from_json_map(tree: dict[str, Any], encode_utf8: bool, levels: int) -> Any:
             name = key[1:]
         else:
             name = key
-        pairs[_decode_json_text(name) if encode_utf8 else name] = _from_json(item, encode_utf8, levels - 1)
+        pairs[_decode_json_text(name) if encode_utf8 else name] = from_json_tree(item, encode_utf8, levels - 1)
     return pairs
 
 
@@ -221,20 +217,19 @@ def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], 
     elif depth < MAX_SPLIT_DEPTH and isinstance(value, list) and len(value) > SPLIT_ITEMS:
         before = b"["
         for start in range(0, len(value), SPLIT_ITEMS):
-            part = _to_json(value[start : start + SPLIT_ITEMS], encode_utf8, depth)
+            part = to_json_tree(value[start : start + SPLIT_ITEMS], encode_utf8, depth)
             put(before + msgspec.json.encode(part)[1:-1])
             before = b","
         put(b"]")
     else:
-        put(msgspec.json.encode(_to_json(value, encode_utf8, depth)))
+        put(msgspec.json.encode(to_json_tree(value, encode_utf8, depth)))
 
 
-def to_json_tree(value: Any, encode_utf8: bool = True) -> Any:
-    """``value`` in what every JSON library writes; nan, inf and -inf are strings. Raises FormatError."""
-    return _to_json(value, encode_utf8, 0)
+def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
+    """``value``, inside of ``depth`` others, in what every JSON library writes; nan, inf and -inf are strings.
 
-
-def _to_json(value: Any, encode_utf8: bool, depth: int) -> Any:
+    Raises FormatError.
+    """
     if isinstance(value, str):
         return _encode_json_text(value, encode_utf8)
     if value is None or isinstance(value, bool):
@@ -248,17 +243,17 @@ def _to_json(value: Any, encode_utf8: bool, depth: int) -> Any:
     check_written_depth(depth)
     if isinstance(value, Attributed):
         check_attributed(value)
-        plain = _to_json(value.value, encode_utf8, depth)
+        plain = to_json_tree(value.value, encode_utf8, depth)
         if not value.attributes:
             return plain
-        return {"$attributes": _to_json(value.attributes, encode_utf8, depth + 1), "$value": plain}
+        return {"$attributes": to_json_tree(value.attributes, encode_utf8, depth + 1), "$value": plain}
     if isinstance(value, Mapping):
         pairs = {}
         for key, item in value.items():
-            pairs[_encode_json_key(key, encode_utf8)] = _to_json(item, encode_utf8, depth + 1)
+            pairs[_encode_json_key(key, encode_utf8)] = to_json_tree(item, encode_utf8, depth + 1)
         return pairs
     if isinstance(value, (list, tuple)):
-        return [_to_json(item, encode_utf8, depth + 1) for item in value]
+        return [to_json_tree(item, encode_utf8, depth + 1) for item in value]
     if isinstance(value, bytes):
         return _encode_json_text(value.decode("utf-8", "surrogateescape"), encode_utf8)
     raise FormatError(f"a value of type {type(value).__name__} cannot be written as JSON")

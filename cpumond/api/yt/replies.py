@@ -12,8 +12,8 @@ from typing import Any
 from cpumond.api.yt.formats import from_json_tree, to_json_tree
 from cpumond.api.yt.values import MAX_DEPTH, YtError, error_of, error_value, quote_text
 from cpumond.core.errors import CpumondError
+from cpumond.scheduler.model import TOO_MANY_REQUESTS
 
-TOO_MANY_REQUESTS = 904
 TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
 """Errors that ask for another try with the same mutation id: they are no replies to keep."""
 

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cpumond import __version__
-from cpumond.api.bodies import Bodies, BodyError
+from cpumond.api.bodies import Bodies, HttpError
 from cpumond.api.yt.formats import (
     BINARY,
     MIME_FORMATS,
@@ -37,7 +37,7 @@ from cpumond.api.yt.formats import (
     write_value,
 )
 from cpumond.api.yt.parameters import YtRequest, gather_parameters, read_map, read_query
-from cpumond.api.yt.replies import TOO_MANY_REQUESTS, Rates, ReplyCache, YtLimits
+from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
 from cpumond.api.yt.values import (
     Attributed,
     FormatError,
@@ -49,13 +49,13 @@ from cpumond.api.yt.values import (
 )
 from cpumond.core.errors import CpumondError
 from cpumond.fairshare.validate import nearest
-from cpumond.scheduler.model import GENERIC
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, TOO_MANY_REQUESTS
 from cpumond.scheduler.state.spec_room import weigh as weigh_value
 
 log = structlog.get_logger("cpumond.api")
 
 PROXY_NAME = "cpumond"
-AUTHENTICATION, ACCESS_DENIED, UNAVAILABLE = 900, 901, 105
+UNAVAILABLE = 105
 STATUS_OF_CODE = {AUTHENTICATION: 401, TOO_MANY_REQUESTS: 429, 108: 429}
 METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
 MAX_ERROR_HEADER_CHARS = 16 * 1024
@@ -145,19 +145,7 @@ def make_yt_routes(
     return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
 
 
-# --- a request -------------------------------------------------------------------------------------------------------
-
 _ID = re.compile(r"[!-~]{1,160}")
-
-
-class _StatusError(Exception):
-    """A request that is refused before it is a command: an HTTP status of its own beside the error."""
-
-    def __init__(self, status: int, error: YtError, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(error.message)
-        self.status = status
-        self.error = error
-        self.headers = dict(headers or {})
 
 
 @dataclass(frozen=True)
@@ -190,13 +178,10 @@ class _Transport:
             ids = _Ids(request_id, given if _ID.fullmatch(given) else request_id)
             try:
                 response = await handler(request, ids)
-            except _StatusError as refused:
-                response = _describe_error(refused.error, refused.status)
-                response.headers.update(refused.headers)
-            except BodyError as refused:
-                code = {429: TOO_MANY_REQUESTS, 503: UNAVAILABLE}.get(refused.status, GENERIC)
+            except HttpError as refused:
+                code = UNAVAILABLE if refused.status == 503 else refused.code
                 response = _describe_error(YtError(str(refused), code), refused.status)
-                response.headers["Connection"] = "close"
+                response.headers.update(refused.headers)
             except CpumondError as error:
                 response = _describe_error(error)
             except asyncio.CancelledError:
@@ -228,16 +213,14 @@ class _Transport:
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
         """Anything else below /api."""
         path = request.url.path
-        raise _StatusError(404, YtError(f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)"))
-
-    # Commands.
+        raise HttpError(404, f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)")
 
     async def run(self, request: Request, ids: _Ids) -> Response:
         """A command: GET, POST or PUT /api/v4/<command>."""
         name = str(request.path_params["command"])
         command = COMMANDS.get(name)
         if command is None:
-            raise _StatusError(404, YtError(_describe_unknown(name)))
+            raise HttpError(404, _describe_unknown(name))
         user = self._authenticate(request)
         self._rates.take(user)
         _check_method(request, command)
@@ -397,11 +380,8 @@ def _describe_unknown(name: str) -> str:
 
 def _require_method(request: Request, *allowed: str) -> None:
     if request.method not in allowed and not (request.method == "HEAD" and "GET" in allowed):
-        raise _StatusError(
-            405,
-            YtError(f"{request.method} {request.url.path}: use {' or '.join(allowed)}"),
-            {"Allow": ", ".join(allowed)},
-        )
+        text = f"{request.method} {request.url.path}: use {' or '.join(allowed)}"
+        raise HttpError(405, text, headers={"Allow": ", ".join(allowed)})
 
 
 def _check_method(request: Request, command: Command) -> None:
@@ -412,15 +392,13 @@ def _check_method(request: Request, command: Command) -> None:
     _require_method(request, *(("PUT", "POST") if command.has_input else ("POST", "PUT")))
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise _StatusError(
-            403, YtError(f"{command.name}: pages of {quote_text(origin)} may not do this", ACCESS_DENIED)
-        )
+        raise HttpError(403, f"{command.name}: pages of {quote_text(origin)} may not do this", ACCESS_DENIED)
 
 
 def _is_packed(request: Request) -> bool:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip", "x-gzip", ""):
-        raise _StatusError(415, YtError(f"Content-Encoding {quote_text(coding)}: use gzip or identity"))
+        raise HttpError(415, f"Content-Encoding {quote_text(coding)}: use gzip or identity")
     return coding.endswith("gzip")
 
 
@@ -445,9 +423,6 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
         return format_of(parameters[name], name)
     header = _named_format(request, "X-YT-Input-Format" if is_input else "X-YT-Output-Format")
     return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 def _write_only(holder: list[Any], form: Format) -> bytes:

@@ -10,6 +10,7 @@ from test_views import NOW, TREE, Living, plain
 
 from cpumond.api import overview, pool_views, tables, views
 from cpumond.scheduler import operations
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
 
 
@@ -18,8 +19,14 @@ def living() -> Living:
     return Living()
 
 
+def sum_cores(tree: Tree) -> tables.CoreSums:
+    sums = tables.CoreSums()
+    sums.add(tree.operations.values())
+    return sums.finish(tree)
+
+
 def rows_of(living: Living) -> dict[str, dict[str, object]]:
-    table = plain(tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW))
+    table = plain(tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW))
     assert table["columns"] == list(tables.COLUMNS)
     return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
 
@@ -63,7 +70,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     for name, cores in expected.items():
         row = rows[name]
         assert (row["ordered_cores"], row["limit_cores"], row["used_cores"]) == pytest.approx(cores)
-    totals = overview.show_totals(living.tree(), tables.sum_cores(living.tree()), True)
+    totals = overview.show_totals(living.tree(), sum_cores(living.tree()), True)
     assert (totals.capacity_cores, totals.ordered_cores, totals.limit_cores) == (4.0, 3.0, 1.5)
     assert (totals.used_cores, totals.reclaimed_cores) == pytest.approx((1.2, 1.5))
     assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
@@ -86,13 +93,13 @@ def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they
 
 
 def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
-    table = tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW)
+    table = tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW)
     assert len(table.rows) == 1
     assert overview.show_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
 def test_a_pool_of_after_the_sums_has_no_cores_yet(living):
-    sums = tables.sum_cores(living.tree())
+    sums = sum_cores(living.tree())
     living.create_pool("new")
     rows = [row for row in tables.make_pool_table(living.tree(), sums, NOW).rows if row[0] == "new"]
     assert dict(zip(tables.COLUMNS, rows[0], strict=True))["ordered_cores"] == 0
@@ -103,7 +110,7 @@ def test_two_thousand_pools_stay_small(living):
         living.create_pool(f"department-{number}", weight=2.5)
     for number in range(200):
         living.create_pool(f"team-{number}-research", f"department-{number % 20}")
-    table = tables.make_pool_table(living.tree(), tables.sum_cores(living.tree()), NOW)
+    table = tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW)
     per_pool = len(gzip.compress(msgspec.json.encode(table), 4)) / len(table.rows)
     assert per_pool < 30.0  # 60 KB for 2000
 

@@ -132,7 +132,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     living.node("n1", cpu=4.0)
     operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
-    assert views.show_operation(living.state, record, NOW).jobs.pending == 2
+    assert views.show_operation_details(living.state, record, NOW).jobs.pending == 2
     living.update()
     living.tell()
     living.tell()
@@ -148,7 +148,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert shown["spec"]["title"] == "sort"
     assert shown["tasks"][0]["name"] == "t"
     living.tell(ended=tuple(living.state.nodes["n1"].jobs))
-    ended = views.show_operation(living.state, living.state.find_record(operation_id), NOW)
+    ended = views.show_operation_details(living.state, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
 
 
@@ -156,7 +156,7 @@ def test_an_operation_without_a_fair_share_can_be_written_as_json(living):
     operation_id = living.begin("a")
     living.update()
     living.tree().operations[operation_id].satisfaction = float("inf")
-    shown = plain(views.show_operation(living.state, living.state.find_record(operation_id), NOW))
+    shown = plain(views.show_operation_details(living.state, living.state.find_record(operation_id), NOW))
     assert shown["trees"][TREE]["satisfaction_ratio"] is None
     assert shown["trees"][TREE]["limits"] == {}
 
@@ -247,7 +247,7 @@ def test_5_2_views_say_what_the_orchid_says(living):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
         assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
     for element in living.tree().operations.values():
-        shown = views.show_operation(living.state, element.operation.record, NOW).trees[TREE]
+        shown = views.show_operation_details(living.state, element.operation.record, NOW).trees[TREE]
         attributes = orchid_attributes.operation_attributes(view, element)
         names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
         for name in (*names, "starvation_status", "scheduling_status"):
