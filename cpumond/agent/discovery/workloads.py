@@ -203,9 +203,6 @@ def list_above(path: str) -> Iterator[str]:
         yield path
 
 
-# ---- sources
-
-
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
 """A glob for an id: one digit alone would let ``libpod-conmon-ID.scope`` and ``docker/buildkit`` through."""
 _VARIABLE: Final = (

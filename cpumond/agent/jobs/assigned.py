@@ -112,8 +112,6 @@ class AssignedJobs:
         self._readers = ThreadPoolExecutor(2, "logs")
         self._recovery: Future[dict[str, Started]] | None = None
 
-    # ---- life
-
     def load(self, now_s: float) -> None:
         """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
         if self._open(now_s):
@@ -253,8 +251,6 @@ class AssignedJobs:
         self.executor.close()
         self._jobs_dir.close()
 
-    # ---- what the scheduler says
-
     def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
         for job_id in answer.acknowledged:
@@ -303,8 +299,6 @@ class AssignedJobs:
         self._directories[job_id] = directory
         while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._jobs_dir.kept):
             self._seen.popitem(last=False)
-
-    # ---- what has happened since
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
         """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
@@ -398,8 +392,6 @@ class AssignedJobs:
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
-    # ---- starting
-
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
         """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
         resources = self.config.resources
@@ -471,8 +463,6 @@ class AssignedJobs:
             max_tasks=self.config.executor.max_tasks,
         )
 
-    # ---- for the monitor, heartbeats and metrics
-
     def found_jobs(self) -> list[FoundJob]:
         """The running ones, for the monitor."""
         return [job.found for job in self.jobs.values() if job.found is not None and job.file.state == "running"]
@@ -527,8 +517,6 @@ class AssignedJobs:
             return JobLog(node_id, request.request_id, error=str(error))
         return JobLog(node_id, request.request_id, content, total)
 
-    # ---- overdraft and retention
-
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
         """Each ``resource_adjustment_period``: overdraft of the node (semantics.md 1.9), logs kept long enough.
 
@@ -563,8 +551,6 @@ class AssignedJobs:
         for job_id in find_victims(shares, others, capacity):
             self.counters["overdraft"] += 1
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
-
-    # ---- disk
 
     def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""

@@ -210,8 +210,6 @@ class Applier:
         job.hold = job.hold.release(now_s)
         job.restart(limit, now_s)
 
-    # ---- looks between two checks
-
     def _plan_looks(self, now_s: float) -> None:
         if self.has_looks or self.looks.next_s < math.inf:
             self.looks.refill(self.table, now_s)

@@ -145,8 +145,6 @@ class ExternalWrites:
                 self.context.complain(job, error)
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
 
-    # ---- units of systemd
-
     def take_unit_news(self, now_s: float) -> None:
         """What systemd said since the last tick."""
         events = self.units.poll()

@@ -140,9 +140,6 @@ def _describe_holder(content: bytes) -> str:
     return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
 
 
-# ---- one cgroup
-
-
 def restore_cgroup(
     cgroup: Cgroup,
     original: Original,
@@ -177,9 +174,6 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
         return None
     allowed = compute_quota_target(cap.cores, target, cap).settings
     return current, msgspec.structs.replace(allowed, weight=current.weight)
-
-
-# ---- all of them
 
 
 class RestoreReport(msgspec.Struct):
@@ -350,8 +344,6 @@ def _say(properties: UnitProperties) -> str:
             said.append(f"{words[name]}={text}")
     return " ".join(said)
 
-
-# ---- the command
 
 DEFAULT_PATHS: Final = {
     "state_dir": "/var/lib/cpumond", "runtime_dir": "/run/cpumond", "mountinfo": "/proc/self/mountinfo",

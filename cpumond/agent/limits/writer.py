@@ -201,8 +201,6 @@ class LimitWriter:
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
-    # ---- units: systemd remembers their limits longer than their cgroups live
-
     def lose(self, job: Tracked) -> None:
         """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
         known = self.find_original(job.cgroup)

@@ -136,8 +136,6 @@ class Keeper:
             return max(min(job.look_at_s for job in self._due.values()) - time.monotonic(), 0.0)
         return -1.0 if self._clients or self._living else IDLE_S
 
-    # -- agents
-
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
@@ -232,8 +230,6 @@ class Keeper:
     def _report(self, job: Job) -> None:
         for client in list(self._clients.values()):
             self._send(client, {"job": job.describe()})
-
-    # -- jobs
 
     def _start(self, job: Job) -> None:
         read_end = write_end = -1

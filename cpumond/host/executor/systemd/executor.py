@@ -103,8 +103,6 @@ class SystemdExecutor(Executor):
         self._orphans: set[str] = set()
         """Units of jobs that the agent does not know; each is logged once."""
 
-    # ---- called by the agent's thread
-
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         """Raises ExecutorError: no bus, no right to start units."""
         self._start_thread()
@@ -164,8 +162,6 @@ class SystemdExecutor(Executor):
         """Read from the journal, ``directory`` is not used."""
         return read_log(job_id, stream, tail_bytes)
 
-    # ---- the thread
-
     def _emit(self, event: Event) -> None:
         self._events.append(event)
         if self._fd >= 0:
@@ -223,8 +219,6 @@ class SystemdExecutor(Executor):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("executor_task_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
-
-    # ---- the bus
 
     def _on_signal(self, member: str, path: str, body: list[Any]) -> None:
         if member == "PropertiesChanged":
@@ -292,8 +286,6 @@ class SystemdExecutor(Executor):
                     job.changed.set()
             # What ended and was forgotten while the list was made, is no orphan.
             self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
-
-    # ---- jobs
 
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
         self._bus = SystemdBus(self._on_signal)
