@@ -103,7 +103,7 @@ class AssignedJobs:
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
-        """Whether the executor works; before that its descriptor means nothing."""
+        """Whether the executor works; before that its ``fileno`` means nothing."""
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
@@ -229,15 +229,6 @@ class AssignedJobs:
                 log.info("executor_ready", kind=self.config.executor.kind)
             self.on_offer()
 
-    @property
-    def offers_slots(self) -> bool:
-        """Whether the node takes new jobs."""
-        return not self.problem
-
-    def fileno(self) -> int:
-        """Readable when ``advance`` has something to do."""
-        return self.executor.fileno()
-
     def close(self) -> None:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
@@ -254,7 +245,11 @@ class AssignedJobs:
     def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
         for job_id in answer.acknowledged:
-            self._acknowledge(job_id)
+            job = self.jobs.get(job_id)
+            if job is not None and job.file.finished is not None:
+                del self.jobs[job_id]
+                self._note(job, acknowledged=True)
+                self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
         for stop in answer.stop:
             job = self.jobs.get(stop.job_id)
             if job is not None and job.file.finished is None:
@@ -262,14 +257,6 @@ class AssignedJobs:
         for order in answer.start:
             if order.job_id not in self.jobs and order.job_id not in self._seen:
                 self._take(order, sent_at_s, now_s)
-
-    def _acknowledge(self, job_id: str) -> None:
-        job = self.jobs.get(job_id)
-        if job is None or job.file.finished is None:
-            return
-        del self.jobs[job_id]
-        self._note(job, acknowledged=True)
-        self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
 
     def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
@@ -479,7 +466,6 @@ class AssignedJobs:
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
-        """Ends that the scheduler has not acknowledged."""
         return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:

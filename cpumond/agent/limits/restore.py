@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -119,16 +119,6 @@ class RunLock:
     def close(self) -> None:
         """Let another agent run."""
         os.close(self._fd)
-
-
-@contextlib.contextmanager
-def hold_lock(runtime_dir: str, config_path: str) -> Iterator[RunLock]:
-    """The one agent of a runtime directory. Raises what ``RunLock`` does."""
-    lock = RunLock(runtime_dir, config_path)
-    try:
-        yield lock
-    finally:
-        lock.close()
 
 
 def _describe_holder(content: bytes) -> str:
@@ -319,15 +309,11 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
                 left.pop(paths.get(event.unit, ""), None)
             elif event.kind in ("denied", "refused", "away"):
                 problem = event.text
-    return {path: _describe_unit(path, properties, problem) for path, properties in left.items()}
-
-
-def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
-    unit = unit_of(path)
-    return (
-        f"{path}: systemd still believes in the lowered limit ({problem}); "
-        f"run `systemctl set-property --runtime {unit} {_say(properties)}`"
-    )
+    return {
+        path: f"{path}: systemd still believes in the lowered limit ({problem}); "
+        f"run `systemctl set-property --runtime {unit_of(path)} {_say(properties)}`"
+        for path, properties in left.items()
+    }
 
 
 def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
@@ -419,7 +405,7 @@ def run_restore(config_path: str | None) -> Restored:
 
 def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
     copies = [os.path.join(paths[key], STATE_FILE) for key in ("state_dir", "runtime_dir")]
-    with hold_lock(paths["runtime_dir"], f"{config_path or ''} (restore)"):
+    with contextlib.closing(RunLock(paths["runtime_dir"], f"{config_path or ''} (restore)")):
         content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")

@@ -72,7 +72,6 @@ class HeldDirectory:
         return held_place(self._fd)
 
     def is_there(self) -> bool:
-        """Whether the cgroup was not removed."""
         return os.path.exists(f"{self.place}/cpu.stat")
 
     def read_file(self, name: str) -> str:
@@ -106,7 +105,6 @@ class HeldDirectory:
             yield name, place
 
     def read_throttled(self) -> int | None:
-        """See ``Cgroup.read_throttled``."""
         try:
             return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
         except OSError as error:
@@ -121,7 +119,6 @@ class HeldDirectory:
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
-        """See ``Cgroup.follow_pressure``."""
         if not wanted and self._pressure_fd is not None:
             os.close(self._pressure_fd)
             self._pressure_fd = None
@@ -129,7 +126,6 @@ class HeldDirectory:
             self._pressure_fd = self._open_pressure()
 
     def close(self) -> None:
-        """Give the descriptors back."""
         self.follow_pressure(False)
         os.close(self.stat_fd)
         os.close(self._fd)

@@ -123,7 +123,6 @@ class V1Cgroup(HeldDirectory):
         self._throttled_s = stat.get("throttled_time", 0) * 1e-9
 
     def read_throttled(self) -> int | None:
-        """See ``Cgroup.read_throttled``."""
         throttled = super().read_throttled()
         if throttled != self._nr_throttled:
             # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
@@ -131,7 +130,6 @@ class V1Cgroup(HeldDirectory):
         return throttled
 
     def read_settings(self) -> CpuSettings | None:
-        """See ``Cgroup.read_settings``."""
         try:
             quota_us = int(self.read_file(FILES["quota"]))
             period_us = int(self.read_file(FILES["period"]))
@@ -147,7 +145,6 @@ class V1Cgroup(HeldDirectory):
         return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
-        """See ``Cgroup.write_settings``."""
         for step in plan_steps(before, after):
             text = str(-1 if step.value is None else step.value)
             try:
@@ -169,7 +166,6 @@ class V1Cgroup(HeldDirectory):
         return ""
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """See ``Cgroup.read_ancestor_cap``."""
         caps = []
         for name, directory in self.list_above():
             quota = read_text(os.path.join(directory, FILES["quota"]))
@@ -182,7 +178,6 @@ class V1Cgroup(HeldDirectory):
         return least_cap(caps)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """See ``Cgroup.watch_paths``."""
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, FILES[step]) for step in steps]
 
@@ -190,6 +185,5 @@ class V1Cgroup(HeldDirectory):
         return open_pressure(self._unified_root, self.path)
 
     def close(self) -> None:
-        """See ``Cgroup.close``."""
         os.close(self._usage_fd)
         super().close()

@@ -82,7 +82,6 @@ class V2Cgroup(HeldDirectory):
         return self._reading
 
     def read_settings(self) -> CpuSettings | None:
-        """See ``Cgroup.read_settings``."""
         try:
             quota_us, period_us = parse_cpu_max(self.read_file("cpu.max"))
             burst_us = self.read_number("cpu.max.burst")  # None on kernels before 5.14
@@ -127,7 +126,6 @@ class V2Cgroup(HeldDirectory):
         return True
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """See ``Cgroup.read_ancestor_cap``."""
         caps = []
         for name, place in self.list_above():
             text = read_text(os.path.join(place, "cpu.max"))
@@ -140,7 +138,6 @@ class V2Cgroup(HeldDirectory):
         return least_cap(caps)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """See ``Cgroup.watch_paths``."""
         names = ["cpu.max", *(["cpu.weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, name) for name in names]
 

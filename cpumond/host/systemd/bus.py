@@ -124,7 +124,6 @@ class UnitBus:
         self._kick()
 
     def poll(self) -> list[UnitEvent]:
-        """The news since the last call."""
         with self._lock:
             events = [self._events.popleft() for _ in range(len(self._events))]
             self._unreported.clear()

@@ -262,9 +262,6 @@ class Keeper:
         job.status = read_end
         self._watch(read_end, lambda: self._read_status(job))
         self._watch(job.pidfd, lambda: self._reap(job))
-        self._pump_logs(job)
-
-    def _pump_logs(self, job: Job) -> None:
         for log in job.logs:
             self._watch(log.fifo, log.pump)
 

@@ -366,7 +366,6 @@ class SystemdExecutor(Executor):
         self._spawn(self._run(self._add(launch.job_id), launch))
 
     async def _run(self, job: _Job, launch: Launch) -> None:
-        """The life of a job."""
         refused = await self._request_unit(job, launch)
         if refused is None:
             await self._follow(job)
@@ -437,7 +436,8 @@ class SystemdExecutor(Executor):
             self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        cgroup = state.cgroup or self._cgroup_of(job)
+        # Where it was, of a unit that has none any more.
+        cgroup = state.cgroup or f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
         if not announced:
             self._emit(Started(job.job_id, cgroup, state.started))
         if job.killed:
@@ -470,10 +470,6 @@ class SystemdExecutor(Executor):
             return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
         except TimeoutError:
             return b""
-
-    def _cgroup_of(self, job: _Job) -> str:
-        """Where the cgroup of a unit was that has none any more."""
-        return f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
         """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""
