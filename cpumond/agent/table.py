@@ -47,12 +47,7 @@ class JobTable:
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        hierarchies: Hierarchies,
-        writer: LimitWriter,
-        watcher: Watcher,
-        peaks: PeakFile,
+        self, config: AgentConfig, hierarchies: Hierarchies, writer: LimitWriter, watcher: Watcher, peaks: PeakFile
     ) -> None:
         self.config = config
         self.hierarchies = hierarchies
