@@ -51,8 +51,6 @@ RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-App = ASGIApp
-
 PAGE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -82,18 +80,18 @@ STATUS_OF: dict[type[CpumondError], int] = {
 }
 
 
-def make_public_app(agent: Agent, metrics: MetricsText) -> App:
+def make_public_app(agent: Agent, metrics: MetricsText) -> ASGIApp:
     """What TCP offers: metrics and health."""
     advice = "this host has no such name: ask by its address or host name, or add the name to [metrics] names"
     return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 
 
-def make_private_app(agent: Agent, metrics: MetricsText) -> App:
+def make_private_app(agent: Agent, metrics: MetricsText) -> ASGIApp:
     """What the unix socket offers: everything."""
     return _make_app([*_public_routes(agent, metrics), *_private_routes(agent)])
 
 
-def make_page_app(agent: Agent) -> App:
+def make_page_app(agent: Agent) -> ASGIApp:
     """What ``[web] listen`` offers: the page, and what it shows; nothing can be changed through it."""
     from cpumond.web import make_web_routes
 
@@ -112,7 +110,7 @@ class _OwnNamesOnly:
     A page of another site whose name is made to lead here (DNS rebinding) would count as this page's own.
     """
 
-    def __init__(self, app: App, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
+    def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app
         self._is_own = is_own
         self._advice = advice
@@ -290,7 +288,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 class _Server(uvicorn.Server):
     """A server that waits for ``stopping``; the library's looks ten times a second, 0.2 % of a core when idle."""
 
-    def __init__(self, app: App, stopping: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -320,14 +318,13 @@ class ApiServer:
     Each application has a limit of connections of its own: whatever happens on TCP, the unix socket answers.
     """
 
-    def __init__(self, served: list[tuple[App, list[socket.socket]]]) -> None:
+    def __init__(self, served: list[tuple[ASGIApp, list[socket.socket]]]) -> None:
         self._served = [(app, sockets) for app, sockets in served if sockets]
         self._ending = threading.Event()
         self._wake: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
         self._thread.start()
 
     def _run(self) -> None:

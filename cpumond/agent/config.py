@@ -215,17 +215,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The resulting section of a job: node < source < operation < job. Raises ConfigError."""
         layers: list[Mapping[str, Any]] = [self.monitor]
         if source is not None:
-            layers += [source.job_cpu_monitor, _mode_layer(source.mode)]
+            layers += [source.job_cpu_monitor, {"mode": source.mode} if source.mode else {}]
         operation = self.operation.get(operation_id)
         if operation is not None:
-            layers += [operation.job_cpu_monitor, _mode_layer(operation.mode)]
+            layers += [operation.job_cpu_monitor, {"mode": operation.mode} if operation.mode else {}]
         settings = msgspec.convert(merge_layers([*layers, job]), MonitorSettings)
         check_together(settings, f"{self.path or 'built-in defaults'}: resulting job-cpu-monitor")
         return settings
-
-
-def _mode_layer(mode: Mode | None) -> Layer:
-    return {} if mode is None else {"mode": mode}
 
 
 def load_config(path: str | None) -> AgentConfig:

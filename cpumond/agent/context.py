@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cpumond.agent")
 
-PAUSE_FILE = "pause"
-
 
 class AgentContext:
     """The parts of one agent, for the thread of the tick.
@@ -87,7 +85,7 @@ class AgentContext:
 
     def is_paused(self) -> bool:
         """Whether an operator's pause file stops all writes."""
-        return os.path.exists(os.path.join(self.config.runtime_dir, PAUSE_FILE))
+        return os.path.exists(os.path.join(self.config.runtime_dir, "pause"))
 
     def complain(self, job: Tracked | None, error: CpumondError) -> None:
         """Count an error and log its sentence, once while it stays the same."""

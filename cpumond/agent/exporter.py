@@ -389,7 +389,6 @@ class MetricsText:
         self._text = b""
 
     def encode(self) -> bytes:
-        """The metrics as text."""
         with self._lock:
             snapshot = self._read_snapshot()
             if snapshot is None or snapshot.tick != self._tick:

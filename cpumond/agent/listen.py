@@ -94,24 +94,15 @@ class AgentSockets(NamedTuple):
     metrics: list[socket.socket]
     web: list[socket.socket]
 
-    @property
-    def metrics_address(self) -> str:
-        """The first address of the metrics, with the port that it really has; "" without one."""
-        return _describe_address(self.metrics)
-
-    @property
-    def web_address(self) -> str:
-        """The same of the page."""
-        return _describe_address(self.web)
-
     def close(self) -> None:
         """Close all of them; the control socket's file stays."""
         close_sockets([self.control, *self.metrics, *self.web])
 
 
-def _describe_address(sockets: list[socket.socket]) -> str:
+def describe_address(sockets: list[socket.socket]) -> str | None:
+    """The first address of several sockets, with the port that it really has; None without one."""
     if not sockets:
-        return ""
+        return None
     host, port = sockets[0].getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -16,8 +16,8 @@ from cpumond import __version__
 from cpumond.agent.config import AgentConfig, find_idle_options, load_config
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.launch import check_own_account
-from cpumond.agent.limits.restore import hold_lock
-from cpumond.agent.listen import AgentSockets, open_control_socket, open_sockets
+from cpumond.agent.limits.restore import RunLock
+from cpumond.agent.listen import describe_address, open_control_socket, open_sockets
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.places import Look
 from cpumond.agent.report import REPORTERS
@@ -42,7 +42,7 @@ DEFAULT_USER_SLOTS = 1000
 def run_agent(config_path: str | None) -> int:
     """``cpumond agent``: runs until SIGTERM or SIGINT; the exit code. Raises CpumondError for what a user can mend."""
     config = _read_config(config_path)
-    with hold_lock(config.runtime_dir, config.path) as lock, contextlib.ExitStack() as stack:
+    with contextlib.closing(RunLock(config.runtime_dir, config.path)) as lock, contextlib.ExitStack() as stack:
         make_directory(config.state_dir, 0o700, "state_dir")
         hierarchies = stack.enter_context(hold(open_hierarchies(config.mountinfo)))
         raise_descriptor_limit()
@@ -52,7 +52,7 @@ def run_agent(config_path: str | None) -> int:
         agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier, assigned=assigned)
         _connect(agent)
         agent.places.lock = lock.look_after
-        agent.reload = lambda: _reload(config_path)
+        agent.reload = lambda: resolve_resources(_read_config(config_path))
         _handle_signals(agent)
         sockets = open_sockets(config)
         server: ApiServer | None = None
@@ -65,13 +65,16 @@ def run_agent(config_path: str | None) -> int:
                 config=config.path or None,
                 layout=hierarchies.layout,
                 cpu_root=hierarchies.name(hierarchies.cpu_root),
-                metrics=sockets.metrics_address or None,
-                web=sockets.web_address or None,
+                metrics=describe_address(sockets.metrics),
+                web=describe_address(sockets.web),
                 state=agent.writer.path,
                 jobs=len(agent.table),
                 status=describe_status(agent),
             )
-            server = _serve(agent, sockets)
+            # Its libraries are imported after the first tick: limits first, answers a moment later.
+            from cpumond.agent.api import serve
+
+            server = serve(agent, [sockets.control, *sockets.metrics], sockets.web)
             agent.places.looks.append(_watch_control(config, server))
             notifier.ready(agent)
             agent.run()
@@ -134,7 +137,7 @@ def _connect(agent: Agent) -> None:
 def make_registration(agent: Agent, key: str) -> NodeRegistration:
     """What this host offers just now."""
     config, assigned = agent.config, agent.assigned
-    offers = assigned is not None and assigned.offers_slots
+    offers = assigned is not None and not assigned.problem
     return NodeRegistration(
         config.node_id,
         agent.incarnation,
@@ -146,13 +149,6 @@ def make_registration(agent: Agent, key: str) -> NodeRegistration:
         tags=list(config.scheduler.tags),
         key=key,
     )
-
-
-def _serve(agent: Agent, sockets: AgentSockets) -> ApiServer:
-    """The server's libraries are imported after the first tick: limits first, answers a moment later."""
-    from cpumond.agent.api import serve
-
-    return serve(agent, [sockets.control, *sockets.metrics], sockets.web)
 
 
 def _watch_control(config: AgentConfig, server: ApiServer) -> Look:
@@ -169,10 +165,6 @@ def _watch_control(config: AgentConfig, server: ApiServer) -> Look:
         return [path]
 
     return look
-
-
-def _reload(config_path: str | None) -> AgentConfig:
-    return resolve_resources(_read_config(config_path))
 
 
 def _read_config(config_path: str | None) -> AgentConfig:

@@ -55,7 +55,6 @@ class Notifier:
         self._manager.tell("READY=1", status=self._describe(agent))
 
     def reloading(self) -> None:
-        """A reload begins."""
         self._refused = ""
         self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 

@@ -46,7 +46,6 @@ class Publisher:
             link.submit(heartbeat)
 
     def make_heartbeat(self) -> Heartbeat:
-        """The node as it is now."""
         context, assigned = self.context, self.context.assigned
         jobs = [job.report() for path, job in context.table.jobs.items() if path not in context.followed]
         reports: list[JobReport] = []

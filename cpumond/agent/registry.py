@@ -39,7 +39,6 @@ class RegisteredJobs:
         ]
 
     def current_pins(self, wall_s: float) -> dict[str, Pin]:
-        """Pins that are not over yet."""
         return {name: pin for name, pin in self.content.pins.items() if pin.until is None or pin.until > wall_s}
 
     def add(self, job: RegisteredJob) -> None:

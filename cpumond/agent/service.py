@@ -177,9 +177,9 @@ class Agent(TickLoop):
         if assigned.is_ready != self._waits_for_executor:
             self._waits_for_executor = assigned.is_ready
             if assigned.is_ready:
-                self._poll.register(assigned.fileno(), select.POLLIN)
+                self._poll.register(assigned.executor.fileno(), select.POLLIN)
             else:
-                self._poll.unregister(assigned.fileno())
+                self._poll.unregister(assigned.executor.fileno())
 
     def run_requests(self) -> None:
         """Carry out what ``call`` has queued by now; what was given up meanwhile is left out.

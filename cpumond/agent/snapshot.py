@@ -15,12 +15,6 @@ TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class Totals:
     """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
 
-    __slots__ = (
-        "decisions", "errors", "failed_restores", "foreign_writes", "late_cpu_s", "late_ticks", "looks_restored",
-        "rebaselines", "restores", "shed_checks", "throttled_cpu_s", "tick_buckets", "tick_seconds", "ticks",
-        "write_errors",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
         self.foreign_writes = {"raise": 0, "lower": 0}
@@ -33,7 +27,6 @@ class Totals:
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
 
     def add_tick(self, duration_s: float) -> None:
-        """Count one tick of ``duration_s``."""
         self.ticks += 1
         self.tick_seconds += duration_s
         self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1

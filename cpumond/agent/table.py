@@ -47,12 +47,7 @@ class JobTable:
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        hierarchies: Hierarchies,
-        writer: LimitWriter,
-        watcher: Watcher,
-        peaks: PeakFile,
+        self, config: AgentConfig, hierarchies: Hierarchies, writer: LimitWriter, watcher: Watcher, peaks: PeakFile
     ) -> None:
         self.config = config
         self.hierarchies = hierarchies
@@ -89,7 +84,7 @@ class JobTable:
         named = {job.path: job for job in found[: self.config.discovery.max_jobs]}
         self.problems = {}
         if len(found) > len(named):
-            self._complain("", f"more than discovery.max_jobs = {len(named)} jobs; the rest is left out")
+            self.problems[""] = f"more than discovery.max_jobs = {len(named)} jobs; the rest is left out"
         changed = False
         # All of them before anything is opened: one that was renamed has its own limit again when it is found anew.
         for job in [job for path, job in self.jobs.items() if path not in named or not self._is_same(job)]:
@@ -110,7 +105,7 @@ class JobTable:
                 else:
                     self._look_again(tracked, found_job, now_s, caps)
             except CpumondError as error:
-                self._complain(path, str(error))
+                self.problems[path] = str(error)
         self._looked = True
         if self._many:
             log.info("jobs_found", count=len(self.jobs) - before)
@@ -124,7 +119,7 @@ class JobTable:
         try:
             self._open(found, now_s, {})
         except CpumondError as error:
-            self._complain(found.path, str(error))
+            self.problems[found.path] = str(error)
 
     def waits_for_half(self) -> bool:
         """Whether a cgroup was found in one hierarchy and not yet in the other; asked for a few looks only."""
@@ -369,9 +364,6 @@ class JobTable:
         # Watches of files that went away are dead, and cgroupfs does not say so.
         self.watcher.unwatch(job.watches)
         job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
-
-    def _complain(self, path: str, problem: str) -> None:
-        self.problems[path] = problem
 
     def close(self) -> None:
         """Give all descriptors back; limits are left as they are."""

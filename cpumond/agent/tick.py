@@ -78,8 +78,6 @@ class TickLoop(AgentContext):
         self.publisher.report(now_s)  # 5. newest state to the scheduler
         self._export(now_s, started_s)  # 6. this tick is what all others read from now on
 
-    # ---- 1. look around
-
     def _look_around(self, now_s: float) -> None:
         self._look_after_places(now_s)
         self.external.take_unit_news(now_s)
@@ -143,8 +141,6 @@ class TickLoop(AgentContext):
         """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
         relative = os.path.relpath(path, self.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.config.source)
-
-    # ---- 2. take over
 
     def _take_over(self, now_s: float) -> None:
         self.external.expire_gone_units(now_s)
@@ -215,8 +211,6 @@ class TickLoop(AgentContext):
         others = [job.current_cores for path, job in self.table.jobs.items() if path not in self.followed]
         return self.read_usage(), math.fsum(others)
 
-    # ---- 3. sample, smooth, vote, decide
-
     def _lost_time(self, late_s: float) -> bool:
         """Whether the last interval cannot be trusted: a tick far too late, or a suspend."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
@@ -268,8 +262,6 @@ class TickLoop(AgentContext):
             self.report_due = self.rescan_due = True
             self.table.drop(job)
         return decided
-
-    # ---- 6. export
 
     def _export(self, now_s: float, started_s: float) -> None:
         self.publisher.take_samples(now_s)

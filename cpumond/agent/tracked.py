@@ -205,7 +205,6 @@ class Tracked:
         return limit if is_in_force or self.settings.actuator != "quota" else given
 
     def view(self, now_s: float) -> JobView:
-        """The frozen view."""
         decider = self.hold.decider
         respected = decider if isinstance(decider, Respected) else None
         return JobView(

@@ -25,7 +25,6 @@ class Watcher:
 
     @property
     def fd(self) -> int:
-        """The descriptor that becomes readable."""
         return self._inotify.fd
 
     def watch_directories(self, paths: set[str]) -> bool:
@@ -57,7 +56,6 @@ class Watcher:
         return handles
 
     def unwatch(self, handles: list[object]) -> None:
-        """End the watches of one job."""
         for handle in handles:
             if isinstance(handle, Watch):
                 self._owners.pop(handle, None)
@@ -97,7 +95,6 @@ class Watcher:
                 children.add(str(event.path))
 
     def close(self) -> None:
-        """Give the descriptor back."""
         self._inotify.close()
 
 

@@ -36,18 +36,6 @@ class Scan(msgspec.Struct):
     problems: list[str] = []
 
 
-__all__ = [
-    "SOURCES",
-    "FoundJob",
-    "Scan",
-    "concerns",
-    "describe_source",
-    "find_cgroups",
-    "list_jobs",
-    "may_match",
-    "name_job",
-]
-
 SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
     "static": list_static,
     "glob": list_glob,

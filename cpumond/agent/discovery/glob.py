@@ -55,7 +55,7 @@ def _descend(root: str, place: str, parts: list[str], found: set[str], watched: 
         watched.add(place)
         return
     watched.add(place)
-    children = _list_directories(os.path.join(root, place))
+    children = list_directories(os.path.join(root, place))
     if part == "**":
         _descend(root, place, rest, found, watched, depth + 1)
         for name in children:
@@ -67,7 +67,8 @@ def _descend(root: str, place: str, parts: list[str], found: set[str], watched: 
             _descend(root, f"{place}/{name}" if place else name, rest, found, watched, depth + 1)
 
 
-def _list_directories(path: str) -> list[str]:
+def list_directories(path: str) -> list[str]:
+    """The names of the directories in ``path``."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -6,6 +6,8 @@ import fnmatch
 import os
 import re
 
+from cpumond.agent.discovery.glob import list_directories
+
 UNITS = (".service", ".scope")
 MAX_DEPTH = 32
 
@@ -38,7 +40,7 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
             if folder.count("/") > MAX_DEPTH or not os.path.isdir(os.path.join(root, folder)):
                 continue
             watched.add(folder)
-            for child in _list_directories(os.path.join(root, folder)):
+            for child in list_directories(os.path.join(root, folder)):
                 path = f"{folder}/{child}" if folder else child
                 if child.endswith(".slice"):
                     waiting.append(path)
@@ -54,12 +56,3 @@ def may_hold_units(slices: list[str], path: str) -> bool:
         if not place or path == "." or f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/"):
             return True
     return False
-
-
-def _list_directories(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        # Gone between the look at its parent and now: it has no children.
-        return []

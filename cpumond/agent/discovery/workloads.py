@@ -180,7 +180,9 @@ def pick_workloads(
         last = path.rpartition("/")[2]
         if path in inner or path in chosen or path in holders or _MONITORS.fullmatch(last):
             continue
-        if not chosen.keys().isdisjoint(list_above(path)) or _is_slurmd(path) or not is_populated(path):
+        if path.endswith("slurmstepd.scope/system") or not chosen.keys().isdisjoint(list_above(path)):
+            continue
+        if not is_populated(path):
             continue
         chosen[path] = Workload(path, "cgroup", last, path.rpartition("/")[0])
     present = set(every)
@@ -192,18 +194,11 @@ def pick_workloads(
     return sorted(moved, key=lambda workload: workload.path)
 
 
-def _is_slurmd(path: str) -> bool:
-    return path.endswith("slurmstepd.scope/system")
-
-
 def list_above(path: str) -> Iterator[str]:
     """The paths above ``path``, the nearest first, without the root."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
-
-
-# ---- sources
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"

@@ -103,7 +103,7 @@ class AssignedJobs:
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
-        """Whether the executor works; before that its descriptor means nothing."""
+        """Whether the executor works; before that its ``fileno`` means nothing."""
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
@@ -111,8 +111,6 @@ class AssignedJobs:
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
         self._readers = ThreadPoolExecutor(2, "logs")
         self._recovery: Future[dict[str, Started]] | None = None
-
-    # ---- life
 
     def load(self, now_s: float) -> None:
         """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
@@ -231,15 +229,6 @@ class AssignedJobs:
                 log.info("executor_ready", kind=self.config.executor.kind)
             self.on_offer()
 
-    @property
-    def offers_slots(self) -> bool:
-        """Whether the node takes new jobs."""
-        return not self.problem
-
-    def fileno(self) -> int:
-        """Readable when ``advance`` has something to do."""
-        return self.executor.fileno()
-
     def close(self) -> None:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
@@ -253,12 +242,14 @@ class AssignedJobs:
         self.executor.close()
         self._jobs_dir.close()
 
-    # ---- what the scheduler says
-
     def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
         """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
         for job_id in answer.acknowledged:
-            self._acknowledge(job_id)
+            job = self.jobs.get(job_id)
+            if job is not None and job.file.finished is not None:
+                del self.jobs[job_id]
+                self._note(job, acknowledged=True)
+                self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
         for stop in answer.stop:
             job = self.jobs.get(stop.job_id)
             if job is not None and job.file.finished is None:
@@ -266,14 +257,6 @@ class AssignedJobs:
         for order in answer.start:
             if order.job_id not in self.jobs and order.job_id not in self._seen:
                 self._take(order, sent_at_s, now_s)
-
-    def _acknowledge(self, job_id: str) -> None:
-        job = self.jobs.get(job_id)
-        if job is None or job.file.finished is None:
-            return
-        del self.jobs[job_id]
-        self._note(job, acknowledged=True)
-        self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
 
     def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
@@ -303,8 +286,6 @@ class AssignedJobs:
         self._directories[job_id] = directory
         while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._jobs_dir.kept):
             self._seen.popitem(last=False)
-
-    # ---- what has happened since
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
         """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
@@ -398,8 +379,6 @@ class AssignedJobs:
             self._retry_at_s = now_s + BROKEN_S
             self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
-    # ---- starting
-
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
         """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
         resources = self.config.resources
@@ -471,8 +450,6 @@ class AssignedJobs:
             max_tasks=self.config.executor.max_tasks,
         )
 
-    # ---- for the monitor, heartbeats and metrics
-
     def found_jobs(self) -> list[FoundJob]:
         """The running ones, for the monitor."""
         return [job.found for job in self.jobs.values() if job.found is not None and job.file.state == "running"]
@@ -489,7 +466,6 @@ class AssignedJobs:
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
-        """Ends that the scheduler has not acknowledged."""
         return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
@@ -527,8 +503,6 @@ class AssignedJobs:
             return JobLog(node_id, request.request_id, error=str(error))
         return JobLog(node_id, request.request_id, content, total)
 
-    # ---- overdraft and retention
-
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
         """Each ``resource_adjustment_period``: overdraft of the node (semantics.md 1.9), logs kept long enough.
 
@@ -563,8 +537,6 @@ class AssignedJobs:
         for job_id in find_victims(shares, others, capacity):
             self.counters["overdraft"] += 1
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
-
-    # ---- disk
 
     def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""

@@ -227,7 +227,6 @@ def set_aside(directory: str) -> str:
 
 
 def list_set_aside(jobs_dir: str) -> list[str]:
-    """Directories that were set aside and not removed."""
     return [os.path.join(jobs_dir, name) for name in os.listdir(jobs_dir) if name.startswith(ASIDE)]
 
 

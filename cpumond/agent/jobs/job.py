@@ -70,7 +70,6 @@ class AssignedJob:
 
     @property
     def current_cores(self) -> float:
-        """What it may use now."""
         return self.order.cpu_limit if self.usage is None else self.usage.current_cores
 
     def sums(self) -> dict[str, float]:
@@ -160,9 +159,7 @@ def _describe_exit(ended: Ended) -> str:
             return f"killed by {signal.Signals(ended.signal).name}"
         return f"killed by signal {ended.signal}"
     lines = [line for line in ended.last_words.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = f"; stderr: {_printable(lines[-1])[:MAX_STDERR_LINE]}" if lines else ""
-    return f"exit code {ended.exit_code}{last}"
-
-
-def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    if not lines:
+        return f"exit code {ended.exit_code}"
+    shown = "".join(sign if sign.isprintable() else "?" for sign in lines[-1])
+    return f"exit code {ended.exit_code}; stderr: {shown[:MAX_STDERR_LINE]}"

@@ -39,10 +39,8 @@ class Applier:
         self.context = context
         self.external = external
         self.table = context.table
-        self.writer = context.writer
         self.totals = context.totals
         self.clock = context.clock
-        self.registered = context.registered
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
@@ -85,7 +83,7 @@ class Applier:
         if not allowed:
             return allowed
         try:
-            self.writer.secure([job for job, _, _ in allowed])
+            self.context.writer.secure([job for job, _, _ in allowed])
         except CpumondError as error:
             self.context.complain(None, error)
         else:
@@ -94,7 +92,7 @@ class Applier:
         for item in allowed:
             job, kind, decision = item
             shrinks = decision.new_cores < decision.old_cores
-            if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
+            if job.touched and not (shrinks and job.found.path in self.context.writer.unsaved):
                 ready.append(item)
             else:
                 _put_off(job, kind, decision, "failed", -math.inf)
@@ -109,7 +107,7 @@ class Applier:
             self.external.store_originals()
             return
         try:
-            applied = self.writer.write(job, decision.new_cores)
+            applied = self.context.writer.write(job, decision.new_cores)
         except (CpumondError, OSError) as error:
             self.totals.write_errors += 1
             self.totals.failed_restores += kind == "restore"
@@ -183,9 +181,9 @@ class Applier:
 
     def apply_pins(self, now_s: float) -> None:
         """Put limits that an operator pinned in force, end the pins that are over."""
-        if not (self.registered.content.pins or self._pinned):
+        if not (self.context.registered.content.pins or self._pinned):
             return
-        pins = self.registered.current_pins(self.clock.wall_s())
+        pins = self.context.registered.current_pins(self.clock.wall_s())
         self._pinned = bool(pins)
         for job in self.table:
             pin = pins.get(job.found.job_id) if job.writes else None
@@ -209,8 +207,6 @@ class Applier:
         limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
         job.hold = job.hold.release(now_s)
         job.restart(limit, now_s)
-
-    # ---- looks between two checks
 
     def _plan_looks(self, now_s: float) -> None:
         if self.has_looks or self.looks.next_s < math.inf:

@@ -23,8 +23,6 @@ from cpumond.host.systemd.properties import QUOTA, UnitEvent
 
 log = structlog.get_logger("cpumond.agent")
 
-SET_PROPERTY = "systemctl set-property"
-
 
 class ExternalWrites:
     """Changes of limits that are not the agent's, and what follows from them.
@@ -35,12 +33,10 @@ class ExternalWrites:
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
-        self.hierarchies = context.hierarchies
         self.table = context.table
         self.writer = context.writer
         self.units = context.units
         self.totals = context.totals
-        self.clock = context.clock
         self.changed: set[str] = set()
         self.read_all = False
         self.strays_at_s = math.inf
@@ -127,14 +123,14 @@ class ExternalWrites:
             self.writer.keep(job)
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
-        record(job, self.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        record(job, self.context.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
         log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
         # Of a unit a raise is meant, and so is whatever is written after it within its time.
         meant = change == "raise" or isinstance(job.hold.decider, Respected)
         meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
         if is_operators or not job.unit or meant:
-            job.hold = job.hold.respect(now_s, writes.override_ttl_s, SET_PROPERTY if is_operators else "")
+            job.hold = job.hold.respect(now_s, writes.override_ttl_s, "systemctl set-property" if is_operators else "")
             job.restart(found_cores, now_s)
             return
         job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
@@ -144,8 +140,6 @@ class ExternalWrites:
             except CpumondError as error:
                 self.context.complain(job, error)
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
-
-    # ---- units of systemd
 
     def take_unit_news(self, now_s: float) -> None:
         """What systemd said since the last tick."""
@@ -214,7 +208,7 @@ class ExternalWrites:
     def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
         if self.writer.gone:
-            root = self.hierarchies.cpu_root
+            root = self.context.hierarchies.cpu_root
             self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
         if now_s >= self.strays_at_s:
             self.strays_at_s = now_s + GONE_S
@@ -225,14 +219,14 @@ class ExternalWrites:
 
     def _restore_strays(self, now_s: float) -> None:
         """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
-        finder = CgroupFinder(self.hierarchies)
+        finder = CgroupFinder(self.context.hierarchies)
         for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
             cgroup = None
             try:
-                cgroup = open_original(self.hierarchies, finder, path, original)
+                cgroup = open_original(self.context.hierarchies, finder, path, original)
                 in_force = cgroup.read_settings() if cgroup is not None else None
                 if cgroup is None or in_force is None:
-                    is_there = original.unit and os.path.isdir(os.path.join(self.hierarchies.cpu_root, path))
+                    is_there = original.unit and os.path.isdir(os.path.join(self.context.hierarchies.cpu_root, path))
                     if finder.find(path, original.inode) is None and not is_there:
                         self.writer.give_back(path)
                     continue

@@ -99,7 +99,6 @@ class Hold:
         return isinstance(self.decider, Contested)
 
     def pin(self, cores: float) -> Hold:
-        """An operator pins the limit."""
         return replace(self, decider=Pinned(cores), losses=0, write_at_s=None)
 
     def unpin(self) -> Hold:

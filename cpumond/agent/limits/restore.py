@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -121,16 +121,6 @@ class RunLock:
         os.close(self._fd)
 
 
-@contextlib.contextmanager
-def hold_lock(runtime_dir: str, config_path: str) -> Iterator[RunLock]:
-    """The one agent of a runtime directory. Raises what ``RunLock`` does."""
-    lock = RunLock(runtime_dir, config_path)
-    try:
-        yield lock
-    finally:
-        lock.close()
-
-
 def _describe_holder(content: bytes) -> str:
     try:
         holder = decode_json(content, LockHolder)
@@ -138,9 +128,6 @@ def _describe_holder(content: bytes) -> str:
         return "another agent is running (it did not say its pid)"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
-
-
-# ---- one cgroup
 
 
 def restore_cgroup(
@@ -177,9 +164,6 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
         return None
     allowed = compute_quota_target(cap.cores, target, cap).settings
     return current, msgspec.structs.replace(allowed, weight=current.weight)
-
-
-# ---- all of them
 
 
 class RestoreReport(msgspec.Struct):
@@ -325,15 +309,11 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
                 left.pop(paths.get(event.unit, ""), None)
             elif event.kind in ("denied", "refused", "away"):
                 problem = event.text
-    return {path: _describe_unit(path, properties, problem) for path, properties in left.items()}
-
-
-def _describe_unit(path: str, properties: UnitProperties, problem: str) -> str:
-    unit = unit_of(path)
-    return (
-        f"{path}: systemd still believes in the lowered limit ({problem}); "
-        f"run `systemctl set-property --runtime {unit} {_say(properties)}`"
-    )
+    return {
+        path: f"{path}: systemd still believes in the lowered limit ({problem}); "
+        f"run `systemctl set-property --runtime {unit_of(path)} {_say(properties)}`"
+        for path, properties in left.items()
+    }
 
 
 def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
@@ -350,8 +330,6 @@ def _say(properties: UnitProperties) -> str:
             said.append(f"{words[name]}={text}")
     return " ".join(said)
 
-
-# ---- the command
 
 DEFAULT_PATHS: Final = {
     "state_dir": "/var/lib/cpumond", "runtime_dir": "/run/cpumond", "mountinfo": "/proc/self/mountinfo",
@@ -427,7 +405,7 @@ def run_restore(config_path: str | None) -> Restored:
 
 def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
     copies = [os.path.join(paths[key], STATE_FILE) for key in ("state_dir", "runtime_dir")]
-    with hold_lock(paths["runtime_dir"], f"{config_path or ''} (restore)"):
+    with contextlib.closing(RunLock(paths["runtime_dir"], f"{config_path or ''} (restore)")):
         content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
             raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")

@@ -58,10 +58,7 @@ class UnitLimits:
     """
 
     def __init__(
-        self,
-        cpu_version: int,
-        booted: bool | None = None,
-        open_bus: Callable[[], UnitBus] | None = None,
+        self, cpu_version: int, booted: bool | None = None, open_bus: Callable[[], UnitBus] | None = None
     ) -> None:
         self.problem = ""
         self._cpu_version = cpu_version

@@ -201,8 +201,6 @@ class LimitWriter:
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
-    # ---- units: systemd remembers their limits longer than their cgroups live
-
     def lose(self, job: Tracked) -> None:
         """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
         known = self.find_original(job.cgroup)
@@ -445,14 +443,6 @@ class LimitWriter:
         """Whether the burst in force is not the one of a limit of ``cores``."""
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
-    def _look_at_burst(self, job: Tracked) -> bool:
-        """Whether another program wrote the burst since the last look: no event tells. Raises CgroupReadError."""
-        found = job.cgroup.read_settings()
-        if found is None or found.burst_us == job.in_force.burst_us:
-            return False
-        self.follow_burst(job, found)
-        return True
-
     def _compute_target(self, job: Tracked, cores: float) -> Target:
         """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
         s, found = job.settings, job.in_force
@@ -531,7 +521,9 @@ class LimitWriter:
         Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``.
         """
         if "quota" in self.list_moved(job.cgroup):
-            self._look_at_burst(job)
+            found = job.cgroup.read_settings()
+            if found is not None and found.burst_us != job.in_force.burst_us:
+                self.follow_burst(job, found)  # no event tells of it
         known = self.find_original(job.cgroup)
         if known is not None:
             try:

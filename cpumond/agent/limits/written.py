@@ -84,7 +84,6 @@ class LimitLog:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

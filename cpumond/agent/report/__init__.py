@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from cpumond.agent.config import Report
+from cpumond.agent.report.log import LogReporter, SilentReporter
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat
 
@@ -27,18 +28,6 @@ class Reporter(Protocol):
         """The figures up to now."""
 
 
-def _make_silent(report: Report) -> Reporter:  # noqa: ARG001 - all factories are called alike
-    from cpumond.agent.report.log import SilentReporter
-
-    return SilentReporter()
-
-
-def _make_log(report: Report) -> Reporter:  # noqa: ARG001 - all factories are called alike
-    from cpumond.agent.report.log import LogReporter
-
-    return LogReporter()
-
-
 def _make_http(report: Report) -> Reporter:
     # The HTTP client costs several MiB and tens of milliseconds, which only this kind should pay.
     from cpumond.agent.report.http import HttpReporter
@@ -47,8 +36,8 @@ def _make_http(report: Report) -> Reporter:
 
 
 REPORTERS: Final[dict[str, Callable[[Report], Reporter]]] = {
-    "none": _make_silent,
-    "log": _make_log,
+    "none": lambda _: SilentReporter(),
+    "log": lambda _: LogReporter(),
     "http": _make_http,
 }
 """``report.kind`` -> function that makes the reporter. Raises ConfigError when ``report.url`` is no address."""

@@ -13,8 +13,6 @@ from cpumond.agent.report.token import read_token
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 
-DEFAULT_PATH = "/v1/heartbeat"
-
 MAX_ANSWER_BYTES = 65_536
 """An answer is read to its end to keep the connection; behind a longer one the connection is closed instead."""
 
@@ -47,7 +45,7 @@ def heartbeat_url(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:
         raise ConfigError(f"report.url: is not an address: {error}") from None
-    return parsed.copy_with(path=DEFAULT_PATH) if parsed.path in ("", "/") else parsed
+    return parsed.copy_with(path="/v1/heartbeat") if parsed.path in ("", "/") else parsed
 
 
 def describe_status(status: int) -> str:

@@ -24,7 +24,6 @@ class SilentReporter:
         """Nothing waits; returns at once."""
 
     def stats(self) -> ReporterStats:
-        """All zero."""
         return ReporterStats()
 
 

@@ -59,7 +59,6 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether the status is one of success."""
         return 200 <= self.status < 300
 
 
@@ -145,7 +144,6 @@ class Mailbox:
             return self._pending is not None
 
     def _is_closing(self) -> bool:
-        """Whether ``close`` was called."""
         with self._changed:
             return self._ending()
 

@@ -132,8 +132,6 @@ class SchedulerLink(Mailbox):
         with self._lock:
             return self._registered
 
-    # --- heartbeats
-
     def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         with self._lock:
             wanted, known = self._wanted, self._known
@@ -188,8 +186,6 @@ class SchedulerLink(Mailbox):
             _tell(_log.warning, "heartbeat_dropped", error=sentence)
         return Failure("dropped", sentence, retry=False)
 
-    # --- registration
-
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
         """Why the scheduler answered something else; raises when it did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
@@ -226,8 +222,6 @@ class SchedulerLink(Mailbox):
         self._change_at_s = time.monotonic() + pause_s
         with self._lock:
             self._change_error = failure.sentence
-
-    # --- what is asked of this node
 
     def _answer_requests(self, requests: list[LogRequest | JobRequest], node_id: str) -> None:
         """Answer some of ``requests``; the others come again with the next answer."""
@@ -272,8 +266,6 @@ class SchedulerLink(Mailbox):
         except Exception as error:
             return describe_exception(error, str(self._url(path)), timeout_s).sentence
         return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
-
-    # --- requests
 
     def _ask(self, path: str, body: bytes, timeout_s: float) -> Reply:
         """One request and its whole answer. Raises what ``describe_exception`` describes."""

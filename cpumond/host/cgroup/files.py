@@ -8,8 +8,9 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
-from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, describe
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError, describe
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import (
     STAT_BYTES,
@@ -19,6 +20,8 @@ from cpumond.host.cgroup.parse import (
     parse_pressure_total,
     parse_throttled,
 )
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, Step, plan_steps
+from cpumond.monitor.model import CpuReading
 
 MODE_XATTR = "user.cpumond.mode"
 SETTING_BYTES = 128
@@ -49,13 +52,18 @@ def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
         raise CgroupReadError(path, error) from error
 
 
-class HeldDirectory:
-    """The directory of one cgroup, held open: what is read and written through it is this very cgroup, under whatever
-    name (v1 lets cgroups be renamed) and whatever is mounted over it meanwhile.
+class Cgroup:
+    """One open cgroup; holds descriptors of its directory and its counters until ``close``.
 
-    ``path`` (relative) and ``directory`` (absolute, for people) are its names when it was opened; ``place`` is a path
-    to it that stays right; ``inode`` tells it from every other cgroup of its hierarchy; ``stat_fd`` is its cpu.stat.
+    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as it was opened;
+    ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
+    setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity,
+    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat, for a
+    look at many. ``DESCRIPTORS``: so many, one more with pressure.
     """
+
+    WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
+    DESCRIPTORS: ClassVar[int]
 
     __slots__ = ("_fd", "_pressure_fd", "directory", "inode", "path", "stat_fd")
 
@@ -69,10 +77,10 @@ class HeldDirectory:
 
     @property
     def place(self) -> str:
+        """A path to it that stays right, for this process."""
         return held_place(self._fd)
 
     def is_there(self) -> bool:
-        """Whether the cgroup was not removed."""
         return os.path.exists(f"{self.place}/cpu.stat")
 
     def read_file(self, name: str) -> str:
@@ -105,8 +113,15 @@ class HeldDirectory:
             place += "/.."
             yield name, place
 
+    def read(self, at_s: float) -> CpuReading | None:
+        """The counters; None when the cgroup is gone. Raises CgroupReadError."""
+        raise NotImplementedError
+
     def read_throttled(self) -> int | None:
-        """See ``Cgroup.read_throttled``."""
+        """``nr_throttled`` alone; the next ``read`` has it, too. None when the cgroup is gone.
+
+        Raises CgroupReadError.
+        """
         try:
             return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
         except OSError as error:
@@ -121,15 +136,57 @@ class HeldDirectory:
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
-        """See ``Cgroup.follow_pressure``."""
+        """Whether ``read`` also tells ``pressure_s``; costs one more descriptor and one more pread.
+
+        Raises CgroupReadError with the reason where the kernel does not tell it; ``read`` goes on without.
+        """
         if not wanted and self._pressure_fd is not None:
             os.close(self._pressure_fd)
             self._pressure_fd = None
         elif wanted and self._pressure_fd is None:
             self._pressure_fd = self._open_pressure()
 
+    def read_settings(self) -> CpuSettings | None:
+        """The CPU settings in force; None when the cgroup is gone. Raises CgroupReadError."""
+        raise NotImplementedError
+
+    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
+        """Bring ``before`` to ``after`` in an order that is legal at every step; False when the cgroup is gone.
+
+        Raises CgroupWriteError with the rule of the kernel that is behind a refusal.
+        """
+        written: set[str] = set()
+        for step in plan_steps(before, after):
+            name, text = self._describe_step(step, after)
+            if name in written:
+                continue
+            written.add(name)
+            try:
+                self.write_file(name, text)
+            except OSError as error:
+                if error.errno in GONE_ERRNOS:
+                    return False
+                hint = "a burst may not exceed the quota" if step.name == "burst" else self._explain(step, after)
+                raise CgroupWriteError(os.path.join(self.directory, name), text, error, hint) from error
+        return True
+
+    def _describe_step(self, step: Step, after: CpuSettings) -> tuple[str, str]:
+        """The file of a step, and what is written to it."""
+        raise NotImplementedError
+
+    def _explain(self, step: Step, after: CpuSettings) -> str:
+        """The rule of the kernel behind a refused ``step``; "" where it is not known."""
+        return ""
+
+    def read_ancestor_cap(self) -> AncestorCap:
+        """The least quota above this cgroup, and where it is set. Raises CgroupReadError."""
+        raise NotImplementedError
+
+    def watch_paths(self, actuator: str) -> list[str]:
+        """The files in which a foreign change of the limit that ``actuator`` moves shows."""
+        raise NotImplementedError
+
     def close(self) -> None:
-        """Give the descriptors back."""
         self.follow_pressure(False)
         os.close(self.stat_fd)
         os.close(self._fd)

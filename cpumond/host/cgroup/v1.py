@@ -7,10 +7,10 @@ import math
 import os
 from typing import ClassVar, Self
 
-from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
 from cpumond.host.cgroup.files import (
-    HeldDirectory,
+    Cgroup,
     open_counter,
     open_directory,
     open_pressure,
@@ -19,7 +19,7 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, parse_flat_keyed
-from cpumond.host.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap, plan_steps
+from cpumond.host.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap
 from cpumond.monitor.model import CpuReading
 
 FILES = {
@@ -31,11 +31,11 @@ FILES = {
 """Name of a step -> file."""
 
 
-class V1Cgroup(HeldDirectory):
-    """One cgroup in the v1 hierarchies; see ``cpumond.host.cgroup.Cgroup``."""
+class V1Cgroup(Cgroup):
+    """One cgroup in the v1 hierarchies."""
 
-    WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V1_SHARES
-    DESCRIPTORS: ClassVar[int] = 3
+    WEIGHT_BOUNDS: ClassVar = V1_SHARES
+    DESCRIPTORS: ClassVar = 3
 
     __slots__ = (
         "_nr_periods",
@@ -82,7 +82,7 @@ class V1Cgroup(HeldDirectory):
             return cgroup
 
     def read(self, at_s: float) -> CpuReading | None:
-        """See ``Cgroup.read``; at most two preads.
+        """At most two preads.
 
         A cgroup that used less CPU since the last full look than the least quota the kernel takes cannot have been
         throttled since: then cpu.stat is not read.
@@ -123,7 +123,6 @@ class V1Cgroup(HeldDirectory):
         self._throttled_s = stat.get("throttled_time", 0) * 1e-9
 
     def read_throttled(self) -> int | None:
-        """See ``Cgroup.read_throttled``."""
         throttled = super().read_throttled()
         if throttled != self._nr_throttled:
             # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
@@ -131,7 +130,6 @@ class V1Cgroup(HeldDirectory):
         return throttled
 
     def read_settings(self) -> CpuSettings | None:
-        """See ``Cgroup.read_settings``."""
         try:
             quota_us = int(self.read_file(FILES["quota"]))
             period_us = int(self.read_file(FILES["period"]))
@@ -146,30 +144,17 @@ class V1Cgroup(HeldDirectory):
         self._period_s = period_us / 1e6
         return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
 
-    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
-        """See ``Cgroup.write_settings``."""
-        for step in plan_steps(before, after):
-            text = str(-1 if step.value is None else step.value)
-            try:
-                self.write_file(FILES[step.name], text)
-            except OSError as error:
-                if error.errno in GONE_ERRNOS:
-                    return False
-                name = os.path.join(self.directory, FILES[step.name])
-                raise CgroupWriteError(name, text, error, self._explain(step, after)) from error
-        return True
+    def _describe_step(self, step: Step, after: CpuSettings) -> tuple[str, str]:
+        return FILES[step.name], str(-1 if step.value is None else step.value)
 
     def _explain(self, step: Step, after: CpuSettings) -> str:
         if step.name == "quota":
             cap = self.read_ancestor_cap()
             if cap.cores < after.cores:
                 return f"the quota of {cap.path or '/'} above it is {cap.cores:g} cores, which a child may not exceed"
-        if step.name == "burst":
-            return "a burst may not exceed the quota"
         return ""
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """See ``Cgroup.read_ancestor_cap``."""
         caps = []
         for name, directory in self.list_above():
             quota = read_text(os.path.join(directory, FILES["quota"]))
@@ -182,7 +167,6 @@ class V1Cgroup(HeldDirectory):
         return least_cap(caps)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """See ``Cgroup.watch_paths``."""
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, FILES[step]) for step in steps]
 
@@ -190,6 +174,5 @@ class V1Cgroup(HeldDirectory):
         return open_pressure(self._unified_root, self.path)
 
     def close(self) -> None:
-        """See ``Cgroup.close``."""
         os.close(self._usage_fd)
         super().close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import ClassVar, Self
 
-from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError
+from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, quota_to_cores
 from cpumond.host.cgroup.files import (
-    HeldDirectory,
+    Cgroup,
     open_counter,
     open_directory,
     open_pressure,
@@ -17,16 +17,16 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, parse_cpu_max, parse_flat_keyed
-from cpumond.host.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, least_cap, plan_steps
+from cpumond.host.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, Step, least_cap
 from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.model import CpuReading
 
 
-class V2Cgroup(HeldDirectory):
-    """One cgroup of the unified hierarchy; see ``cpumond.host.cgroup.Cgroup``."""
+class V2Cgroup(Cgroup):
+    """One cgroup of the unified hierarchy."""
 
-    WEIGHT_BOUNDS: ClassVar[tuple[int, int]] = V2_WEIGHT
-    DESCRIPTORS: ClassVar[int] = 2
+    WEIGHT_BOUNDS: ClassVar = V2_WEIGHT
+    DESCRIPTORS: ClassVar = 2
 
     __slots__ = ("_raw_stat", "_reading")
 
@@ -52,7 +52,7 @@ class V2Cgroup(HeldDirectory):
         return None
 
     def read(self, at_s: float) -> CpuReading | None:
-        """See ``Cgroup.read``; one pread, parsed only when it changed."""
+        """One pread, parsed only when it changed."""
         try:
             raw_stat = os.pread(self.stat_fd, STAT_BYTES, 0)
         except OSError as error:
@@ -82,7 +82,6 @@ class V2Cgroup(HeldDirectory):
         return self._reading
 
     def read_settings(self) -> CpuSettings | None:
-        """See ``Cgroup.read_settings``."""
         try:
             quota_us, period_us = parse_cpu_max(self.read_file("cpu.max"))
             burst_us = self.read_number("cpu.max.burst")  # None on kernels before 5.14
@@ -103,31 +102,12 @@ class V2Cgroup(HeldDirectory):
             raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
-    def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
-        """See ``Cgroup.write_settings``; quota and period are one write here."""
-        quota_text = f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
-        written: set[str] = set()
-        for step in plan_steps(before, after):
-            name, text = {
-                "quota": ("cpu.max", quota_text),
-                "period": ("cpu.max", quota_text),
-                "burst": ("cpu.max.burst", str(step.value)),
-                "weight": ("cpu.weight", str(step.value)),
-            }[step.name]
-            if name in written:
-                continue
-            written.add(name)
-            try:
-                self.write_file(name, text)
-            except OSError as error:
-                if error.errno in GONE_ERRNOS:
-                    return False
-                hint = "a burst may not exceed the quota" if step.name == "burst" else ""
-                raise CgroupWriteError(os.path.join(self.directory, name), text, error, hint) from error
-        return True
+    def _describe_step(self, step: Step, after: CpuSettings) -> tuple[str, str]:
+        if step.name in ("quota", "period"):  # one write here
+            return "cpu.max", f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
+        return {"burst": "cpu.max.burst", "weight": "cpu.weight"}[step.name], str(step.value)
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """See ``Cgroup.read_ancestor_cap``."""
         caps = []
         for name, place in self.list_above():
             text = read_text(os.path.join(place, "cpu.max"))
@@ -140,7 +120,6 @@ class V2Cgroup(HeldDirectory):
         return least_cap(caps)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """See ``Cgroup.watch_paths``."""
         names = ["cpu.max", *(["cpu.weight"] if actuator == "weight" else [])]
         return [os.path.join(self.place, name) for name in names]
 

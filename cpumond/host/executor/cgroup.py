@@ -110,8 +110,6 @@ class CgroupExecutor(Executor):
         self._keeper = KeeperLink(runtime_dir, self._epoll)
         self._closed = False
 
-    # ---- what the agent calls
-
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         wanted = self._wanted = set(job_ids)
         self._prepare()
@@ -223,8 +221,6 @@ class CgroupExecutor(Executor):
         self._epoll.close()
         os.close(self._news)
 
-    # ---- the beginning
-
     def _prepare(self) -> None:
         """See that jobs can be run here at all. Raises CpumondError."""
         try:
@@ -250,8 +246,6 @@ class CgroupExecutor(Executor):
             self._epoll.poll(min(left_s, _RETRY_S))
             self._exchange()
         return True
-
-    # ---- the records
 
     def _record_path(self, job_id: str) -> str:
         return os.path.join(self._index_dir, f"{job_id}.json")
@@ -312,8 +306,6 @@ class CgroupExecutor(Executor):
                 for suffix in ("", ".new"):
                     _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
         self._reported.clear()
-
-    # ---- events
 
     def _wake(self) -> None:
         """Make ``fileno`` readable."""
@@ -383,8 +375,6 @@ class CgroupExecutor(Executor):
             result.problem,
             read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
         )
-
-    # ---- the keeper
 
     def _exchange(self) -> None:
         """Read all that the keeper has sent and send what waits for it; returns at once."""

@@ -128,8 +128,6 @@ class KeeperLink:
         if self._starting is not None:
             self._starting.wait()
 
-    # ---- the connection
-
     def _connect(self) -> bool:
         """Connect to the keeper, or start one: then the ready pipe tells when to try again."""
         try:
@@ -183,8 +181,6 @@ class KeeperLink:
                     yield line.hello.jobs
                 elif line.job is not None:
                     yield line.job
-
-    # ---- its process
 
     def _start_keeper(self) -> None:
         if self._starting is not None:

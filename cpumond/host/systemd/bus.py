@@ -99,8 +99,6 @@ class UnitBus:
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
         self._thread.start()
 
-    # ---- for the other thread
-
     def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
         """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
 
@@ -126,7 +124,6 @@ class UnitBus:
         self._kick()
 
     def poll(self) -> list[UnitEvent]:
-        """The news since the last call."""
         with self._lock:
             events = [self._events.popleft() for _ in range(len(self._events))]
             self._unreported.clear()
@@ -156,8 +153,6 @@ class UnitBus:
     def _kick(self) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self._loop.call_soon_threadsafe(self._news.set)
-
-    # ---- the bus thread
 
     def _emit(self, event: UnitEvent) -> None:
         self._events.append(event)

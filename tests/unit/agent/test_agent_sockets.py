@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from cpumond.agent.config import AgentConfig, Control, Metrics, Web
-from cpumond.agent.listen import open_control_socket, open_metrics_sockets, open_sockets, open_web_sockets
+from cpumond.agent.listen import (
+    describe_address,
+    open_control_socket,
+    open_metrics_sockets,
+    open_sockets,
+    open_web_sockets,
+)
 from cpumond.core.errors import AccessError, ConfigError, CreateError
 from cpumond.core.settings import is_loopback, parse_listen
 
@@ -193,7 +199,7 @@ def test_both_sockets_the_unix_one_first(tmp_path: Path, opened: Callable[..., l
     sockets = opened(bound.control, *bound.metrics, *bound.web)
     assert [sock.family for sock in sockets] == [socket.AF_UNIX, socket.AF_INET]
     assert all(not os.get_inheritable(sock.fileno()) for sock in sockets)
-    assert bound.web_address == ""
+    assert describe_address(bound.web) is None
     bound.close()
     assert all(sock.fileno() == -1 for sock in sockets)
 
@@ -207,7 +213,7 @@ def test_the_page_has_a_socket_of_its_own_and_says_its_address(
 ):
     bound = open_sockets(make_config(tmp_path, "127.0.0.1:0", web=listen))
     opened(bound.control, *bound.metrics, *bound.web)
-    host, port = parse_listen(bound.web_address, "x")
+    host, port = parse_listen(describe_address(bound.web), "x")
     assert port not in (0, bound.metrics[0].getsockname()[1])
     with socket.create_connection((host, port), 60.0):
         pass

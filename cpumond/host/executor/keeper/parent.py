@@ -136,8 +136,6 @@ class Keeper:
             return max(min(job.look_at_s for job in self._due.values()) - time.monotonic(), 0.0)
         return -1.0 if self._clients or self._living else IDLE_S
 
-    # -- agents
-
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
@@ -233,8 +231,6 @@ class Keeper:
         for client in list(self._clients.values()):
             self._send(client, {"job": job.describe()})
 
-    # -- jobs
-
     def _start(self, job: Job) -> None:
         read_end = write_end = -1
         try:
@@ -266,9 +262,6 @@ class Keeper:
         job.status = read_end
         self._watch(read_end, lambda: self._read_status(job))
         self._watch(job.pidfd, lambda: self._reap(job))
-        self._pump_logs(job)
-
-    def _pump_logs(self, job: Job) -> None:
         for log in job.logs:
             self._watch(log.fifo, log.pump)
 

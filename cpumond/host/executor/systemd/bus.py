@@ -138,8 +138,6 @@ class SystemdBus:
         if message.message_type is MessageType.SIGNAL:
             self._on_signal(message.member or "", message.path or "", message.body)
 
-    # ---- calls
-
     async def call(
         self,
         member: str,

@@ -103,8 +103,6 @@ class SystemdExecutor(Executor):
         self._orphans: set[str] = set()
         """Units of jobs that the agent does not know; each is logged once."""
 
-    # ---- called by the agent's thread
-
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         """Raises ExecutorError: no bus, no right to start units."""
         self._start_thread()
@@ -164,8 +162,6 @@ class SystemdExecutor(Executor):
         """Read from the journal, ``directory`` is not used."""
         return read_log(job_id, stream, tail_bytes)
 
-    # ---- the thread
-
     def _emit(self, event: Event) -> None:
         self._events.append(event)
         if self._fd >= 0:
@@ -223,8 +219,6 @@ class SystemdExecutor(Executor):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("executor_task_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
-
-    # ---- the bus
 
     def _on_signal(self, member: str, path: str, body: list[Any]) -> None:
         if member == "PropertiesChanged":
@@ -292,8 +286,6 @@ class SystemdExecutor(Executor):
                     job.changed.set()
             # What ended and was forgotten while the list was made, is no orphan.
             self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
-
-    # ---- jobs
 
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
         self._bus = SystemdBus(self._on_signal)
@@ -374,7 +366,6 @@ class SystemdExecutor(Executor):
         self._spawn(self._run(self._add(launch.job_id), launch))
 
     async def _run(self, job: _Job, launch: Launch) -> None:
-        """The life of a job."""
         refused = await self._request_unit(job, launch)
         if refused is None:
             await self._follow(job)
@@ -445,7 +436,8 @@ class SystemdExecutor(Executor):
             self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        cgroup = state.cgroup or self._cgroup_of(job)
+        # Where it was, of a unit that has none any more.
+        cgroup = state.cgroup or f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
         if not announced:
             self._emit(Started(job.job_id, cgroup, state.started))
         if job.killed:
@@ -478,10 +470,6 @@ class SystemdExecutor(Executor):
             return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
         except TimeoutError:
             return b""
-
-    def _cgroup_of(self, job: _Job) -> str:
-        """Where the cgroup of a unit was that has none any more."""
-        return f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
         """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from cpumond.agent.config import Source
-from cpumond.agent.discovery import SOURCES, FoundJob, list_jobs, may_match, name_job
-from cpumond.agent.discovery.glob import list_glob, list_static
+from cpumond.agent.discovery import SOURCES, FoundJob, list_jobs, name_job
+from cpumond.agent.discovery.glob import list_glob, list_static, may_match
 from cpumond.testing import make_tree
 
 TREE = {

@@ -59,7 +59,7 @@ class World:
         self.usage: dict[str, Usage] = {}
 
     def _note_offer(self) -> None:
-        self.offers.append(self.jobs.offers_slots)
+        self.offers.append(not self.jobs.problem)
 
     @property
     def config(self) -> AgentConfig:
@@ -706,7 +706,7 @@ def test_without_a_sound_file_the_others_go_on(world: World, capsys: pytest.Capt
     kill_agent(world, "j2")
     world.advance()
     assert capsys.readouterr().out.count("job_file_damaged") == 2
-    assert (list(world.jobs.jobs), world.jobs.offers_slots) == (["j2"], True)
+    assert (list(world.jobs.jobs), world.jobs.problem) == (["j2"], "")
 
 
 def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -117,17 +118,17 @@ def test_a_lock_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / restore.LOCK_FILE).symlink_to(tmp_path / "target")
-    with pytest.raises(CpumondError, match="open the lock"), restore.hold_lock(str(tmp_path / "run"), ""):
-        pass
+    with pytest.raises(CpumondError, match="open the lock"):
+        restore.RunLock(str(tmp_path / "run"), "")
     assert (tmp_path / "target").read_text() == "precious"
 
 
 @pytest.mark.parametrize("content", [b'{"pid": 1, "since": 1.0, "config": "\xff"}', b"[" * 5000, b""])
 def test_who_holds_the_lock_need_not_be_readable(tmp_path: Path, content: bytes) -> None:
-    with restore.hold_lock(str(tmp_path), ""):
+    with contextlib.closing(restore.RunLock(str(tmp_path), "")):
         (tmp_path / restore.LOCK_FILE).write_bytes(content)
-        with pytest.raises(UnavailableError, match="another agent is running"), restore.hold_lock(str(tmp_path), ""):
-            pass
+        with pytest.raises(UnavailableError, match="another agent is running"):
+            restore.RunLock(str(tmp_path), "")
 
 
 def test_the_file_of_the_environment_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

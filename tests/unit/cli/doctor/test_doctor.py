@@ -19,7 +19,7 @@ import pytest
 
 from cpumond.agent import state_file
 from cpumond.agent.config import AgentConfig, Source, finish_config, load_config, parse_config_text
-from cpumond.agent.limits.restore import hold_lock
+from cpumond.agent.limits.restore import RunLock
 from cpumond.agent.state_file import Original, Originals, Registry, read_boot_id, save
 from cpumond.cli import run
 from cpumond.cli.agent.client import AgentClient
@@ -481,7 +481,7 @@ def test_the_pause_file(tmp_path):
 def test_the_holder_of_the_lock_is_found_without_taking_it(tmp_path):
     config = AgentConfig(runtime_dir=str(tmp_path))
     assert doctor_host.find_agent(config) == AgentSeen(False)
-    with hold_lock(str(tmp_path), "/etc/some.toml"):
+    with contextlib.closing(RunLock(str(tmp_path), "/etc/some.toml")):
         seen = doctor_host.find_agent(config)
     assert seen.running
     assert (seen.pid, seen.config) == (os.getpid(), "/etc/some.toml")
@@ -777,7 +777,7 @@ def test_a_state_that_may_not_be_read_is_a_warning(config, tmp_path):
 
 
 def test_an_agent_that_holds_the_lock_only(config, tmp_path, capsys):
-    with hold_lock(f"{tmp_path}/run", str(config)):
+    with contextlib.closing(RunLock(f"{tmp_path}/run", str(config))):
         assert run(["doctor", "--config", str(config)]) == 69
     out = capsys.readouterr().out
     assert f"an agent runs, pid {os.getpid()}" in out
