@@ -160,8 +160,8 @@ def test_what_dpkg_might_ask_about_has_nothing_to_change(package: Path, tmp_path
         assert not re.search(r"^#?[\w-]+ = |^#?\[", text, re.MULTILINE)
         assert f"/etc/cpumond/{folder}/*.toml" in text
         assert list((etc / folder).iterdir()) == []
-        assert (tmp_path / "usr/share/doc/cpumond/agent/config" / name).is_file()
-        assert f"/usr/share/doc/cpumond/agent/config/{name}" in text
+        assert (tmp_path / "usr/share/doc/cpumond/config" / name).is_file()
+        assert f"/usr/share/doc/cpumond/config/{name}" in text
     for load, name in ((load_config, "cpumond.toml"), (load_scheduler_config, "scheduler.toml")):
         shipped, full = (
             {**msgspec.structs.asdict(load(str(folder / name))), "path": ""} for folder in (etc, REPOSITORY / "config")
