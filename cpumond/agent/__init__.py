@@ -1,1 +1,1 @@
-"""The agent: one tick per check_period. Read ``loop.py`` first."""
+"""The agent: one tick per check_period. Read ``tick.py`` first."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.policy import VOTE_MODES
 from cpumond.monitor.replay import TraceRow
 
 
@@ -29,7 +30,7 @@ def document_settings(draw: st.DrawFn) -> MonitorSettings:
     lower, upper = sorted(draw(st.just((0.6, 0.9)) | st.tuples(RATIOS, RATIOS)))
     window = draw(st.just(5) | st.integers(2, 9))
     return MonitorSettings(
-        vote_mode=draw(st.sampled_from(["document", "ytsaurus"])),
+        vote_mode=draw(st.sampled_from(sorted(VOTE_MODES))),
         smoothing_seed=draw(st.sampled_from(["limit", "first_value"])),
         smoothing_factor=draw(st.sampled_from([0.1, 0.5]) | RATIOS),
         relative_lower_bound=lower,

@@ -256,8 +256,8 @@ def test_watchdog_leaves_room_for_late_ticks(service: dict[str, list[str]]) -> N
 def test_restart_stops_at_errors_that_stay(path: Path) -> None:
     """Another try does not mend a wrong command line or configuration; and tries at others, such as a port in use, end.
 
-    An address that comes late is none of them: it is listened on before it is here (tests/unit/test_process.py). That
-    systemd gives up after so many deaths is seen in tests/machine/test_service_life.py.
+    An address that comes late is none of them: it is listened on before it is here (tests/unit/host/test_service.py).
+    That systemd gives up after so many deaths is seen in tests/machine/test_service_life.py.
     """
     unit = read_unit(path)
     assert unit["RestartPreventExitStatus"] == [f"{EXIT_USAGE} {EXIT_CONFIG}"]

@@ -1,4 +1,4 @@
-"""What systemd is told of the limits of units, and what it told us; the tick's side of ``cgroup.unit_bus``.
+"""What systemd is told of the limits of units, and what it told us; the tick's side of ``host.systemd.bus``.
 
 systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
 once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a

@@ -1,6 +1,6 @@
 """``cpumond doctor``: what this host offers, what is missing, and what to do about it.
 
-``examine`` calls all checks in turn: those of ``doctor_checks`` and ``doctor_cgroups``, over what ``doctor_host`` sees.
+``examine`` calls all checks in turn: those of ``checks``, ``cgroups`` and ``units``, over what ``host`` sees.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 systemd keeps CPUQuota= twice: in memory to the microsecond a second, and in the drop-in that survives
 ``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
-that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``bus``.
+that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``host.systemd.bus``.
 """
 
 from __future__ import annotations

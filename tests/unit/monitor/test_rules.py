@@ -14,16 +14,22 @@ from cpumond.monitor.model import (
     CpuReading,
     LimitRule,
     MonitorSettings,
+    VoteMode,
     check_together,
     list_idle_options,
     start_state,
 )
+from cpumond.monitor.policy import VOTE_MODES
 
 OPTIONS = {field.encode_name for field in msgspec.structs.fields(MonitorSettings)}
 
 
 def test_every_rule_has_a_name_defaults_and_a_step():
     assert set(rules.RULES) == set(RULE_DEFAULTS) == set(get_args(LimitRule))
+
+
+def test_every_way_to_count_votes_has_a_name():
+    assert set(VOTE_MODES) == set(get_args(VoteMode))
 
 
 @pytest.mark.parametrize("rule", RULE_DEFAULTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_static_path_is_no_pattern(root):
 
 
 def test_every_kind_of_the_configuration_has_a_source():
-    assert set(SOURCES) == {"static", "glob"}
+    assert {*SOURCES, "systemd"} == set(get_args(get_type_hints(Source)["kind"]))
 
 
 # ---- names
