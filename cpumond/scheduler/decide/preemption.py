@@ -52,8 +52,6 @@ class PreemptionPlan:
     freed: Vector
 
 
-# --- 6.6: one preemptive attempt ---------------------------------------------------------------------------------
-
 MOST_SEARCHES: Final = 64
 """How many searches for victims one attempt makes at most; the node's next attempt goes on behind them."""
 

@@ -35,9 +35,6 @@ NOT_EMPTY: Final = "Cannot remove non-empty composite node"
 """How the refusal to remove a pool or tree with pools inside begins."""
 
 
-# --- commands ----------------------------------------------------------------------------------------------------
-
-
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all commands: the name of the type is the tag ``type`` in JSON."""
 
@@ -225,9 +222,6 @@ def find_trees(config: Config, tags: Collection[str]) -> list[str]:
     return [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(tags)]
 
 
-# --- how each is applied -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Context:
     config: Config
@@ -376,8 +370,6 @@ def _remove_pool(context: _Context, command: RemovePool) -> Outcome:
     return Outcome(_with_tree(context.config, changed), pool.id)
 
 
-# --- transfer ----------------------------------------------------------------------------------------------------
-
 _AMOUNT_PATHS: Final = {
     "strong_guarantee_resources": tuple(STRONG.split("/")),
     "burst_guarantee_resources": tuple(BURST.split("/")),
@@ -460,9 +452,6 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
     with _at(f"pool {quoted(pool.name)}"):
         attributes, _, _ = edit("pool", pool.attributes, {}, edits)
         return replace(pool, attributes=attributes, settings=read_pool(attributes))
-
-
-# --- parts -------------------------------------------------------------------------------------------------------
 
 
 def find_tree(config: Config, name: str) -> TreeConfig:

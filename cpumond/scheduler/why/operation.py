@@ -35,9 +35,6 @@ SHOWN_RECORDS: Final = 5
 KEPT_RECORDS: Final = 20
 
 
-# --- why an operation has what it has ----------------------------------------------------------------------------
-
-
 class TreeAnswer(msgspec.Struct, frozen=True):
     """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet."""
 
@@ -128,9 +125,6 @@ def _explain_in_tree(
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
 
-# --- pending
-
-
 def _tell_queue(element: OperationElement) -> Iterator[str]:
     tree, pool = element.tree, element.parent
     before = []
@@ -158,9 +152,6 @@ def _tell_path(element: OperationElement) -> Iterator[str]:
             f"{element_name(pool)}: {pool.running_operation_count} of at most {pool.max_running_operation_count} "
             f"running, {pool.operation_count} of at most {pool.max_operation_count} operations"
         )
-
-
-# --- running
 
 
 def _tell_share(element: OperationElement) -> Iterator[str]:
@@ -275,9 +266,6 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         yield f"passed over {count(times, 'time')} since the last update: {text}"
 
 
-# --- preemptions
-
-
 def _find_preemptions(
     records: Iterable[PreemptionRecord], operation_id: str
 ) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
@@ -306,9 +294,6 @@ def _tell_preemptions(
         )
     if len(given) > SHOWN_RECORDS:
         yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
-
-
-# --- words and numbers
 
 
 show_span = format_span
