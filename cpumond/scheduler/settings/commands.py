@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -208,12 +209,11 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
     for node, tags in nodes.items():
         matched = find_trees(config, tags)
         if len(matched) > 1:
-            about = {"node_id": node, "node_address": node, "matched_trees": matched}
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
                 f"{quoted(node)} matches the nodes_filter of {' and '.join(map(quoted, matched))}; make the filters "
                 "exclude each other",
-                attributes={**about, FIELD: "nodes_filter"},
+                attributes={"node_id": node, "node_address": node, "matched_trees": matched, FIELD: "nodes_filter"},
             )
 
 
@@ -520,17 +520,13 @@ def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
     for pool in pools:
         children.setdefault(pool.parent, []).append(pool)
     result: list[PoolConfig] = []
-    stack = sorted(children.get(ROOT_POOL, ()), key=_by_name, reverse=True)
+    stack = sorted(children.get(ROOT_POOL, ()), key=attrgetter("name"), reverse=True)
     while stack:
         pool = stack.pop()
         result.append(pool)
         if pool.name in children and pool.name != ROOT_POOL:  # that name is refused later, by the rules of names
-            stack += sorted(children[pool.name], key=_by_name, reverse=True)
+            stack += sorted(children[pool.name], key=attrgetter("name"), reverse=True)
     return result
-
-
-def _by_name(pool: PoolConfig) -> str:
-    return pool.name
 
 
 def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:

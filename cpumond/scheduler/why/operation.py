@@ -244,12 +244,13 @@ REASONS: Final = {
 
 def _tell_placement(element: OperationElement) -> Iterator[str]:
     operation = element.operation
-    if not operation.needed_job_count:
+    needed = operation.needed_job_count
+    if not needed:
         yield "all its jobs are started"
         return
     if operation.record.suspended:
         return
-    yield f"{count(operation.needed_job_count, 'job')} of it {_are(operation.needed_job_count)} still to be started"
+    yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree
     online = [node for node in tree.nodes.values() if node.is_online]
     if not online:
@@ -306,7 +307,3 @@ def _cores(cores: float) -> str:
 
 def _amounts(vector: Vector) -> str:
     return ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
