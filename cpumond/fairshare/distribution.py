@@ -90,10 +90,7 @@ def total_of_root(root: PoolNode) -> None:
     """The root's share is the sum of what its children got, with the sums of their strong parts (14)."""
     shares = [child.fair_share for child in root.pools]
     total = sum_vectors([share.total for share in shares] + list(root.operation_totals))
-    by_strong = least(total, sum_vectors([share.strong_guarantee for share in shares]))
-    rest = subtract(total, by_strong)
-    by_integral = least(rest, root.proposed)
-    root.fair_share = FairShare(total, by_strong, by_integral, subtract(rest, by_integral))
+    root.fair_share = detail(total, sum_vectors([share.strong_guarantee for share in shares]), root.proposed)
 
 
 def assign_promised_shares(root: PoolNode, options: Options) -> None:

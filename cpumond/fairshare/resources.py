@@ -23,32 +23,26 @@ UNLIMITED: Final[Vector] = (math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
 def add(a: Vector, b: Vector) -> Vector:
-    """Component by component: a + b."""
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
 
 
 def subtract(a: Vector, b: Vector) -> Vector:
-    """Component by component: a - b."""
     return (a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4])
 
 
 def scale(a: Vector, factor: float) -> Vector:
-    """Each component times ``factor``."""
     return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor, a[4] * factor)
 
 
 def least(a: Vector, b: Vector) -> Vector:
-    """The lesser of each pair of components."""
     return (min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]), min(a[4], b[4]))
 
 
 def greatest(a: Vector, b: Vector) -> Vector:
-    """The greater of each pair of components."""
     return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3]), max(a[4], b[4]))
 
 
 def positive_part(a: Vector) -> Vector:
-    """Each component, or 0 where it is negative."""
     return (max(a[0], 0.0), max(a[1], 0.0), max(a[2], 0.0), max(a[3], 0.0), max(a[4], 0.0))
 
 

@@ -65,9 +65,8 @@ class ElementShares:
     resource_flow_ratio: float = 0.0
     total_resource_flow_ratio: float = 0.0
     last_share_ratio: float = 0.0
-    """State for the next update."""
     accumulated_volume: Vector = ZERO
-    """State for the next update."""
+    """The two are state for the next update."""
     volume_overflow: Vector = ZERO
     acceptable_volume: Vector = ZERO
     accepted_free_volume: Vector = ZERO

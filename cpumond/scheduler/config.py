@@ -49,7 +49,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return self.listen or DEFAULT_LISTEN
 
     @property

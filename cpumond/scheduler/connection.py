@@ -54,7 +54,6 @@ class Connection(Bounded, HttpToolsProtocol):
     _local_user: User | str | None = None
 
     def data_received(self, data: bytes) -> None:
-        """A piece of up to PIECE_BYTES."""
         if self._refusal:
             return
         waited = len(self.pipeline)
@@ -95,7 +94,6 @@ class Connection(Bounded, HttpToolsProtocol):
         self._settle()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(f"more than {MAX_PIPELINED} requests were sent before the answer to the first one")
         self._in_head, self._head_bytes = True, 0
@@ -110,7 +108,6 @@ class Connection(Bounded, HttpToolsProtocol):
         return self._local_user
 
     def on_headers_complete(self) -> None:
-        """Its body may follow."""
         if len(self.headers) > MAX_HEADERS:
             self._refuse(TOO_MANY_HEADERS)
         if self._head_bytes > MAX_TARGET_BYTES and not self.url.startswith(b"/api/v4/"):
@@ -134,7 +131,6 @@ class Connection(Bounded, HttpToolsProtocol):
             super().send_400_response(self._refusal)
 
     def on_response_complete(self) -> None:
-        """An answer is given; the next request has its turn."""
         # Until the next request comes, this one would be kept.
         answered = self._running
         if answered is not None:
@@ -154,7 +150,6 @@ class Connection(Bounded, HttpToolsProtocol):
         self._let_go()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection is over."""
         self._let_go()
         super().connection_lost(exc)
 

@@ -31,10 +31,10 @@ from cpumond.scheduler.service import Scheduler
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
-PoolValue = Callable[[PoolElement], float | None]
+PoolFamilies = dict[str, tuple[str, Callable[[PoolElement], float | None]]]
+"""Name -> help text and how a pool's value is read; None where it has none."""
 
-
-POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
+POOL_GAUGES: PoolFamilies = {
     "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
     "usage_ratio": ("Usage, its largest component as a fraction of the tree.", lambda p: max(usage_share(p))),
     "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
@@ -74,7 +74,7 @@ POOL_GAUGES: dict[str, tuple[str, PoolValue]] = {
     "max_operations": ("Limit of operations.", lambda p: float(p.max_operation_count)),
     "max_running_operations": ("Limit of running operations.", lambda p: float(p.max_running_operation_count)),
 }
-POOL_COUNTERS: dict[str, tuple[str, Callable[[PoolElement], float]]] = {
+POOL_COUNTERS: PoolFamilies = {
     "cpu_usage_seconds_total": (
         "CPU time that the jobs of the subtree used, since the start of this scheduler.",
         lambda p: p.cpu_seconds,
@@ -129,17 +129,14 @@ class MetricsText:
                 pools = heapq.nlargest(self._max_pools, pools, key=lambda pool: max(pool.demand_share))
             label = f'{{tree="{escape(tree.name)}",pool="'
             chosen += [(f'{label}{escape(pool.name)}"}}', pool) for pool in pools]
-        for name, (text, read) in POOL_GAUGES.items():
-            full = f"cpumond_pool_{name}"
-            lines.append(f"# HELP {full} {text}\n# TYPE {full} gauge\n")
-            for label, pool in chosen:
-                value = read(pool)
-                if value is not None:
-                    lines.append(f"{full}{label} {value!r}\n")
-        for name, (text, count) in POOL_COUNTERS.items():
-            full = f"cpumond_pool_{name}"
-            lines.append(f"# HELP {full} {text}\n# TYPE {full} counter\n")
-            lines += [f"{full}{label} {count(pool)!r}\n" for label, pool in chosen]
+        for kind, families in (("gauge", POOL_GAUGES), ("counter", POOL_COUNTERS)):
+            for name, (text, read) in families.items():
+                full = f"cpumond_pool_{name}"
+                lines.append(f"# HELP {full} {text}\n# TYPE {full} {kind}\n")
+                for label, pool in chosen:
+                    value = read(pool)
+                    if value is not None:
+                        lines.append(f"{full}{label} {value!r}\n")
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
         lines += self._preemptions(chosen)

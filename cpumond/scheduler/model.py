@@ -57,8 +57,6 @@ class CommandError(CpumondError):
         self.inner = inner
 
 
-# --- settings of pools and trees ---------------------------------------------------------------------------------
-
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
@@ -190,9 +188,6 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
 
 
-# --- configuration of trees and pools ----------------------------------------------------------------------------
-
-
 NO_POOL_SETTINGS: Final = PoolSettings()
 NO_TREE_SETTINGS: Final = TreeSettings()
 
@@ -232,9 +227,6 @@ class Config:
     default_tree: str = ""
 
 
-# --- the scheduler's own configuration -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The part of the scheduler's configuration that decisions read; times in seconds."""
@@ -254,8 +246,6 @@ class Rules:
     read_monitor: Callable[[Any], dict[str, Any]] = dict
     """Checks a section ``job_cpu_monitor``."""
 
-
-# --- operations and jobs -----------------------------------------------------------------------------------------
 
 OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
 JobState = Literal["starting", "running", "stopping", "completed", "failed", "aborted", "lost"]

@@ -54,9 +54,6 @@ RIGHTS: Final = ("acl", "owners", "aco_name")
 """Options that would give rights: refused, since nothing enforces them."""
 
 
-# --- commands ----------------------------------------------------------------------------------------------------
-
-
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
     pass
 
@@ -104,9 +101,6 @@ class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
 OperationCommand = (
     StartOperation | AbortOperation | CompleteOperation | SuspendOperation | ResumeOperation | UpdateOperation
 )
-
-
-# --- reading a specification ---------------------------------------------------------------------------------------
 
 
 class Specification(OperationFacts, frozen=True):
@@ -441,9 +435,6 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     given = {name: value for name, value in table.items() if name not in RIGHTS}
     _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree"}, "parameters")
     return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
-
-
-# --- records -------------------------------------------------------------------------------------------------------
 
 
 def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:

@@ -169,8 +169,6 @@ class Scheduler:
         self.history: History | None = None
         """What was when; None where none is kept."""
 
-    # --- changes -------------------------------------------------------------------------------------------------
-
     async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
@@ -255,8 +253,6 @@ class Scheduler:
         except StoreError:
             # The command itself is stored and stands; its consequences come with the next change or update.
             self.state.mark_unsettled()
-
-    # --- nodes ---------------------------------------------------------------------------------------------------
 
     async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
         """A node makes itself known, see ``State.register``. Raises CommandError or StoreError."""
@@ -397,8 +393,6 @@ class Scheduler:
             # Others may have changed these operations meanwhile.
             await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
-
-    # --- the loop ------------------------------------------------------------------------------------------------
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Update all trees once per period until ``stopping``."""

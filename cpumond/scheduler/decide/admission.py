@@ -31,6 +31,17 @@ class PoolChoice:
     pool: PoolElement | None
     """None when it has to be made."""
 
+    @property
+    def settings(self) -> PoolSettings:
+        """What holds in the pool, or will."""
+        return ephemeral_settings(self.parent) if self.pool is None else self.pool.settings
+
+    def path(self) -> Iterator[PoolElement]:
+        """The pools on the way to the root that exist."""
+        first = self.pool or self.parent
+        yield first
+        yield from first.ancestors()
+
 
 def default_parent(tree: Tree) -> PoolElement:
     """Where ephemeral pools are made: ``default_parent_pool``, or the root if it cannot have sub-pools (2.4)."""
@@ -138,37 +149,20 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 def check_start(tree: Tree, choice: PoolChoice) -> None:
     """Raises CommandError, TooManyOperations, if a limit of operations on the way to the root is reached (3.1)."""
-    pool = choice.pool
-    if pool is None:
-        limit, _ = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
-        if limit == 0:
-            raise too_many(choice.name, 0, tree.name)
-        pool = choice.parent
-    full = find_overfull(pool)
-    if full is not None:
-        raise too_many(full.name, full.max_operation_count, tree.name)
+    most, _ = operation_limits(choice.settings, tree.config.settings)
+    if most == 0:
+        raise _too_many(choice.name, 0, tree.name)
+    for pool in choice.path():
+        if pool.operation_count >= pool.max_operation_count:
+            raise _too_many(pool.name, pool.max_operation_count, tree.name)
 
 
-def too_many(pool: str, limit: int, tree: str) -> CommandError:
-    """The refusal of section 3.1."""
+def _too_many(pool: str, limit: int, tree: str) -> CommandError:
     return CommandError(
         f'Limit for the number of concurrent operations {limit} for pool "{pool}" in tree "{tree}" has been reached',
         TOO_MANY_OPERATIONS,
         {"pool": pool, "limit": limit, "pool_tree": tree},
     )
-
-
-def _path(pool: PoolElement) -> Iterator[PoolElement]:
-    yield pool
-    yield from pool.ancestors()
-
-
-def find_overfull(pool: PoolElement) -> PoolElement | None:
-    """The first pool on the way to the root that takes no more operations at all, None if all do (3.1)."""
-    for element in _path(pool):
-        if element.operation_count >= element.max_operation_count:
-            return element
-    return None
 
 
 def find_full(element: OperationElement) -> PoolElement | None:
@@ -181,12 +175,8 @@ def find_full(element: OperationElement) -> PoolElement | None:
 
 def may_run(tree: Tree, choice: PoolChoice) -> bool:
     """Whether an operation that starts now runs at once: no pool on its way to the root is full (3.2)."""
-    if choice.pool is None:
-        _, running = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
-        if running == 0:
-            return False
-    path = _path(choice.pool or choice.parent)
-    return all(pool.running_operation_count < pool.max_running_operation_count for pool in path)
+    _, most = operation_limits(choice.settings, tree.config.settings)
+    return most > 0 and all(pool.running_operation_count < pool.max_running_operation_count for pool in choice.path())
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
@@ -213,14 +203,13 @@ def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> Non
     Raises CommandError.
     """
     old = set(element.ancestors())
-    first = choice.pool or choice.parent
     if choice.pool is None:
-        most, running = operation_limits(ephemeral_settings(choice.parent), tree.config.settings)
+        most, running = operation_limits(choice.settings, tree.config.settings)
         if most == 0:
             raise CommandError(f'Max operation count of pool "{choice.name}" violated')
         if element.is_running and running == 0:
             raise CommandError(f'Max running operation count of pool "{choice.name}" violated')
-    for pool in _path(first):
+    for pool in choice.path():
         if pool in old:
             continue
         if pool.operation_count >= pool.max_operation_count:

@@ -25,8 +25,6 @@ MAX_TOLD = 10
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
 
-NO_KEY: Key = (NEVER, NEVER)
-
 Entry = tuple[Key, int, int, Element]
 """Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
 
@@ -201,7 +199,7 @@ class ServiceOrder:
 
         def key(child: Element) -> tuple[Key, str]:
             if isinstance(child, PoolElement):
-                return (self._key_of_pool(child, self._heaps[child]) or NO_KEY, child.name)
+                return (self._key_of_pool(child, self._heaps[child]) or (NEVER, NEVER), child.name)
             assert isinstance(child, OperationElement)
             assert child.parent is not None
             is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None

@@ -42,17 +42,14 @@ class PreemptionPlan:
     """One job to start, and the jobs on the same node that must end for it, the oldest last, each with its reason.
 
     After the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job
-    exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that. ``freed`` is the victims' usage.
+    exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that.
     """
 
     element: OperationElement
     task: Task
     priority: TargetPriority
     victims: tuple[tuple[Job, str], ...]
-    freed: Vector
 
-
-# --- 6.6: one preemptive attempt ---------------------------------------------------------------------------------
 
 MOST_SEARCHES: Final = 64
 """How many searches for victims one attempt makes at most; the node's next attempt goes on behind them."""
@@ -432,8 +429,5 @@ def _make_plan(
     target: OperationElement, task: Task, priority: TargetPriority, victims: list[Job], now: float
 ) -> PreemptionPlan:
     reason = tell_starvation(target, now)
-    freed = ZERO
-    for job in victims:
-        freed = add(freed, job.usage)
     told = tuple((job, f"{reason}; {tell_shares(job.element)}") for job in victims)
-    return PreemptionPlan(target, task, priority, told, freed)
+    return PreemptionPlan(target, task, priority, told)

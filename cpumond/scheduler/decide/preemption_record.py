@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from cpumond.fairshare.explain import GIB
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import named, printable
 from cpumond.scheduler.decide.starvation import starving_element
@@ -11,8 +12,6 @@ from cpumond.scheduler.elements import Element, Job, OperationElement, PoolEleme
 from cpumond.scheduler.model import PreemptionRecord, to_amounts
 
 Kind = Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]
-
-GIB: Final = 2.0**30
 
 
 def make_record(

@@ -121,9 +121,6 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
     return pool
 
 
-# --- in words ----------------------------------------------------------------------------------------------------
-
-
 def tell_protections(target: OperationElement, priority: TargetPriority) -> Iterator[str]:
     """Sentences on what protects the others, the cause with most jobs first."""
     by_cause: dict[Cause, list[Protection]] = {}

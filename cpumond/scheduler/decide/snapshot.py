@@ -24,7 +24,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )
 from cpumond.fairshare.result import Elements, UpdateResult
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
 from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
 
 OPERATION_PREFIX = "#"
@@ -70,12 +70,9 @@ class SnapshotMaker:
                 guarantees += _guarantee_entries(pool, having)
                 self._with_guarantee += having
         for pool in reversed((tree.root, *tree.pools.values())):
-            parts = [child.usage for child in pool.children.values()]
-            parts += [element.usage for element in pool.operations.values()]
-            pool.usage = sum_vectors(parts)
-            parts = [child.demand for child in pool.children.values()]
-            parts += [element.demand for element in pool.operations.values()]
-            pool.demand = sum_vectors(parts)
+            inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
+            pool.usage = sum_vectors([each.usage for each in inside])
+            pool.demand = sum_vectors([each.demand for each in inside])
         return fairshare.Snapshot(
             total_resources=tree.total,
             pools=(*pools, *guarantees),

@@ -18,9 +18,6 @@ EPSILON: Final = 1e-6
 """Shares and satisfactions that differ by less are the same (6.2)."""
 
 
-# --- the state machine -------------------------------------------------------------------------------------------
-
-
 def update_starvation(tree: Tree, now: float) -> None:
     """Bring the states of all elements up to date, after each fair-share update; ``now`` is scheduler time in seconds.
 
@@ -87,9 +84,6 @@ def starves_in_s(element: Element, now: float) -> float | None:
     if element.starvation_status != "non_starving":
         return 0.0
     return max(0.0, element.below_since + _timeout_s(element) - now)
-
-
-# --- who may preempt ---------------------------------------------------------------------------------------------
 
 
 def priority_of(element: OperationElement) -> Priority:

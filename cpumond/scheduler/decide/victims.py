@@ -173,9 +173,6 @@ def uses(job: Job, excess: Vector) -> bool:
     return any(x > 0.0 and u > 0.0 for x, u in zip(excess, job.usage, strict=True))
 
 
-# --- 6.6, 6.7, 1.9: jobs that go for no other job's sake ---------------------------------------------------------
-
-
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
 

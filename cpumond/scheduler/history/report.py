@@ -64,8 +64,7 @@ def _order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> It
 
 
 def _operation_row(state: State, tree: str, operation_id: str, sums: Sums) -> ReportRow:
-    live = state.operations.get(operation_id)
-    record = state.finished.get(operation_id) if live is None else live.record
+    record = state.record_of(operation_id)
     if record is None:
         return _row(operation_id, sums)
     pool = record.trees[tree].pool if tree in record.trees else ""

@@ -30,8 +30,6 @@ from cpumond.scheduler.history.model import (
     Tick,
 )
 
-# --- points of one series -----------------------------------------------------------------------------------------
-
 
 def gather(ticks: Sequence[Tick], kind: int, rows: Sequence[int]) -> list[array[float]]:
     """The columns of one series; ``rows``: its place in each tick, -1 where it has none (NaN then)."""
@@ -173,9 +171,6 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
             for name, column in zip(COLUMNS[kind], points.columns, strict=True)
         },
     )
-
-
-# --- sums ---------------------------------------------------------------------------------------------------------
 
 
 def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Sums:

@@ -108,8 +108,6 @@ class HistoryStore(HistoryFile):
         """What the last tick of an earlier run called its series."""
         self.next_id = self._find_next_id()
 
-    # --- opening -------------------------------------------------------------------------------------------------
-
     def _find_next_id(self) -> int:
         # A file that is opened later has lower numbers.
         highest = int(self._now) << 24
@@ -125,8 +123,6 @@ class HistoryStore(HistoryFile):
         if self._is_failing and self._ticks:
             self._guard("write", self._flush)
         self._disconnect()
-
-    # --- adding --------------------------------------------------------------------------------------------------
 
     def add(self, tick: Tick) -> None:
         """Take in the next tick; never raises for what the disk or the file does."""
@@ -222,8 +218,6 @@ class HistoryStore(HistoryFile):
         times = (chunk.ends + chunk.intervals).tobytes()
         row = (chunk.id, chunk.tier, int(chunk.is_moving), chunk.ends[0], chunk.end, chunk.left_out, times)
         self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-
-    # --- growing old ---------------------------------------------------------------------------------------------
 
     def _move_down(self) -> None:
         """Take the next step of making old points coarser."""
@@ -328,8 +322,6 @@ class HistoryStore(HistoryFile):
             if chunk.end <= self._now - self.length_s and chunk.id in self._chunks:
                 self._drop(chunk)
 
-    # --- reading -------------------------------------------------------------------------------------------------
-
     def read(self, key: Key, since: float, until: float, max_points: int) -> HistoryView:
         """The points of a series that end in (since, until]; ``key.tree`` "" is any tree."""
         parts: list[Points] = []
@@ -426,5 +418,3 @@ class HistoryStore(HistoryFile):
             if series in sums:
                 names[series] = Key(kind, tree, name)
         return sums
-
-    # --- SQLite --------------------------------------------------------------------------------------------------

@@ -108,9 +108,6 @@ class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
     recursive: bool = False
 
 
-# --- names -------------------------------------------------------------------------------------------------------
-
-
 def canonical_name(kind: Kind, name: str) -> str:
     """The name under which an option is kept; a name that no option has is returned as it is."""
     folded = name.replace("-", "_")
@@ -138,9 +135,6 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 def is_option(kind: Kind, name: str) -> bool:
     """Whether ``name``, in any spelling, is an option of pools or trees rather than an attribute that is only kept."""
     return canonical_name(kind, name) in _FIELDS[kind]
-
-
-# --- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
@@ -208,9 +202,6 @@ def _index(text: str, values: Sequence[Any]) -> int | None:
     if not re.fullmatch("-?[0-9]{1,9}", text):
         return None
     return int(text) if -len(values) <= int(text) < len(values) else None
-
-
-# --- edits -------------------------------------------------------------------------------------------------------
 
 
 def edit(
@@ -428,9 +419,6 @@ def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse(where, f"is {shown(value)} and has no keys; set it as a whole")
     return value
-
-
-# --- types and words ---------------------------------------------------------------------------------------------
 
 
 def _check_name(name: object) -> None:

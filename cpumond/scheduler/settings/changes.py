@@ -80,9 +80,6 @@ def _is_dictionary(value: Any) -> bool:
     return value is None or isinstance(value, Mapping)
 
 
-# --- names of pools ----------------------------------------------------------------------------------------------
-
-
 def find_renamed(old: TreeConfig, new: TreeConfig) -> dict[str, str]:
     """Old name of a pool -> its new one, where they differ."""
     names = {pool.id: pool.name for pool in new.pools.values()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,9 +34,6 @@ from cpumond.scheduler.settings.values import FIELD, name_field, shown
 
 NOT_EMPTY: Final = "Cannot remove non-empty composite node"
 """How the refusal to remove a pool or tree with pools inside begins."""
-
-
-# --- commands ----------------------------------------------------------------------------------------------------
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -211,21 +209,17 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
     for node, tags in nodes.items():
         matched = find_trees(config, tags)
         if len(matched) > 1:
-            about = {"node_id": node, "node_address": node, "matched_trees": matched}
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
                 f"{quoted(node)} matches the nodes_filter of {' and '.join(map(quoted, matched))}; make the filters "
                 "exclude each other",
-                attributes={**about, FIELD: "nodes_filter"},
+                attributes={"node_id": node, "node_address": node, "matched_trees": matched, FIELD: "nodes_filter"},
             )
 
 
 def find_trees(config: Config, tags: Collection[str]) -> list[str]:
     """The trees whose ``nodes_filter`` a node matches; ``tags`` include its address (2.1)."""
     return [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(tags)]
-
-
-# --- how each is applied -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +370,6 @@ def _remove_pool(context: _Context, command: RemovePool) -> Outcome:
     return Outcome(_with_tree(context.config, changed), pool.id)
 
 
-# --- transfer ----------------------------------------------------------------------------------------------------
-
 _AMOUNT_PATHS: Final = {
     "strong_guarantee_resources": tuple(STRONG.split("/")),
     "burst_guarantee_resources": tuple(BURST.split("/")),
@@ -462,9 +454,6 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
         return replace(pool, attributes=attributes, settings=read_pool(attributes))
 
 
-# --- parts -------------------------------------------------------------------------------------------------------
-
-
 def find_tree(config: Config, name: str) -> TreeConfig:
     """The tree of this name. Raises CommandError with code RESOLVE."""
     tree = config.trees.get(name)
@@ -531,17 +520,13 @@ def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
     for pool in pools:
         children.setdefault(pool.parent, []).append(pool)
     result: list[PoolConfig] = []
-    stack = sorted(children.get(ROOT_POOL, ()), key=_by_name, reverse=True)
+    stack = sorted(children.get(ROOT_POOL, ()), key=attrgetter("name"), reverse=True)
     while stack:
         pool = stack.pop()
         result.append(pool)
         if pool.name in children and pool.name != ROOT_POOL:  # that name is refused later, by the rules of names
-            stack += sorted(children[pool.name], key=_by_name, reverse=True)
+            stack += sorted(children[pool.name], key=attrgetter("name"), reverse=True)
     return result
-
-
-def _by_name(pool: PoolConfig) -> str:
-    return pool.name
 
 
 def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:

@@ -124,9 +124,6 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
     )
 
 
-# --- names and structure -----------------------------------------------------------------------------------------
-
-
 def check_name(kind: str, name: str, name_pattern: str = DEFAULT_NAME_PATTERN) -> None:
     """Whether ``name`` may be that of an explicit pool or of a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
@@ -198,9 +195,6 @@ def read_filter(text: str) -> NodesFilter:
     return parse_nodes_filter(text)
 
 
-# --- options -----------------------------------------------------------------------------------------------------
-
-
 def _check_tree_options(tree: TreeConfig) -> None:
     settings = tree.settings
     if settings.main_resource not in RESOURCES:
@@ -266,9 +260,6 @@ def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubp
         if inside:
             raise _refuse("pool", name, f"{inside}/max_operation_count", f"{inside}: {what}")
         raise _refuse("pool", name, "max_operation_count", what)
-
-
-# --- guarantees --------------------------------------------------------------------------------------------------
 
 
 def _guarantees(settings: PoolSettings) -> Iterator[tuple[str, Resources]]:

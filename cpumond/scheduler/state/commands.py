@@ -54,13 +54,12 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     record = state.find_record(command.operation_id)
     if record.is_finished:
         raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
+    active = state.operations[record.id].active
     if isinstance(command, operations.AbortOperation):
         message = command.message[:MAX_MESSAGE] or f"Operation aborted by user {user}"
-        ended = operations.finish(record, "aborted", now, message, state.operations[record.id].active)
-        return Transaction(operations=(ended,))
+        return Transaction(operations=(operations.finish(record, "aborted", now, message, active),))
     if isinstance(command, operations.CompleteOperation):
-        ended = operations.finish(record, "completed", now, "", state.operations[record.id].active)
-        return Transaction(operations=(ended,))
+        return Transaction(operations=(operations.finish(record, "completed", now, "", active),))
     if isinstance(command, operations.SuspendOperation):
         aborted = record.id if command.abort_running_jobs else ""
         return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), abort_jobs_of=aborted)
@@ -267,11 +266,8 @@ def _check_options(tree: Tree, choice: admission.PoolChoice, options: OperationT
     if options.min_share_resources and main not in options.min_share_resources:
         text = f'min_share_resources must include "{main}", the main resource of tree "{tree.name}"'
         raise CommandError(text, attributes={FIELD: "min_share_resources"})
-    if choice.pool is not None:
-        settings, rules = choice.pool.settings, choice.pool.rules
-    else:
-        settings = admission.ephemeral_settings(choice.parent)
-        assert choice.parent.rules is not None
-        rules = preemption_rules.pool_rules(choice.parent.rules, settings)
+    rules = (choice.pool or choice.parent).rules
     assert rules is not None
-    return find_idle_options(choice.name, settings, rules, tree.config.settings, options)
+    if choice.pool is None:
+        rules = preemption_rules.pool_rules(rules, choice.settings)
+    return find_idle_options(choice.name, choice.settings, rules, tree.config.settings, options)

@@ -164,8 +164,7 @@ class Dispatch(Registration):
         finished = drop_implausible(finished, node, start_time, now)
         if job is not None:
             return job_record(job, finished.state, now, finished)
-        live = self.operations.get(finished.operation_id)
-        operation = self.finished.get(finished.operation_id) if live is None else live.record
+        operation = self.record_of(finished.operation_id)
         task = None if operation is None else find_task(operation, finished.task)
         if operation is None or task is None or node.tree is None:
             return None
@@ -199,8 +198,7 @@ class Dispatch(Registration):
 
     def _task_of(self, report: JobReport) -> Task | None:
         """The task of a job of the scheduler, as far as its operation is still known."""
-        live = self.operations.get(report.operation_id)
-        record = self.finished.get(report.operation_id) if live is None else live.record
+        record = self.record_of(report.operation_id)
         return None if record is None else find_task(record, report.task)
 
     def _adopt(self, node: Node, report: JobReport, now: float) -> bool:
@@ -255,8 +253,7 @@ class Dispatch(Registration):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
             self._start_jobs(node, tree, now, new_id)
-        victims = find_overcommit_victims(node, now, self.rules.overcommit_duration_s)
-        for job, why in victims:
+        for job, why in find_overcommit_victims(node, now, self.rules.overcommit_duration_s):
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
 

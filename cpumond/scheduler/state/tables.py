@@ -98,12 +98,14 @@ class Tables:
         """Nodes of an earlier run, and until when their first heartbeats are waited for."""
         self._install_config(config, 0.0)
 
+    def record_of(self, operation_id: str) -> OperationRecord | None:
+        """The record of an operation that is live or finished and still known."""
+        live = self.operations.get(operation_id)
+        return self.finished.get(operation_id) if live is None else live.record
+
     def find_record(self, operation_id: str) -> OperationRecord:
         """The record of an operation, by id or ``*alias``. Raises CommandError."""
-        live = self.operations.get(operation_id)
-        if live is not None:
-            return live.record
-        record = self.finished.get(operation_id)
+        record = self.record_of(operation_id)
         if record is None and operation_id.startswith("*"):
             known = [*(each.record for each in self.operations.values()), *reversed(self.finished.values())]
             record = next((each for each in known if each.alias == operation_id), None)
@@ -383,7 +385,7 @@ class Tables:
     def _install_job(self, record: JobRecord) -> None:
         """A job has ended: out of all counters, into the history. Its operation's record, with it, counts how."""
         counted = None
-        if record.operation_id in self.operations or record.operation_id in self.finished:
+        if self.record_of(record.operation_id) is not None:
             ended = self.finished_jobs.setdefault(record.operation_id, {})
             counted = ended.get(record.id)
             ended[record.id] = record

@@ -222,9 +222,6 @@ def _checksum(kind: str, key: str, value: bytes) -> int:
     return zlib.crc32(value, zlib.crc32(b"%d %d %b%b" % (len(head[0]), len(head[1]), *head)))
 
 
-# ---- files
-
-
 def identify_files(path: str) -> list[tuple[int, int] | None]:
     """Device and inode of a database and of its log; None for one that is not there."""
     return [_identify(f"{path}{suffix}") for suffix in ("", "-wal")]
@@ -498,9 +495,6 @@ def _sync_file(path: str) -> None:
 def _sync_directory(path: str) -> None:
     """Make the names beside ``path`` survive the loss of power."""
     _sync_file(os.path.dirname(path))
-
-
-# ---- sentences
 
 
 def _damaged(path: str, what: str) -> StoreError:

@@ -35,9 +35,6 @@ SHOWN_RECORDS: Final = 5
 KEPT_RECORDS: Final = 20
 
 
-# --- why an operation has what it has ----------------------------------------------------------------------------
-
-
 class TreeAnswer(msgspec.Struct, frozen=True):
     """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet."""
 
@@ -128,9 +125,6 @@ def _explain_in_tree(
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
 
-# --- pending
-
-
 def _tell_queue(element: OperationElement) -> Iterator[str]:
     tree, pool = element.tree, element.parent
     before = []
@@ -158,9 +152,6 @@ def _tell_path(element: OperationElement) -> Iterator[str]:
             f"{element_name(pool)}: {pool.running_operation_count} of at most {pool.max_running_operation_count} "
             f"running, {pool.operation_count} of at most {pool.max_operation_count} operations"
         )
-
-
-# --- running
 
 
 def _tell_share(element: OperationElement) -> Iterator[str]:
@@ -253,12 +244,13 @@ REASONS: Final = {
 
 def _tell_placement(element: OperationElement) -> Iterator[str]:
     operation = element.operation
-    if not operation.needed_job_count:
+    needed = operation.needed_job_count
+    if not needed:
         yield "all its jobs are started"
         return
     if operation.record.suspended:
         return
-    yield f"{count(operation.needed_job_count, 'job')} of it {_are(operation.needed_job_count)} still to be started"
+    yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree
     online = [node for node in tree.nodes.values() if node.is_online]
     if not online:
@@ -273,9 +265,6 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {count(times, 'time')} since the last update: {text}"
-
-
-# --- preemptions
 
 
 def _find_preemptions(
@@ -308,9 +297,6 @@ def _tell_preemptions(
         yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
 
 
-# --- words and numbers
-
-
 show_span = format_span
 
 
@@ -321,7 +307,3 @@ def _cores(cores: float) -> str:
 
 def _amounts(vector: Vector) -> str:
     return ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
