@@ -13,14 +13,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
-from cpumond.cli.render.tables import draw, warn
+from cpumond.cli.render.tables import Cell, draw, make_table, warn
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import (
     EXIT_CANNOT_CREATE,
@@ -35,9 +35,6 @@ from cpumond.core.errors import (
     describe,
 )
 from cpumond.core.settings import find_rights_of_others
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
 DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
@@ -348,25 +345,6 @@ def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
         if edit["value"] is not None:
             target[path[-1]] = edit["value"]
     return attributes
-
-
-Cell = str | tuple[str, str]
-"""Text, or text and its style."""
-
-
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table without lines. A heading that begins with ">" is of numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(
-            heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
-    return table
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:

@@ -16,9 +16,8 @@ from cpumond.api.yt.values import YtError
 from cpumond.api.yt.yson import read_yson
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, given, quote_name, terminal_width, use_colour
-from cpumond.cli.render.tables import show_title, warn
+from cpumond.cli.render.tables import Cell, show_title, warn
 from cpumond.cli.scheduler.client import (
-    Cell,
     SchedulerClient,
     SchedulerRefusedError,
     connection_options,

@@ -11,9 +11,8 @@ import msgspec
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, is_terminal, print_json, quote_name
-from cpumond.cli.render.tables import warn
+from cpumond.cli.render.tables import Cell, warn
 from cpumond.cli.scheduler.client import (
-    Cell,
     SchedulerClient,
     print_fields,
     print_table,
