@@ -123,6 +123,10 @@ class SchedulerClient:
             print_json_and_end(content)
         return self.decode(content, kind)
 
+    def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
+        """Make a change, and print the sentence that says so or the answer."""
+        self.tell_done(self.request(method, path, body, query or None), sentence)
+
     def tell_done(self, content: bytes, sentence: str) -> None:
         """What a change says: its warnings on standard error, and a sentence or JSON."""
         if self.as_json:

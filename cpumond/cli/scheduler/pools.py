@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
@@ -43,13 +43,15 @@ class PlanRefusedError(CpumondError):
     exit_code = EXIT_CONFIG
 
 
-# ---- words for amounts
+def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
+    """``10 cpu, 0 gpu, 2 GiB memory``."""
+    texts = (f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
+    return ", ".join(texts) or nothing
 
 
 def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """``10 cpu, 2 GiB memory``: what is not 0."""
-    texts = [f"{show_amount(r, amounts[name])} {name}" for r, name in enumerate(RESOURCES) if amounts.get(name)]
-    return ", ".join(texts) or nothing
+    """As ``show_limits``, without what is 0."""
+    return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
 SINCE_START: Final = ", since the start of the scheduler"
@@ -59,12 +61,6 @@ def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
     """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
     reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
     return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
-
-
-def show_limits(limits: dict[str, float]) -> str:
-    """As ``show_amounts``, where 0 is a limit, too."""
-    texts = [f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits]
-    return ", ".join(texts) or "-"
 
 
 def show_value(value: object) -> str:
@@ -79,9 +75,6 @@ def show_state(starvation: str, starves_in_s: float | None) -> Cell:
     if starvation in STARVES:
         return starvation.replace("_", " "), STARVES[starvation]
     return ("", "") if starves_in_s is None else (f"starves in {show_span(starves_in_s)}", "yellow")
-
-
-# ---- trees
 
 
 @click.group("tree", epilog="Example: cpumond tree list")
@@ -151,8 +144,8 @@ def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 @scheduler_options
 def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...]) -> None:
     """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
-    content = client.request("POST", "/trees", {"name": name, "attributes": read_attributes(assignments)})
-    client.tell_done(content, f"tree {show_name(name)} is made")
+    body = {"name": name, "attributes": read_attributes(assignments)}
+    client.change(f"tree {show_name(name)} is made", "POST", "/trees", body)
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
@@ -194,8 +187,7 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
         held = count(view.operation_count, "operation") if view.operation_count else ""
         command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
         _ask(client, f"tree {show_name(tree)}", held, command)
-    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    client.tell_done(content, f"tree {show_name(tree)} is removed")
+    client.change(f"tree {show_name(tree)} is removed", "DELETE", path, recursive=str(recursive).lower())
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
@@ -213,9 +205,6 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
     if not click.confirm(f"{what} has {held}. Remove it?"):
         click.echo("nothing is removed", err=True)
         raise click.Abort
-
-
-# ---- pools
 
 
 @click.group("pool", epilog="Example: cpumond pool set research weight=2")
@@ -316,8 +305,7 @@ def pool_create_command(
     """Make a pool; attributes as in `cpumond pool set`."""
     attributes = read_attributes([expand_key(each) for each in assignments])
     body = {"name": name, "parent": parent, "attributes": attributes}
-    content = client.request("POST", pool_path(client.find_tree(tree)), body)
-    client.tell_done(content, f"pool {show_name(name)} is made")
+    client.change(f"pool {show_name(name)} is made", "POST", pool_path(client.find_tree(tree)), body)
 
 
 @pool_command.command(
@@ -338,8 +326,7 @@ def pool_set_command(
     integral_guarantees need not name it. Times are milliseconds, memory bytes.
     """
     body = {"edits": read_pool_edits(assignments, unset)}
-    content = client.request("PATCH", pool_path(client.find_tree(tree), pool), body)
-    client.tell_done(content, f"pool {show_name(pool)} is changed")
+    client.change(f"pool {show_name(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -372,8 +359,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
     if not yes:
         command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
         _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
-    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    client.tell_done(content, f"pool {show_name(pool)} is removed")
+    client.change(f"pool {show_name(pool)} is removed", "DELETE", path, recursive=str(recursive).lower())
 
 
 def _held_by(pool: PoolView) -> str:
@@ -405,11 +391,8 @@ def pool_move_command(
     if parent is None and name is None:
         raise UsageError("nothing to change; give --parent or --name")
     body = given({"parent": parent, "name": name})
-    content = client.request("POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
-    client.tell_done(content, f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}")
-
-
-# ---- plans
+    done = f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}"
+    client.change(done, "POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
 
 
 @pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
@@ -501,38 +484,30 @@ def _effect_row(effect: Effect) -> list[str]:
         notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
     if old is not None and new is not None and old.is_running != new.is_running:
         notes.append("would run" if new.is_running else "would wait")
-    changed = set(effect.changed)
-    is_pool = effect.kind == "pool"
-    row = [effect.kind, name, _arrow(*(_cpu(each) for each in (old, new)))]
-    row.append(_arrow(*(_guarantee(each) for each in (old, new))) if _shows(changed, "strong_guarantee") else "")
-    row.append(_arrow(*(_limit(each) for each in (old, new))) if _shows(changed, "limits") else "")
-    counts = [("running_operation_count", "max_running_operation_count"), ("operation_count", "max_operation_count")]
-    for pair in counts:
-        shown = is_pool and bool(changed & {*pair})
-        row.append(_arrow(*(_counts(each, pair) for each in (old, new))) if shown else "")
-    return [*row, ", ".join(notes)]
+
+    def change(show: Callable[[Outlook], str], *fields: str) -> str:
+        """Before -> after; "" where none of ``fields`` changes."""
+        if fields and not {*fields} & {*effect.changed}:
+            return ""
+        before, after = ("-" if each is None else show(each) for each in (old, new))
+        return before if before == after else f"{before} -> {after}"
+
+    def count_change(*fields: str) -> str:
+        shown = change(lambda each: "/".join(str(getattr(each, field)) for field in fields), *fields)
+        return shown if effect.kind == "pool" else ""
+
+    return [
+        effect.kind,
+        name,
+        change(lambda each: show_cores(each.fair_share["cpu"])),
+        change(_show_guarantee, "strong_guarantee", "exists"),
+        change(lambda each: show_limits(each.limits), "limits", "exists"),
+        count_change("running_operation_count", "max_running_operation_count"),
+        count_change("operation_count", "max_operation_count"),
+        ", ".join(notes),
+    ]
 
 
-def _shows(changed: set[str], field: str) -> bool:
-    return field in changed or "exists" in changed
-
-
-def _arrow(old: str, new: str) -> str:
-    return old if old == new else f"{old} -> {new}"
-
-
-def _cpu(outlook: Outlook | None) -> str:
-    return "-" if outlook is None else show_cores(outlook.fair_share["cpu"])
-
-
-def _guarantee(outlook: Outlook | None) -> str:
-    cores = 0.0 if outlook is None else outlook.strong_guarantee.get("cpu", 0.0)
+def _show_guarantee(outlook: Outlook) -> str:
+    cores = outlook.strong_guarantee.get("cpu", 0.0)
     return show_cores(cores) if cores else "-"
-
-
-def _limit(outlook: Outlook | None) -> str:
-    return "-" if outlook is None else show_limits(outlook.limits)
-
-
-def _counts(outlook: Outlook | None, names: tuple[str, str]) -> str:
-    return "-" if outlook is None else "/".join(str(getattr(outlook, name)) for name in names)
