@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import time
@@ -80,13 +81,11 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     cgroup = open_cgroup(hierarchies, path)
     if cgroup is None:
         return Finding("counter read", "warn", f"cgroup {path!r} went away meanwhile", "run doctor again")
-    try:
+    with contextlib.closing(cgroup):
         start_s = time.perf_counter()
         for _ in range(READS):
             cgroup.read(start_s)
         each_us = (time.perf_counter() - start_s) / READS * 1e6
-    finally:
-        cgroup.close()
     text = (
         f"{each_us:.1f} us for {path or 'the root cgroup'}: 1000 jobs each second take {each_us / 10:.1f} % of a core"
     )

@@ -16,7 +16,7 @@ import msgspec
 from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
 from cpumond.cli.agent.client import AgentClient
-from cpumond.cli.doctor.host import AgentSeen, may, show_user, suggest_root
+from cpumond.cli.doctor.host import AgentSeen, may, read_line, show_user, suggest_root
 from cpumond.core.answers import StatusAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
@@ -116,10 +116,8 @@ def check_systemd(booted: bool, version: str) -> Finding:
 
 def check_clock(directory: str) -> list[Finding]:
     """The kernel's clock source: every check reads it for each job."""
-    try:
-        with open(os.path.join(directory, "current_clocksource"), encoding="ascii") as file:
-            current = file.read().strip()
-    except OSError:
+    current = read_line(os.path.join(directory, "current_clocksource"))
+    if current is None:
         return [Finding("clock", "ok", "the clock source is not shown here")]
     if current in SLOW_CLOCKS:
         advice = "a slow one: each reading is a trip into hardware; see the kernel's log on why tsc was marked unstable"

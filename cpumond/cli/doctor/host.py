@@ -133,12 +133,11 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
 def read_inotify() -> dict[str, int]:
     limits = {}
     for name in ("max_user_watches", "max_user_instances"):
-        try:
-            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
-                limits[name] = int(file.read())
-        except (OSError, ValueError):
+        text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
+        if not text.isdecimal():
             # Not shown in this container: nothing is said about either.
             return {}
+        limits[name] = int(text)
     return limits
 
 

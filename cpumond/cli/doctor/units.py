@@ -187,21 +187,15 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
 
 def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] | None:
     """The least quota above a cgroup, where it is set, and the cgroup's own quota, in cores; None: not to be seen."""
+    from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
     with contextlib.suppress(CpumondError):
         cgroup = open_cgroup(hierarchies, path)
-        if cgroup is None:
-            return None
-        try:
-            cap, own_cores = cgroup.read_ancestor_cap(), math.inf
-            with contextlib.suppress(CgroupReadError):
-                # A unit that has no limit file yet has no quota.
-                settings = cgroup.read_settings()
-                own_cores = own_cores if settings is None else settings.cores
-            return cap.cores, cap.path, own_cores
-        finally:
-            cgroup.close()
+        if cgroup is not None:
+            with contextlib.closing(cgroup):
+                cap = cgroup.read_ancestor_cap()
+                return cap.cores, cap.path, read_own_quota(cgroup)
     return None
 
 
