@@ -103,9 +103,9 @@ def estimate_command(
         raise UsageError("--force is about the file of --write; name one")
     settings = read_rule_settings(assignments)
     with contextlib.ExitStack() as stack:
-        # A file that is begun is removed when somebody ends this.
+        # A signal removes a file that is begun.
         stack.enter_context(ending_as_interrupted(list_ending_signals()))
-        # Before anything is watched, so that nobody waits for a file that cannot be written.
+        # Before anything is watched: a file that cannot be written is refused at once.
         if config_path and os.path.exists(config_path) and not force:
             raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
         config = stack.enter_context(Replacement(config_path, "--write")) if config_path else None

@@ -165,7 +165,6 @@ EXPLANATION: Final = (
 
 
 def render_text(findings: Findings, top: int, width: int | None, colour: bool) -> str:
-    """Sentences, and a table of the ``top`` workloads."""
     rows = sort_rows(findings.rows)
     parts: list[Any] = [*describe(findings), *(f"Note: {note}" for note in (*findings.notes, *findings.named_notes))]
     if rows and top:
@@ -211,7 +210,6 @@ def _make_table(
 
 
 def list_headings() -> list[str]:
-    """Of the table's columns."""
     of_rules = (f"{rule}: {word}" for rule in RULES for word in ("reclaimable", "held back"))
     return ["workload", "kind", "ordered", "used", *of_rules, "sure"]
 
@@ -294,7 +292,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
 
     ``leaves`` as for ``list_sources``.
     """
-    # A cgroup whose name is not readable text is none that a source can name.
+    # A source cannot name a cgroup whose name is not readable text.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
     unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())
     sketches = list_sources(unique, leaves)

@@ -38,7 +38,7 @@ MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Workloads that ended are told one by one, more of them as one."""
 ENDED_CHECKS: Final = 200
-"""For what a rule would have done to one: it is reckoned between two samples."""
+"""For what a rule would have done to one: it is computed between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval so many times as long as it should be is a gap: the machine slept, or this program was stopped."""
 
@@ -222,7 +222,7 @@ class HostWatch:
         return Order(cores, is_shared=cores < self.host_cores)
 
     def _is_alone_in(self, place: str) -> bool:
-        """Whether the cgroup ``place`` holds one workload; of those above ``root`` nobody knows."""
+        """Whether the cgroup ``place`` holds one workload; never one above ``root``, which is not searched."""
         return self._holders[place] == 1 and self._is_below_root(place)
 
     def _is_below_root(self, place: str) -> bool:
@@ -345,7 +345,7 @@ def watch_host(
             next_s = max(next_s + watch.tick_s, now_s)
             if not is_last:
                 ended.wait(next_s - time.monotonic())
-        # Reckoning may take a while with many workloads; another signal ends it as it ends any command.
+        # Computing may take a while with many workloads; another signal ends it as it ends any command.
         signals.close()
         progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)

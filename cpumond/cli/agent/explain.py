@@ -58,7 +58,6 @@ def list_votes(e: ExplainAnswer) -> list[str]:
 
 
 def draw_options(e: ExplainAnswer) -> Table:
-    """The resulting section, two options a line."""
     texts = [show_name(f"{key} = {show_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
     half = (len(texts) + 1) // 2
     rows = ((f"  {left}", right) for left, right in zip(texts[:half], [*texts[half:], ""], strict=False))

@@ -52,7 +52,6 @@ def find_known(name: str, known: Iterable[str], what: str) -> str:
 
 
 def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of shapes for Tab."""
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
@@ -182,7 +181,6 @@ def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) ->
 
 
 def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
-    """How long it is, and what is wanted."""
     mean = math.fsum(work_cpu_s) / len(work_cpu_s) / PERIOD_S
     most = max(work_cpu_s) / PERIOD_S
     return (
@@ -192,7 +190,6 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
 
 
 def format_table(results: Iterable[SimulationResult]) -> list[str]:
-    """A heading and a line for each result."""
     lines = [list(COLUMNS), *([show(result) for show in COLUMNS.values()] for result in results)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]

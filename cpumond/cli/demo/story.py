@@ -281,7 +281,6 @@ class Story:
 
 
 def tell_cores(cores: float) -> str:
-    """Cores with their noun."""
     return f"{_show(cores)} core{'' if round(cores, 2) == 1.0 else 's'}"
 
 

@@ -95,7 +95,6 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
 
 
 def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
-    """Whether each of ``managed_roots`` exists."""
     if not roots:
         advice = 'name the cgroups below which jobs run, such as managed_roots = ["jobs"]'
         return [Finding("managed_roots", "warn", "empty: no cgroup will ever be written", advice)]
@@ -114,7 +113,6 @@ def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
 
 
 def check_no_sources() -> Finding:
-    """A configuration that names no jobs."""
     advice = "add a [[source]] to the configuration, or add jobs with `cpumond job add`"
     return Finding("sources", "warn", "the configuration has none", advice)
 

@@ -50,7 +50,6 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def describe_host() -> Finding:
-    """What this is about: version, kernel, CPUs."""
     text = (
         f"cpumond {__version__}, Python {platform.python_version()}, Linux {platform.release()}, "
         f"{os.cpu_count()} CPUs, as {show_user()}"
@@ -93,7 +92,6 @@ def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
 
 
 def check_writers(names: Iterable[str]) -> list[Finding]:
-    """Programs that change quotas themselves."""
     found = sorted(set(names) & set(WRITERS))
     if not found:
         return [Finding("other writers", "ok", "no program that is known to change quotas runs here")]
@@ -223,7 +221,7 @@ class _Access(msgspec.Struct):
 
 
 def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
-    """Whether the scheduler at ``url``, if one answers there, lets in whoever connects."""
+    """Whether the scheduler at ``url``, if one answers there, asks for no token."""
     try:
         is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
     except ContentError:
@@ -232,7 +230,6 @@ def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding
 
 
 def describe_open(where: str) -> Finding:
-    """The finding about a scheduler that is open."""
     text = f"{where} is open: every user of its host may run operations and change pools, in anybody's name"
     return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or leave its [api] listen out")
 

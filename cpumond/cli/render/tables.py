@@ -201,7 +201,6 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
 
 
 def describe_totals(answer: StatusAnswer) -> str:
-    """The sums in a sentence."""
     totals = answer.totals
     text = (
         f"{show_cores(totals.cpu_limit)} cores ordered, limit {show_cores(totals.current_cpu_limit)}, "
@@ -247,7 +246,6 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
 
 
 def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
-    """The node's part in the cluster, in a sentence."""
     where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
     text = f"node of {show_name(scheduler.url)}: {where}"
     if executor is None:
@@ -257,7 +255,6 @@ def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
 
 
 def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
-    """``cpumond status``."""
     head = (
         f"{show_name(answer.node_id)}: {count(len(answer.jobs), 'job')}, cgroups {answer.layout}, one check every "
         f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"

@@ -88,7 +88,7 @@ class SchedulerClient:
 
         content = None if body is None else _encode(body)
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        # Certificates take longer to load than a request takes; without TLS nobody looks at them.
+        # Certificates take longer to load than a request takes; without TLS they are not needed.
         transport = httpx2.HTTPTransport(verify=self.url.startswith("https:"), trust_env=False)
         try:
             with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
@@ -309,11 +309,6 @@ def read_value(text: str) -> Any:
         return stripped
 
 
-def read_path(key: str) -> list[str]:
-    """``a/b`` or ``a.b`` as steps; with a slash, dots are part of names."""
-    return key.strip().split("/" if "/" in key else ".")
-
-
 def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
     """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
     edits = []
@@ -329,7 +324,8 @@ def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[di
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:
-    path = read_path(key)
+    # With a slash, dots are part of names.
+    path = key.strip().split("/" if "/" in key else ".")
     if not all(path):
         raise UsageError(
             f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"

@@ -61,7 +61,6 @@ def operation_command() -> None:
 
 
 def operation_path(operation: str, action: str = "") -> str:
-    """The path of an operation in the API."""
     path = f"/operations/{quote_name(operation)}"
     return f"{path}/{action}" if action else path
 

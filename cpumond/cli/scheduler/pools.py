@@ -54,9 +54,6 @@ def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
     return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
-SINCE_START: Final = ", since the start of the scheduler"
-
-
 def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
     """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
     reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
@@ -191,7 +188,7 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Show what a removal does and ask, where something is ``held``. Raises UsageError where nobody can be asked."""
+    """Show what a removal does and ask, where something is ``held``. Raises UsageError without a terminal."""
     if not held:
         return
     if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
@@ -213,7 +210,6 @@ def pool_command() -> None:
 
 
 def pool_path(tree: str, pool: str = "") -> str:
-    """The path of a pool, or of all pools, in the API."""
     path = f"/trees/{quote_name(tree)}/pools"
     return f"{path}/{quote_name(pool)}" if pool else path
 
@@ -272,6 +268,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
         return
     answer = client.show(path, PoolView)
     state = show_state(answer.starvation_status, answer.starves_in_s)
+    used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
     share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
     print_fields(
         [
@@ -284,7 +281,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("demand", show_amounts(answer.demand)),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
             ("volume", show_amounts(answer.volume, "")),
-            ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds) + SINCE_START),
+            ("cpu time", f"{used}, since the start of the scheduler"),
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
             ("state", state if isinstance(state, str) else state[0]),

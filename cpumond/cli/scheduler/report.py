@@ -106,7 +106,7 @@ def report_command(
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, html_path, as_json)
     with contextlib.ExitStack() as stack:
-        # Before anything is asked for, so that nobody waits for a file that cannot be written.
+        # Before any request: a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--html" if html_path else "--output")) if path else None
         report, content = read_report(client, since_s, tree, pool, top)
         if chosen == "html":
