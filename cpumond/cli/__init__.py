@@ -62,7 +62,7 @@ NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
-    """The reader of our output went away (`cpumond status | head`)."""
+    """The reader of the output went away (`cpumond status | head`)."""
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
     except Exception as error:
-        # A mistake of our own: its place is for who looks for it, the sentence is for everybody else.
+        # A bug: the traceback is for developers, the sentence for users.
         if os.environ.get("CPUMOND_DEBUG"):
             traceback.print_exc()
         text = f"internal error: {type(error).__name__}: {error}; run with CPUMOND_DEBUG=1 for the traceback"

@@ -1,4 +1,4 @@
-"""The end of a command that runs until somebody ends it."""
+"""The end of a command that runs until a signal comes."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
 
 
 def is_terminal() -> bool:
-    """Whether the output is read by somebody at a terminal (there is none at all when the caller closed it)."""
+    """Whether standard output is a terminal; it is None when the caller closed it."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 

@@ -1,4 +1,4 @@
-"""A line that says how far a command is, on the terminal of whoever waits."""
+"""A line that says how far a command is, on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Progress:
-    """A line on the terminal that is written over; nothing where nobody looks."""
+    """A line that is written over; nothing where standard error is no terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
@@ -23,7 +23,6 @@ class Progress:
             self._width = len(text)
 
     def end(self) -> None:
-        """The line is gone."""
         if self._width:
             click.echo(f"\r{' ' * self._width}\r", err=True, nl=False)
             self._width = 0

@@ -19,8 +19,8 @@ class Replacement:
     """A file that takes the place of ``path`` in one moment, when its text is complete; until then nothing is changed.
 
     ``option`` is the one that named it, for messages. What is there but is not a file, such as a pipe that is read, is
-    written to and not replaced. Entering raises AccessError or CreateError where a file cannot be made, so that nobody
-    waits for nothing; so does ``write``.
+    written to and not replaced. Entering raises AccessError or CreateError where a file cannot be made, before
+    any work is done for it; so does ``write``.
     """
 
     def __init__(self, path: str, option: str) -> None:
@@ -45,7 +45,6 @@ class Replacement:
         return self
 
     def write(self, text: str) -> None:
-        """Put the text in its place."""
         with self._saying_why():
             place: str | int = self._path if self._is_direct else self._temporary
             if self._pipe is not None:
@@ -58,7 +57,7 @@ class Replacement:
     def _open_pipe(self) -> int:
         """The pipe, kept open until all is written: a reader that sees its end goes away.
 
-        Raises OSError when nobody reads it for a moment, where a plain open would wait for ever.
+        Raises OSError without a reader for READER_WAIT_S, where a plain open would wait for ever.
         """
         until = time.monotonic() + READER_WAIT_S
         while True:

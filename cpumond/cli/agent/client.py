@@ -84,7 +84,6 @@ class AgentClient:
         raise read_refusal(self.socket_path, answer.status_code, answer.content)
 
     def status(self) -> bytes:
-        """``/v1/status``."""
         return self.request("GET", "/v1/status")
 
     def show(self, content: bytes, kind: type[Answer]) -> Answer:
@@ -105,7 +104,7 @@ class AgentClient:
 
 
 def check_socket(path: str, timeout_s: float) -> None:
-    """Whether somebody takes connections on a unix socket; the HTTP library does not tell why one failed.
+    """Connect to a unix socket once: the HTTP library does not tell why a connection failed.
 
     Raises UnavailableError or AccessError.
     """

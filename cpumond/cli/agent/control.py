@@ -236,7 +236,6 @@ def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
 
 
 def follow_on_screen(client: AgentClient, sort: Sort, interval_s: float) -> NoReturn:
-    """The live table on the whole terminal."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

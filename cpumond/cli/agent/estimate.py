@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 import click
-import msgspec
 
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.agent.estimate_findings import (
@@ -21,20 +20,25 @@ from cpumond.cli.agent.estimate_findings import (
     render_json,
     render_text,
 )
+from cpumond.cli.agent.trace import convert_layer, list_idle
 from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
 from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
 from cpumond.cli.render.tables import warn
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import CreateError, UsageError
 from cpumond.core.words import count
-from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
+from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.rules import RULES
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
 METRICS: Final[tuple[Metrics, ...]] = ("auto", "cadvisor", "cpumond")
 DAY_S = 86_400.0
-UNSEEN_OPTIONS: Final = ("pressure_restore_ratio", "min_cores_per_thread")
-"""Pressure and threads are not watched."""
+UNUSED_OPTIONS: Final = {
+    **dict.fromkeys(MODE_OPTIONS, "an estimate, which writes no limit; --write makes a file in shadow mode"),
+    **dict.fromkeys(
+        ("pressure_restore_ratio", "min_cores_per_thread"), "an estimate, which does not watch what it is about"
+    ),
+}
 
 
 @click.command("estimate", epilog="Example: cpumond estimate --duration 1h --write jobs.toml --html estimate.html")
@@ -99,9 +103,9 @@ def estimate_command(
         raise UsageError("--force is about the file of --write; name one")
     settings = read_rule_settings(assignments)
     with contextlib.ExitStack() as stack:
-        # A file that is begun is removed when somebody ends this.
+        # A signal removes a file that is begun.
         stack.enter_context(ending_as_interrupted(list_ending_signals()))
-        # Before anything is watched, so that nobody waits for a file that cannot be written.
+        # Before anything is watched: a file that cannot be written is refused at once.
         if config_path and os.path.exists(config_path) and not force:
             raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
         config = stack.enter_context(Replacement(config_path, "--write")) if config_path else None
@@ -157,17 +161,9 @@ def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorS
     layer = parse_assignments(assignments)
     if "limit_rule" in layer:
         raise UsageError("--set limit_rule: every rule is estimated; leave it out")
-    settings = {rule: msgspec.convert({**layer, "limit_rule": rule}, MonitorSettings) for rule in RULES}
-    for each in settings.values():
-        check_together(each, "--set")
-    for key in layer:
-        idle = [list_idle_options(each, [key]) for each in settings.values()]
-        if key in MODE_OPTIONS:
-            warn(f"{key} has no effect in an estimate, which writes no limit; --write makes a file in shadow mode")
-        elif key in UNSEEN_OPTIONS:
-            warn(f"{key} has no effect in an estimate, which does not watch what it is about")
-        elif all(idle):
-            warn(idle[0][0])
+    settings = {rule: convert_layer({**layer, "limit_rule": rule}) for rule in RULES}
+    for warning in list_idle(layer, settings.values(), UNUSED_OPTIONS):
+        warn(warning)
     return settings
 
 

@@ -14,7 +14,7 @@ import msgspec
 from cpumond.agent.config import parse_assignments
 from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.cli.render.html import format_span
-from cpumond.cli.render.tables import draw, measure, show_title
+from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
@@ -165,20 +165,16 @@ EXPLANATION: Final = (
 
 
 def render_text(findings: Findings, top: int, width: int | None, colour: bool) -> str:
-    """Sentences, and a table of the ``top`` workloads."""
-    from rich.text import Text
-
     rows = sort_rows(findings.rows)
-    parts: list[Any] = [Text(sentence) for sentence in describe(findings)]
-    parts += [Text(f"Note: {note}") for note in (*findings.notes, *findings.named_notes)]
+    parts: list[Any] = [*describe(findings), *(f"Note: {note}" for note in (*findings.notes, *findings.named_notes))]
     if rows and top:
         table, left_out = fit_table(findings, rows[:top], width)
-        parts += [Text(), table]
+        parts += ["", table]
         if left_out:
-            parts.append(Text(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+            parts.append((f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
         if len(rows) > top:
-            parts.append(Text(f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all", "dim"))
-        parts += [Text(), *(Text(line, "dim") for line in EXPLANATION)]
+            parts.append((f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all", "dim"))
+        parts += ["", *((line, "dim") for line in EXPLANATION)]
     return draw(parts, width, colour)
 
 
@@ -199,31 +195,21 @@ def fit_table(findings: Findings, rows: list[Row], width: int | None) -> tuple[T
 def _make_table(
     findings: Findings, rows: list[Row], shown: list[str], padding: int, most_name: int | None = None
 ) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
     headings = list_headings()
-    for heading in shown:
-        if heading == headings[0]:
-            table.add_column(heading, overflow="fold", min_width=MIN_NAME, max_width=most_name)
-        else:
-            is_number = heading not in ("kind", "sure")
-            table.add_column(heading.replace(": ", ":\n"), justify="right" if is_number else "left", no_wrap=True)
-
-    def add(name: str, cells: Iterator[str], style: str) -> None:
-        texts = zip(headings, (name, *cells), strict=True)
-        table.add_row(*(Text(text, style) for heading, text in texts if heading in shown))
-
-    for row in rows:
-        add(show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), list_cells(findings, row), "")
-    for name, cells in list_totals(findings):
-        add(name, cells, "bold")
-    return table
+    kept = [heading in shown for heading in headings]
+    columns: list[tuple[str, dict[str, Any]]] = [(headings[0], {"min_width": MIN_NAME, "max_width": most_name})]
+    for heading in headings[1:]:
+        mark = "" if heading in ("kind", "sure") else ">"
+        columns.append((mark + heading.replace(": ", ":\n"), {"no_wrap": True, "overflow": "ellipsis"}))
+    lines: list[list[Cell]] = [
+        [show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
+        for row in rows
+    ]
+    lines += [[(text, "bold") for text in (name, *cells)] for name, cells in list_totals(findings)]
+    return make_table(itertools.compress(columns, kept), (itertools.compress(line, kept) for line in lines), padding)
 
 
 def list_headings() -> list[str]:
-    """Of the table's columns."""
     of_rules = (f"{rule}: {word}" for rule in RULES for word in ("reclaimable", "held back"))
     return ["workload", "kind", "ordered", "used", *of_rules, "sure"]
 
@@ -306,7 +292,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
 
     ``leaves`` as for ``list_sources``.
     """
-    # A cgroup whose name is not readable text is none that a source can name.
+    # A source cannot name a cgroup whose name is not readable text.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
     unique = list({workload.path: workload for workload in workloads if leaves(workload.path)}.values())
     sketches = list_sources(unique, leaves)

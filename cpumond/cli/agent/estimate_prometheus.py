@@ -28,7 +28,7 @@ TIMEOUT_S: Final = 60.0
 MAX_POINTS: Final = 5000
 """Of one question and series; Prometheus gives at most 11 000."""
 FIRST_POINTS: Final = 100
-"""Of the first question, when nobody knows how many series there are."""
+"""Of the first question, when the number of series is not known."""
 MAX_ANSWER: Final = 500_000
 """Points of one answer, which needs some 300 bytes for each while it is read."""
 MAX_KEPT: Final = 30_000_000
@@ -39,7 +39,7 @@ DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
 """So long Prometheus gives the last value of a series."""
 MAX_CHECKS: Final = 30_000_000
-"""Checks of both rules over all workloads, some minutes of reckoning; with more of them they are made further apart."""
+"""Checks of both rules over all workloads, some minutes of computing; with more of them they are made further apart."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500
@@ -199,7 +199,7 @@ class Prometheus:
         return answer.data.result
 
     def _show(self, text: str) -> str:
-        """What came from outside, fit for a line; whoever echoes the token does not bring it there."""
+        """A text from the server for a line of output, without control characters and the token."""
         text = text.replace(self._token, "...") if self._token else text
         return show_name(" ".join(text.split())[:MAX_SAID])
 
@@ -429,7 +429,6 @@ def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
 
 
 def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
-    """Histories by the metrics of cpumond's agents."""
     usage = read(f"{USAGE['cpumond']}{{{match}}}")
     places = _find_differing(labels for labels, _ in usage)
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from cpumond.agent.config import load_config
 from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
 from cpumond.cli.agent.estimate_findings import Findings, Row
+from cpumond.cli.agent.watch import read_own_quota
 from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import Progress
 from cpumond.cli.render.html import format_span
@@ -37,7 +38,7 @@ MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Workloads that ended are told one by one, more of them as one."""
 ENDED_CHECKS: Final = 200
-"""For what a rule would have done to one: it is reckoned between two samples."""
+"""For what a rule would have done to one: it is computed between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval so many times as long as it should be is a gap: the machine slept, or this program was stopped."""
 
@@ -221,8 +222,11 @@ class HostWatch:
         return Order(cores, is_shared=cores < self.host_cores)
 
     def _is_alone_in(self, place: str) -> bool:
-        """Whether the cgroup ``place`` holds one workload; of those above ``root`` nobody knows."""
-        return self._holders[place] == 1 and f"{place}/".startswith(f"{self.root}/" if self.root else "")
+        """Whether the cgroup ``place`` holds one workload; never one above ``root``, which is not searched."""
+        return self._holders[place] == 1 and self._is_below_root(place)
+
+    def _is_below_root(self, place: str) -> bool:
+        return f"{place}/".startswith(f"{self.root}/" if self.root else "")
 
     @property
     def tick_s(self) -> float:
@@ -283,8 +287,8 @@ class HostWatch:
                 "counted, but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
             )
         named_notes = [f"left out {show_name(path)}: {why}" for path, why in sorted(self.problems.items())]
-        vital = [path for path in find_vital() if f"{path}/".startswith(f"{self.root}/" if self.root else "")]
-        named_notes += [f"left out {show_name(path)}: {find_vital()[path]}" for path in sorted(vital)]
+        vital = sorted(filter(self._is_below_root, find_vital()))
+        named_notes += [f"left out {show_name(path)}: {find_vital()[path]}" for path in vital]
         return Findings(
             "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
             self.timeline, [*self._list_notes(length_s), *notes], named_notes,
@@ -341,7 +345,7 @@ def watch_host(
             next_s = max(next_s + watch.tick_s, now_s)
             if not is_last:
                 ended.wait(next_s - time.monotonic())
-        # Reckoning may take a while with many workloads; another signal ends it as it ends any command.
+        # Computing may take a while with many workloads; another signal ends it as it ends any command.
         signals.close()
         progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
@@ -384,7 +388,7 @@ def merge_rows(earlier: Row | None, later: Row) -> Row:
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
     """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of an only child, where
     engines put a container's limit. Raises CgroupReadError."""
-    own = _read_own(cgroup)
+    own = read_own_quota(cgroup)
     path = cgroup.path
     while own == math.inf:
         children = list_cgroups(hierarchies.cpu_root, path, 0)[1:]
@@ -394,20 +398,9 @@ def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
         child = open_cgroup(hierarchies, path)
         if child is None:
             break
-        try:
-            own = _read_own(child)
-        finally:
-            child.close()
+        with contextlib.closing(child):
+            own = read_own_quota(child)
     return own
-
-
-def _read_own(cgroup: Cgroup) -> float:
-    try:
-        settings = cgroup.read_settings()
-    except CgroupReadError:
-        # No cpu.max here: the controller is not turned on for it, so it has no quota of its own.
-        return math.inf
-    return math.inf if settings is None else settings.cores
 
 
 def is_pause(directory: str) -> bool:

@@ -192,7 +192,6 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
 
 
 def describe_heartbeat(heartbeat: Heartbeat) -> str:
-    """One line about a heartbeat for people."""
     ordered = _sum_cores(job.cpu_limit for job in heartbeat.jobs)
     limit = _sum_cores(job.current_cpu_limit for job in heartbeat.jobs)
     # repr: a name that arrived over the network must not move the cursor of the terminal.
@@ -327,6 +326,6 @@ def _show_address(host: str, port: int) -> str:
 
 
 def _say(line: str) -> None:
-    # The receiver goes on when nobody reads its output any more.
+    # The receiver goes on when its output is closed.
     with suppress(OSError):
         click.echo(line)

@@ -13,13 +13,13 @@ import click
 import msgspec
 
 from cpumond.agent.config import parse_assignments
-from cpumond.cli.agent.trace import read_lines
+from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
 from cpumond.cli.options import DurationType, order_option, set_option
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_duration
 from cpumond.fairshare.validate import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
-from cpumond.monitor.model import MonitorSettings, check_together, list_idle_options
+from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.rules import RULES
 from cpumond.monitor.shapes import PERIOD_S, SHAPES, make_work
 from cpumond.monitor.simulate import SimulationResult, simulate
@@ -52,7 +52,6 @@ def find_known(name: str, known: Iterable[str], what: str) -> str:
 
 
 def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of shapes for Tab."""
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
@@ -175,20 +174,13 @@ def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) ->
         layers = [{**layer, "limit_rule": rule} for rule in rules]
         if "limit_rule" in layer:
             click.echo("cpumond: warning: limit_rule of --set has no effect: --compare names the rules", err=True)
-    found = [msgspec.convert(each, MonitorSettings) for each in layers]
-    for s in found:
-        check_together(s, "--set")
-    for key in layer:
-        idle = [list_idle_options(s, [key]) for s in found]
-        if key in UNSIMULATED:
-            click.echo(f"cpumond: warning: {key} has no effect in a simulation", err=True)
-        elif all(idle):
-            click.echo(f"cpumond: warning: {idle[0][0]}", err=True)
+    found = [convert_layer(each) for each in layers]
+    for warning in list_idle(layer, found, dict.fromkeys(UNSIMULATED, "a simulation")):
+        click.echo(f"cpumond: warning: {warning}", err=True)
     return found
 
 
 def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
-    """How long it is, and what is wanted."""
     mean = math.fsum(work_cpu_s) / len(work_cpu_s) / PERIOD_S
     most = max(work_cpu_s) / PERIOD_S
     return (
@@ -198,7 +190,6 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
 
 
 def format_table(results: Iterable[SimulationResult]) -> list[str]:
-    """A heading and a line for each result."""
     lines = [list(COLUMNS), *([show(result) for show in COLUMNS.values()] for result in results)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]

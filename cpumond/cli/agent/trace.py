@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, TextIO
 
 import click
@@ -13,7 +13,7 @@ import msgspec
 
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.options import naming_unreadable, order_option, set_option
-from cpumond.monitor.model import MonitorSettings, check_together
+from cpumond.monitor.model import MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, find_columns, parse_trace, replay_rows
 
 Format = Literal["csv", "json"]
@@ -65,9 +65,24 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
 
 def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
     """The settings of ``--set key=value`` over the defaults. Raises ConfigError."""
-    settings = msgspec.convert(parse_assignments(assignments), MonitorSettings)
+    return convert_layer(parse_assignments(assignments))
+
+
+def convert_layer(layer: Mapping[str, object]) -> MonitorSettings:
+    """Options over the defaults. Raises ConfigError for those that contradict each other."""
+    settings = msgspec.convert(layer, MonitorSettings)
     check_together(settings, "--set")
     return settings
+
+
+def list_idle(layer: Iterable[str], settings: Collection[MonitorSettings], unused: Mapping[str, str]) -> Iterator[str]:
+    """Sentences about options of ``layer`` that change nothing: ``unused`` says why, or every one of ``settings``."""
+    for key in layer:
+        idle = [list_idle_options(each, [key]) for each in settings]
+        if key in unused:
+            yield f"{key} has no effect in {unused[key]}"
+        elif all(idle):
+            yield idle[0][0]
 
 
 def read_lines(path: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ import msgspec
 from cpumond.cli.agent.trace import read_settings
 from cpumond.cli.ending import ended_by
 from cpumond.cli.options import CoresType, DurationType, set_option
-from cpumond.core.errors import CgroupReadError, CpumondError, UnavailableError, UsageError, from_os_error
+from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
 from cpumond.core.measures import format_cores, format_duration, format_span
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import read_cpus
@@ -66,8 +67,7 @@ def dry_run_command(
     """
     settings = read_settings(assignments)
     hierarchies = open_hierarchies()
-    cgroup = _open(hierarchies, path)
-    try:
+    with contextlib.closing(_open(hierarchies, path)) as cgroup:
         hard_cores = cpu_limit_cores or _limit_of(hierarchies, cgroup)
         if settings.pressure_restore_ratio and (why := _find_no_pressure(cgroup)):
             click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
@@ -86,8 +86,6 @@ def dry_run_command(
                 summary.add(state, decision)
                 show(summary.seconds, state, decision)
         summary.show(state, as_json)
-    finally:
-        cgroup.close()
 
 
 @click.command("record", epilog="Example: cpumond record --cgroup jobs/job-17 --duration 10m --output trace.csv")
@@ -106,19 +104,13 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
     """
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
-    cgroup = _open(open_hierarchies(), path)
-    try:
-        target = sys.stdout if output == "-" else _create(output)
+    with contextlib.closing(_open(open_hierarchies(), path)) as cgroup:
         try:
-            pressure = not _find_no_pressure(cgroup)
-            rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
-        finally:
-            if target is not sys.stdout:
-                target.close()
-    except OSError as error:
-        raise from_os_error(error, f"write {output}", "give --output another place") from error
-    finally:
-        cgroup.close()
+            with contextlib.nullcontext(sys.stdout) if output == "-" else _create(output) as target:
+                pressure = not _find_no_pressure(cgroup)
+                rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
+        except OSError as error:
+            raise from_os_error(error, f"write {output}", "give --output another place") from error
     if output != "-":
         click.echo(f"{rows} rows in {output}; try: cpumond replay {output} --cpu-limit CORES", err=True)
 
@@ -168,15 +160,19 @@ def _open(hierarchies: Hierarchies, path: str) -> Cgroup:
     return cgroup
 
 
-def _limit_of(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """The quota of the cgroup or above it, else the CPUs it may use, in cores."""
+def read_own_quota(cgroup: Cgroup) -> float:
+    """The quota of a cgroup itself in cores; infinity where it has none."""
     try:
         settings = cgroup.read_settings()
-    except CpumondError:
+    except CgroupReadError:
         # No cpu.max here: the controller is not turned on for it, so it has no quota of its own.
-        settings = None
-    own = settings.cores if settings is not None else math.inf
-    least = min(own, cgroup.read_ancestor_cap().cores)
+        return math.inf
+    return math.inf if settings is None else settings.cores
+
+
+def _limit_of(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
+    """The quota of the cgroup or above it, else the CPUs it may use, in cores."""
+    least = min(read_own_quota(cgroup), cgroup.read_ancestor_cap().cores)
     return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
 
 

@@ -70,7 +70,7 @@ def choose_place(name: str) -> Place:
 
 
 def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
-    """Our own delegated scope with this process moved into a leaf of it and cpu handed down; None if that fails."""
+    """The delegated scope of this process, with it moved into a leaf of it and cpu handed down; None if that fails."""
     with open("/proc/self/cgroup", encoding="ascii") as file:
         paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
     if not paths:
@@ -89,7 +89,7 @@ def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
 
 
 def _list_scopes(cpu_root: str, parent: str) -> list[str]:
-    """The scopes that systemd has in the slice ``parent``; those of killed processes of ours are among them."""
+    """The scopes that systemd has in the slice ``parent``; those of killed demos are among them."""
     with os.scandir(os.path.join(cpu_root, parent)) as entries:
         return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
 
@@ -107,7 +107,7 @@ def _start_again_in_scope() -> None:
 def is_left(entry: str, name: str) -> bool:
     """Whether ``entry`` is ``name`` and the id of a process that is dead, with or without a "-" and more behind it."""
     found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)
-    # Our own process id is that of a dead one too: we have made nothing yet.
+    # This process's own id counts as dead, too: nothing is made yet.
     return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
 
 
@@ -119,7 +119,7 @@ def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mounti
             for top in glob.glob(pattern):
                 entry = os.path.basename(top)
                 if is_left(entry, name) and "-" not in entry.removeprefix(name) and os.access(top, os.W_OK):
-                    # What is in use meanwhile, or not ours to remove, stays.
+                    # What is in use meanwhile, or belongs to another user, stays.
                     remove_cgroups(os.path.join(parent, entry), mountinfo, timeout_s=2.0)
 
 
@@ -129,7 +129,7 @@ def make_directory(name: str) -> str:
 
 
 def remove_directories(name: str) -> None:
-    """Remove directories of ``make_directory`` whose process is dead, those of our own user."""
+    """Remove directories of ``make_directory`` whose process is dead, those of the same user."""
     for top in {tempfile.gettempdir(), SHORT_DIR}:
         for entry in os.listdir(top) if os.path.isdir(top) else ():
             path = os.path.join(top, entry)

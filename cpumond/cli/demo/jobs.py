@@ -86,7 +86,6 @@ class Plan(msgspec.Struct, frozen=True):
     idle_cores: float
 
     def describe(self) -> str:
-        """What is going to run, in a sentence or two."""
         simulation, render, frames = (self.orders[load] for load in ("simulation", "render", "frames"))
         return (
             f"The node offers {self.capacity:g} of this machine's cores. In pool {simulation.pool} (weight "
@@ -97,7 +96,6 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(cpu_count: float) -> Plan:
-    """The plan for a machine with so many CPUs."""
     capacity = min(cpu_count * MACHINE_SHARE, MAX_CAPACITY)
     return Plan(
         capacity,

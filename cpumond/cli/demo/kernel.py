@@ -24,7 +24,7 @@ class _Counters:
         self.starts: dict[int, int] = {}
 
     def format(self) -> str:
-        # Never shorter than before: it is overwritten in place, under the eyes of those who read it.
+        # Never shorter than before: it is overwritten in place while others read it.
         return (
             f"usage_usec {int(self.usage_s * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {self.periods}\n"
             f"nr_throttled {self.throttled}\nthrottled_usec {int(self.throttled_s * 1e6)}\n"
@@ -75,7 +75,7 @@ class PlainKernel:
         times: dict[int, float] = {}
         for pid in listed:
             found = _read_process(pid)
-            # An id that has another start time belongs to somebody else by now.
+            # An id that has another start time is another process by now.
             if found is not None and counters.starts.setdefault(pid, found[0]) == found[0]:
                 times[pid] = found[1]
         if len(times) < len(listed):
@@ -107,7 +107,7 @@ def _read_members(place: str) -> list[int]:
 
 
 def _write_members(place: str, pids: list[int]) -> None:
-    """Take out who has ended."""
+    """Take out ended processes."""
     path = os.path.join(place, "cgroup.procs")
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.writelines(f"{pid}\n" for pid in pids)

@@ -122,7 +122,7 @@ def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: End
 
 @contextlib.contextmanager
 def _naming_who_died(cluster: Cluster) -> Iterator[None]:
-    """A request that nobody answers is no explanation."""
+    """Raise what ended instead of a request without an answer."""
     try:
         yield
     except UnavailableError:
@@ -195,7 +195,6 @@ def _stop_agent(story: Story) -> bool:
 
 
 def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: bool) -> Summary:
-    """The summary of what the story has seen."""
     jobs = list(story.jobs.values())
     now = time.time()
     wakeups = story.wakeups

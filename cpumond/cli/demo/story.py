@@ -171,8 +171,6 @@ class Story:
         freed = " on the freed CPU" if job.on_freed_cpu else ""
         self._tell(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
 
-    # --- limits and counters, from the cgroups' files
-
     def _find_cgroup(self, job: JobFacts) -> Cgroup | None:
         """The job's cgroup, opened once; None while it is not there."""
         cgroup = self._cgroups.get(job.id)
@@ -283,7 +281,6 @@ class Story:
 
 
 def tell_cores(cores: float) -> str:
-    """Cores with their noun."""
     return f"{_show(cores)} core{'' if round(cores, 2) == 1.0 else 's'}"
 
 

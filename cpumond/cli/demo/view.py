@@ -111,7 +111,6 @@ class Display:
 
 
 def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple[float, str]]) -> RenderableType:
-    """Jobs, the node's ledger and the last events."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import time
@@ -80,13 +81,11 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     cgroup = open_cgroup(hierarchies, path)
     if cgroup is None:
         return Finding("counter read", "warn", f"cgroup {path!r} went away meanwhile", "run doctor again")
-    try:
+    with contextlib.closing(cgroup):
         start_s = time.perf_counter()
         for _ in range(READS):
             cgroup.read(start_s)
         each_us = (time.perf_counter() - start_s) / READS * 1e6
-    finally:
-        cgroup.close()
     text = (
         f"{each_us:.1f} us for {path or 'the root cgroup'}: 1000 jobs each second take {each_us / 10:.1f} % of a core"
     )
@@ -96,7 +95,6 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
 
 
 def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
-    """Whether each of ``managed_roots`` exists."""
     if not roots:
         advice = 'name the cgroups below which jobs run, such as managed_roots = ["jobs"]'
         return [Finding("managed_roots", "warn", "empty: no cgroup will ever be written", advice)]
@@ -115,7 +113,6 @@ def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
 
 
 def check_no_sources() -> Finding:
-    """A configuration that names no jobs."""
     advice = "add a [[source]] to the configuration, or add jobs with `cpumond job add`"
     return Finding("sources", "warn", "the configuration has none", advice)
 

@@ -16,7 +16,7 @@ import msgspec
 from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
 from cpumond.cli.agent.client import AgentClient
-from cpumond.cli.doctor.host import AgentSeen, may, show_user, suggest_root
+from cpumond.cli.doctor.host import AgentSeen, may, read_line, show_user, suggest_root
 from cpumond.core.answers import StatusAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
@@ -50,7 +50,6 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def describe_host() -> Finding:
-    """What this is about: version, kernel, CPUs."""
     text = (
         f"cpumond {__version__}, Python {platform.python_version()}, Linux {platform.release()}, "
         f"{os.cpu_count()} CPUs, as {show_user()}"
@@ -93,7 +92,6 @@ def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
 
 
 def check_writers(names: Iterable[str]) -> list[Finding]:
-    """Programs that change quotas themselves."""
     found = sorted(set(names) & set(WRITERS))
     if not found:
         return [Finding("other writers", "ok", "no program that is known to change quotas runs here")]
@@ -116,10 +114,8 @@ def check_systemd(booted: bool, version: str) -> Finding:
 
 def check_clock(directory: str) -> list[Finding]:
     """The kernel's clock source: every check reads it for each job."""
-    try:
-        with open(os.path.join(directory, "current_clocksource"), encoding="ascii") as file:
-            current = file.read().strip()
-    except OSError:
+    current = read_line(os.path.join(directory, "current_clocksource"))
+    if current is None:
         return [Finding("clock", "ok", "the clock source is not shown here")]
     if current in SLOW_CLOCKS:
         advice = "a slow one: each reading is a trip into hardware; see the kernel's log on why tsc was marked unstable"
@@ -225,7 +221,7 @@ class _Access(msgspec.Struct):
 
 
 def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
-    """Whether the scheduler at ``url``, if one answers there, lets in whoever connects."""
+    """Whether the scheduler at ``url``, if one answers there, asks for no token."""
     try:
         is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
     except ContentError:
@@ -234,7 +230,6 @@ def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding
 
 
 def describe_open(where: str) -> Finding:
-    """The finding about a scheduler that is open."""
     text = f"{where} is open: every user of its host may run operations and change pools, in anybody's name"
     return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or leave its [api] listen out")
 

@@ -91,7 +91,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 
 
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
-    """The process that holds a flock on a file, by the text of /proc/locks; None when nobody does.
+    """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
     Some file systems (btrfs, overlayfs) show another device there: then the pid that the file tells decides.
     """
@@ -133,17 +133,15 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
 def read_inotify() -> dict[str, int]:
     limits = {}
     for name in ("max_user_watches", "max_user_instances"):
-        try:
-            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
-                limits[name] = int(file.read())
-        except (OSError, ValueError):
+        text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
+        if not text.isdecimal():
             # Not shown in this container: nothing is said about either.
             return {}
+        limits[name] = int(text)
     return limits
 
 
 def list_process_names() -> list[str]:
-    """The names of all processes that can be seen."""
     import psutil
 
     return [str(process.info["name"]) for process in psutil.process_iter(["name"])]
@@ -169,7 +167,7 @@ def _ask(name: str, *arguments: str) -> tuple[int, str]:
 
 
 def read_account(seen: AgentSeen) -> tuple[str, bool]:
-    """The user of the agent, and whether that is root: the one of a running agent, else of its service, else ours."""
+    """The user of a running agent, else of its service, else of this process, and whether that is root."""
     import psutil
 
     if seen.pid is not None:
@@ -241,7 +239,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
 
 
 def see_bus(seen: AgentSeen) -> BusSeen:
-    """What decides whether the agent may set properties of units; nobody is asked to set one."""
+    """What decides whether the agent may set properties of units; none is set for that."""
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
     has_polkit = os.path.exists(POLKIT_SERVICE)
@@ -279,7 +277,7 @@ def find_absent(host: str) -> str:
     absent = []
     for family, _, _, _, address in found:
         try:
-            # Nothing is sent, and no port is taken that somebody may want.
+            # Nothing is sent, and no port is taken from another program.
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.bind(address)
         except OSError as error:
@@ -326,13 +324,12 @@ def read_line(path: str) -> str | None:
 
 
 def is_delegated(directory: str) -> bool:
-    """Whether systemd marked a cgroup as delegated."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
             if os.getxattr(directory, name) == b"1":
                 return True
         except OSError:
-            # Not marked, not supported, or not ours to see.
+            # Not marked, not supported, or not readable by this user.
             continue
     return False
 

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about systemd's units and about others who manage cgroups of their own.
+"""What ``cpumond doctor`` says about systemd's units and about other managers of cgroups.
 
 Each check takes what it looks at and gives findings; nothing is changed.
 """
@@ -116,7 +116,7 @@ def _unit_above(path: str) -> str:
 
 
 def check_foreign_managers(roots: Iterable[str], cpu_root: str) -> list[Finding]:
-    """Cgroups in ``managed_roots`` that somebody else makes and limits."""
+    """Cgroups in ``managed_roots`` that another manager makes and limits."""
     found: dict[str, list[str]] = {}
     for root in roots:
         tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
@@ -135,7 +135,7 @@ def check_foreign_managers(roots: Iterable[str], cpu_root: str) -> list[Finding]
 
 
 def _find_manager(path: str) -> str:
-    """Whose cgroup a path is by its names, "" when nobody's that is known."""
+    """The manager of a cgroup by the names in its path, "" for an unknown one."""
     names = path.split("/")
     return next((who for who, pattern in MANAGERS if any(pattern.fullmatch(name) for name in names)), "")
 
@@ -146,7 +146,7 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
         with os.scandir(os.path.join(cpu_root, path)) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
-        # Gone, or not ours to see.
+        # Gone, or not readable by this user.
         return
     for name in names:
         below = f"{path}/{name}" if path else name
@@ -187,21 +187,15 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
 
 def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] | None:
     """The least quota above a cgroup, where it is set, and the cgroup's own quota, in cores; None: not to be seen."""
+    from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
     with contextlib.suppress(CpumondError):
         cgroup = open_cgroup(hierarchies, path)
-        if cgroup is None:
-            return None
-        try:
-            cap, own_cores = cgroup.read_ancestor_cap(), math.inf
-            with contextlib.suppress(CgroupReadError):
-                # A unit that has no limit file yet has no quota.
-                settings = cgroup.read_settings()
-                own_cores = own_cores if settings is None else settings.cores
-            return cap.cores, cap.path, own_cores
-        finally:
-            cgroup.close()
+        if cgroup is not None:
+            with contextlib.closing(cgroup):
+                cap = cgroup.read_ancestor_cap()
+                return cap.cores, cap.path, read_own_quota(cgroup)
     return None
 
 

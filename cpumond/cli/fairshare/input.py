@@ -90,8 +90,6 @@ class RootForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IntegralForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``integral`` of a pool."""
-
     type: GuaranteeType | None = None
     resource_flow: ResourcesForm | None = None
     burst_guarantee_resources: ResourcesForm | None = None
@@ -103,8 +101,6 @@ class IntegralForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoolForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of ``pools``."""
-
     name: str
     parent: str
     weight: float | None = None
@@ -121,8 +117,6 @@ class PoolForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperationForm(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One of ``operations``."""
-
     name: str
     parent: str
     weight: float | None = None
@@ -135,8 +129,6 @@ class OperationForm(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
 
 class UpdateForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole object."""
-
     total_resources: ResourcesForm
     now: float
     previous_update_time: float | None = None

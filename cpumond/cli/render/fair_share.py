@@ -91,7 +91,7 @@ class _Pool:
             self.waiting = []
 
     def _count(self, row: SimulationRow, duration_s: float) -> None:
-        # A millionth is below what anybody can see and above what rounding does.
+        # A millionth is not visible, and above rounding errors.
         if row.burst_guarantee > 0 and row.fair_share_integral_guarantee >= row.burst_guarantee * (1 - 1e-6):
             self.full_burst_s += duration_s
         # What a pool gets when it ran dry comes near to the flow and never quite reaches it.
@@ -167,7 +167,7 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
     times = [each.time_s for each in rows]
 
     def line(name: str, label: str, color: str, **look: Any) -> dict[str, Any]:
-        # Six digits are more than anybody can see.
+        # More than six digits are not visible.
         values = [float(f"{LINES[name](each):.6g}") for each in rows]
         return {"label": label, "values": values, "color": color, **look}
 

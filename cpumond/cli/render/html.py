@@ -58,7 +58,6 @@ class Page:
         self._charts: list[dict[str, Any]] = []
 
     def add(self, *parts: str) -> None:
-        """Markup that comes next."""
         self._parts += parts
 
     def add_chart(
@@ -84,7 +83,6 @@ class Page:
         )
 
     def add_meanings(self, meanings: Iterable[tuple[str, str]]) -> None:
-        """What the columns of its tables mean: names and sentences."""
         terms = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in meanings)
         self._parts.append(f"<section><h2>What the columns mean</h2><dl>{terms}</dl></section>")
 

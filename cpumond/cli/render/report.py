@@ -18,7 +18,6 @@ from cpumond.cli.scheduler.report_rows import (
     add_up,
     describe_left_out,
     describe_time,
-    idle_of,
     list_operations,
     list_pools,
 )
@@ -114,7 +113,6 @@ def _show_value(value: float | None, is_percent: bool) -> str:
 
 
 def _add_times(page: Page, history: HistoryView, report: ReportView) -> None:
-    """What was ordered, allowed and used over time."""
     # An axis of a day for the points of an hour would show nothing.
     start = max(report.since, history.times[0] - history.intervals[0])
     series: list[dict[str, Any]] = []
@@ -154,7 +152,7 @@ def _render_bars(rows: Iterable[ReportRow]) -> str:
 
 def _render_bar(row: ReportRow, part: float) -> str:
     """``part``: of the width of the longest one."""
-    values = (row.used, row.reclaimed, idle_of(row))
+    values = (row.used, row.reclaimed, max(row.ordered - row.used - row.reclaimed, 0.0))
     said = ", ".join(f"{name} {format_amount(value)}" for (_, name), value in zip(PARTS, values, strict=True))
     # What does not fit is cut off: rounding and a burst above the order may put the parts a little above the whole.
     stack = "".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -19,6 +19,10 @@ from cpumond.core.words import count, show_cores, show_left, show_name, show_num
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
+
+Cell = str | tuple[str, str]
+"""Text, or text and its style."""
 
 PIPE_WIDTH = 100_000
 MAX_TITLE: Final = 60
@@ -31,24 +35,23 @@ SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
     "job": lambda job: (0.0, job.job_id),
 }
 
-Column = tuple[str, bool, Callable[[JobAnswer], str]]
-COLUMNS: Final[dict[str, Column]] = {
-    "job": ("job", False, lambda job: show_name(job.job_id)),
-    "operation": ("operation", False, lambda job: show_name(job.operation_id)),
-    "status": ("status", False, lambda job: job.status),
-    "ordered": ("ordered", True, lambda job: f"{job.cpu_limit:.2f}"),
-    "limit": ("limit", True, lambda job: f"{job.current_cpu_limit:.2f}"),
-    "monitor": ("(would be)", True, lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
-    "reclaimed": ("reclaimed", True, lambda job: f"{job.reclaimed:.2f}"),
-    "usage": ("usage", True, lambda job: show_number(job.usage, ".2f")),
-    "smoothed": ("smoothed", True, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
-    "peak": ("peak", True, lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
-    "half-life": ("half-life", True, lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
-    "votes": ("votes", True, lambda job: show_votes(job.votes_sum)),
-    "throttled": ("throttled", True, lambda job: f"{job.throttled_ratio:.0%}"),
-    "result": ("last result", False, lambda job: job.last_result or "-"),
+COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
+    "job": ("job", lambda job: show_name(job.job_id)),
+    "operation": ("operation", lambda job: show_name(job.operation_id)),
+    "status": ("status", lambda job: job.status),
+    "ordered": (">ordered", lambda job: f"{job.cpu_limit:.2f}"),
+    "limit": (">limit", lambda job: f"{job.current_cpu_limit:.2f}"),
+    "monitor": (">(would be)", lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
+    "reclaimed": (">reclaimed", lambda job: f"{job.reclaimed:.2f}"),
+    "usage": (">usage", lambda job: show_number(job.usage, ".2f")),
+    "smoothed": (">smoothed", lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    "peak": (">peak", lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
+    "half-life": (">half-life", lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
+    "votes": (">votes", lambda job: show_votes(job.votes_sum)),
+    "throttled": (">throttled", lambda job: f"{job.throttled_ratio:.0%}"),
+    "result": ("last result", lambda job: job.last_result or "-"),
 }
-"""Name of a column -> heading, whether it is a number, text of a job's cell."""
+"""Name of a column -> heading as of ``make_table``, text of a job's cell."""
 
 STATUS_COLUMNS: Final = (
     "job", "operation", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
@@ -96,7 +99,30 @@ def show_option(key: str, value: object) -> str:
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def draw(parts: Iterable[RenderableType], width: int | None, colour: bool) -> str:
+def make_text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text(cell) if isinstance(cell, str) else Text(*cell)
+
+
+def make_table(
+    headings: Iterable[str | tuple[str, dict[str, Any]]], rows: Iterable[Iterable[Cell]], padding: int = 2,
+    show_header: bool = True,
+) -> Table:  # fmt: skip
+    """A table without lines. A heading that begins with ">" is of numbers; options of its column may come with it."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold", show_header=show_header)
+    for each in headings:
+        heading, options = (each, {}) if isinstance(each, str) else each
+        justify = "right" if heading.startswith(">") else "left"
+        table.add_column(heading.removeprefix(">"), **{"justify": justify, "overflow": "fold", **options})
+    for row in rows:
+        table.add_row(*map(make_text, row))
+    return table
+
+
+def draw(parts: Iterable[Cell | RenderableType], width: int | None, colour: bool) -> str:
     """Parts below each other as text without spaces at the ends of lines."""
     import io
 
@@ -113,7 +139,7 @@ def draw(parts: Iterable[RenderableType], width: int | None, colour: bool) -> st
     )
     with console.capture() as capture:
         for part in parts:
-            console.print(part)
+            console.print(make_text(part) if isinstance(part, (str, tuple)) else part)
     return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
 
 
@@ -127,32 +153,23 @@ def measure(table: Table) -> int:
 
 
 def is_only_watched(job: JobAnswer) -> bool:
-    """Whether the monitor's limit is a mere thought: nothing is written in this mode."""
+    """Whether the monitor's limit is only computed: nothing is written in this mode."""
     return job.mode == "shadow" and not job.refused
 
 
-def make_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
-    """A table without lines; names may be folded, ``fold``: the long ones are."""
-    from rich.table import Table
-    from rich.text import Text
+def _make_job_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
+    """``fold``: long names are folded."""
 
-    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold")
-    for name in columns:
-        heading, is_number, _ = COLUMNS[name]
-        table.add_column(
-            heading,
-            justify="right" if is_number else "left",
-            no_wrap=name not in FOLDED_WIDTHS,
-            overflow="fold",
-            min_width=8 if name in FOLDED_WIDTHS else None,
-            max_width=FOLDED_WIDTHS.get(name) if fold else None,
-        )
-    for job in jobs:
-        cells = [(name, COLUMNS[name][2](job)) for name in columns]
-        table.add_row(
-            *(Text(cell, STYLES.get(cell, "") if name in ("status", "result") else "") for name, cell in cells)
-        )
-    return table
+    def make_cell(name: str, text: str) -> Cell:
+        return (text, STYLES.get(text, "")) if name in ("status", "result") else text
+
+    headings = [
+        (COLUMNS[name][0], {"min_width": 8, "max_width": FOLDED_WIDTHS[name] if fold else None})
+        if name in FOLDED_WIDTHS
+        else (COLUMNS[name][0], {"no_wrap": True})
+        for name in columns
+    ]
+    return make_table(headings, ([make_cell(name, COLUMNS[name][1](job)) for name in columns] for job in jobs), padding)
 
 
 def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | None) -> tuple[Table, list[str]]:
@@ -175,16 +192,15 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
             continue
         if dropped:
             shown.remove(dropped)
-            left_out.append(COLUMNS[dropped][0].strip("()"))
+            left_out.append(COLUMNS[dropped][0].strip(">()"))
         for padding, fold in ((2, False), (1, False), (2, True), (1, True)):
-            table = make_table(jobs, shown, padding, fold)
+            table = _make_job_table(jobs, shown, padding, fold)
             if width is None or measure(table) <= width:
                 return table, left_out
-    return make_table(jobs, shown, 1, True), left_out
+    return _make_job_table(jobs, shown, 1, True), left_out
 
 
 def describe_totals(answer: StatusAnswer) -> str:
-    """The sums in a sentence."""
     totals = answer.totals
     text = (
         f"{show_cores(totals.cpu_limit)} cores ordered, limit {show_cores(totals.current_cpu_limit)}, "
@@ -195,42 +211,41 @@ def describe_totals(answer: StatusAnswer) -> str:
 
 
 MAX_ORDERED = 5
-"""Jobs whose limit somebody ordered that are named one by one."""
+"""Jobs with an overridden limit that are named one by one."""
 
 
 def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
-    """What an operator should see, as (style, sentence)."""
+    """What an operator should see, as (sentence, style)."""
     notices: list[tuple[str, str]] = []
     if answer.is_stuck and answer.last_tick_age_s:
         notices.append(
-            ("red", f"stuck: the last check was {show_left(answer.last_tick_age_s)} ago; see the agent's log")
+            (f"stuck: the last check was {show_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
         )
     if answer.paused:
-        notices.append(("yellow", "paused: no limit is written while the pause file lies in the agent's runtime_dir"))
+        notices.append(("paused: no limit is written while the pause file lies in the agent's runtime_dir", "yellow"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
         text = f"{job.job_id}: {job.override_by} ordered {show_cores(job.current_cpu_limit)} cores"
-        notices.append(("yellow", f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more"))
+        notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
-        notices.append(("yellow", f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders"))
+        notices.append((f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
         notices.append(
-            ("yellow", f"foreign writes: somebody else raised a limit {raised} x and lowered one {lowered} x")
+            (f"foreign writes: somebody else raised a limit {raised} x and lowered one {lowered} x", "yellow")
         )
     if answer.counters.write_errors:
-        notices.append(("red", f"write errors: {answer.counters.write_errors} limits could not be written"))
+        notices.append((f"write errors: {answer.counters.write_errors} limits could not be written", "red"))
     if answer.counters.shed_checks:
-        notices.append(("yellow", f"over its CPU budget: {answer.counters.shed_checks} checks were left out ([cost])"))
-    notices += [("red", f"problem: {show_name(problem)}") for problem in answer.problems]
+        notices.append((f"over its CPU budget: {answer.counters.shed_checks} checks were left out ([cost])", "yellow"))
+    notices += [(f"problem: {show_name(problem)}", "red") for problem in answer.problems]
     notices += [
-        ("red", f"job {show_name(job.job_id)}: {show_name(job.last_error)}") for job in answer.jobs if job.last_error
+        (f"job {show_name(job.job_id)}: {show_name(job.last_error)}", "red") for job in answer.jobs if job.last_error
     ]
     return notices
 
 
 def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
-    """The node's part in the cluster, in a sentence."""
     where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
     text = f"node of {show_name(scheduler.url)}: {where}"
     if executor is None:
@@ -240,38 +255,32 @@ def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
 
 
 def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
-    """``cpumond status``."""
-    from rich.text import Text
-
     head = (
         f"{show_name(answer.node_id)}: {count(len(answer.jobs), 'job')}, cgroups {answer.layout}, one check every "
         f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"
     )
-    parts: list[RenderableType] = [Text(head)]
+    parts: list[Cell | RenderableType] = [head]
     if answer.jobs:
         table, left_out = fit_table(answer.jobs, STATUS_COLUMNS, width)
         parts.append(table)
         if left_out:
-            parts.append(Text(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+            parts.append((f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
     else:
-        parts.append(Text("no jobs; see `cpumond doctor`, or add one with `cpumond job add`"))
-    parts.append(Text(f"total: {describe_totals(answer)}", "bold"))
+        parts.append("no jobs; see `cpumond doctor`, or add one with `cpumond job add`")
+    parts.append((f"total: {describe_totals(answer)}", "bold"))
     if answer.scheduler is not None:
-        parts.append(Text(_describe_node(answer.scheduler, answer.executor)))
-    parts += [Text(sentence, style) for style, sentence in list_notices(answer)]
-    return draw(parts, width, colour)
+        parts.append(_describe_node(answer.scheduler, answer.executor))
+    return draw([*parts, *list_notices(answer)], width, colour)
 
 
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
     """One frame of ``cpumond top``; at most ``height`` lines, where that is given."""
-    from rich.text import Text
-
     now = time.strftime("%H:%M:%S")
     head = f"{show_name(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
     notices = list_notices(answer)
     if height is not None and len(notices) > 3:
-        notices = [*notices[:2], ("red", f"and {len(notices) - 2} more notices: cpumond status")]
-    top = draw([Text(head, "bold"), *(Text(text, style) for style, text in notices)], width, colour).split("\n")
+        notices = [*notices[:2], (f"and {len(notices) - 2} more notices: cpumond status", "red")]
+    top = draw([(head, "bold"), *notices], width, colour).split("\n")
     jobs = sorted(answer.jobs, key=SORTS[sort])
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])
@@ -287,18 +296,14 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
 
 def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
     """``cpumond job list``."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("job", "operation", "cgroup", "ordered", "job-cpu-monitor"):
-        table.add_column(heading, overflow="fold", min_width=len(heading))
+    headings = ("job", "operation", "cgroup", "ordered", "job-cpu-monitor")
+    rows = []
     for job in jobs:
         layer = ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items())
         ordered = "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)
         names = [show_name(text) or "-" for text in (job.job_id, job.operation_id, job.path)]
-        table.add_row(*(Text(text) for text in (*names, ordered, layer or "-")))
-    return draw([table], width, colour)
+        rows.append([*names, ordered, layer or "-"])
+    return draw([make_table([(each, {"min_width": len(each)}) for each in headings], rows)], width, colour)
 
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:

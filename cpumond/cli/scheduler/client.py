@@ -13,14 +13,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
-from cpumond.cli.render.tables import draw, warn
+from cpumond.cli.render.tables import Cell, draw, make_table, warn
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import (
     EXIT_CANNOT_CREATE,
@@ -35,9 +35,6 @@ from cpumond.core.errors import (
     describe,
 )
 from cpumond.core.settings import find_rights_of_others
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
 DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
@@ -91,7 +88,7 @@ class SchedulerClient:
 
         content = None if body is None else _encode(body)
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        # Certificates take longer to load than a request takes; without TLS nobody looks at them.
+        # Certificates take longer to load than a request takes; without TLS they are not needed.
         transport = httpx2.HTTPTransport(verify=self.url.startswith("https:"), trust_env=False)
         try:
             with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
@@ -125,6 +122,10 @@ class SchedulerClient:
         if self.as_json:
             print_json_and_end(content)
         return self.decode(content, kind)
+
+    def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
+        """Make a change, and print the sentence that says so or the answer."""
+        self.tell_done(self.request(method, path, body, query or None), sentence)
 
     def tell_done(self, content: bytes, sentence: str) -> None:
         """What a change says: its warnings on standard error, and a sentence or JSON."""
@@ -308,11 +309,6 @@ def read_value(text: str) -> Any:
         return stripped
 
 
-def read_path(key: str) -> list[str]:
-    """``a/b`` or ``a.b`` as steps; with a slash, dots are part of names."""
-    return key.strip().split("/" if "/" in key else ".")
-
-
 def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
     """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
     edits = []
@@ -328,7 +324,8 @@ def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[di
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:
-    path = read_path(key)
+    # With a slash, dots are part of names.
+    path = key.strip().split("/" if "/" in key else ".")
     if not all(path):
         raise UsageError(
             f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"
@@ -348,25 +345,6 @@ def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
         if edit["value"] is not None:
             target[path[-1]] = edit["value"]
     return attributes
-
-
-Cell = str | tuple[str, str]
-"""Text, or text and its style."""
-
-
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table without lines. A heading that begins with ">" is of numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(
-            heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
-    return table
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:

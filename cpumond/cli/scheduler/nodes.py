@@ -8,8 +8,8 @@ import click
 
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.render.tables import warn
-from cpumond.cli.scheduler.client import Cell, SchedulerClient, print_fields, print_table, scheduler_options
+from cpumond.cli.render.tables import Cell, warn
+from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options
 from cpumond.cli.scheduler.operations import STYLES
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.words import show_cores, show_name, show_number

@@ -16,9 +16,8 @@ from cpumond.api.yt.values import YtError
 from cpumond.api.yt.yson import read_yson
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, given, quote_name, terminal_width, use_colour
-from cpumond.cli.render.tables import show_title, warn
+from cpumond.cli.render.tables import Cell, show_title, warn
 from cpumond.cli.scheduler.client import (
-    Cell,
     SchedulerClient,
     SchedulerRefusedError,
     connection_options,
@@ -62,7 +61,6 @@ def operation_command() -> None:
 
 
 def operation_path(operation: str, action: str = "") -> str:
-    """The path of an operation in the API."""
     path = f"/operations/{quote_name(operation)}"
     return f"{path}/{action}" if action else path
 
@@ -408,10 +406,10 @@ def operation_pin_command(
     When the command ends well the pin is on the disk of the job's node and outlives a restart of its agent.
     """
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
-    content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)
     held = "all the cores it may have" if cpu_limit is None else f"{show_cores(cpu_limit)} cores"
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
-    client.tell_done(content, f"job {show_name(job)} is pinned at {held} {until}")
+    done = f"job {show_name(job)} is pinned at {held} {until}"
+    client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)
 
 
 @operation_command.command("unpin", epilog="Example: cpumond operation unpin 1a-2b-3c-4d 5e-6f-7a-8b")
@@ -420,8 +418,8 @@ def operation_pin_command(
 @scheduler_options
 def operation_unpin_command(client: SchedulerClient, operation: str, job: str) -> None:
     """Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
-    content = client.request("POST", operation_path(operation, f"jobs/{quote_name(job)}/unpin"))
-    client.tell_done(content, f"job {show_name(job)} is the monitor's again")
+    path = operation_path(operation, f"jobs/{quote_name(job)}/unpin")
+    client.change(f"job {show_name(job)} is the monitor's again", "POST", path)
 
 
 @operation_command.command("why", epilog="Example: cpumond operation why 1a-2b-3c-4d")
@@ -448,8 +446,8 @@ def operation_why_command(client: SchedulerClient, operation: str) -> None:
 @scheduler_options
 def operation_abort_command(client: SchedulerClient, operation: str, message: str | None) -> None:
     """Stop all jobs of an operation and end it."""
-    content = client.request("POST", operation_path(operation, "abort"), given({"message": message}))
-    client.tell_done(content, f"operation {show_name(operation)} is aborted")
+    body = given({"message": message})
+    client.change(f"operation {show_name(operation)} is aborted", "POST", operation_path(operation, "abort"), body)
 
 
 @operation_command.command("suspend", epilog="Example: cpumond operation suspend 1a-2b-3c-4d")
@@ -459,26 +457,21 @@ def operation_abort_command(client: SchedulerClient, operation: str, message: st
 def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool) -> None:
     """Start no more jobs of an operation until it is resumed."""
     body = {"abort_running_jobs": abort_running_jobs}
-    content = client.request("POST", operation_path(operation, "suspend"), body)
-    client.tell_done(content, f"operation {show_name(operation)} is suspended")
+    client.change(f"operation {show_name(operation)} is suspended", "POST", operation_path(operation, "suspend"), body)
 
 
-@operation_command.command("resume", epilog="Example: cpumond operation resume 1a-2b-3c-4d")
-@click.argument("operation")
-@scheduler_options
-def operation_resume_command(client: SchedulerClient, operation: str) -> None:
-    """Take back a suspension."""
-    content = client.request("POST", operation_path(operation, "resume"))
-    client.tell_done(content, f"operation {show_name(operation)} is resumed")
+def _add_plain_action(name: str, done: str, text: str) -> None:
+    """A command that only names an operation."""
+
+    @operation_command.command(name, help=text, epilog=f"Example: cpumond operation {name} 1a-2b-3c-4d")
+    @click.argument("operation")
+    @scheduler_options
+    def command(client: SchedulerClient, operation: str) -> None:
+        client.change(f"operation {show_name(operation)} is {done}", "POST", operation_path(operation, name))
 
 
-@operation_command.command("complete", epilog="Example: cpumond operation complete 1a-2b-3c-4d")
-@click.argument("operation")
-@scheduler_options
-def operation_complete_command(client: SchedulerClient, operation: str) -> None:
-    """End an operation as completed, whatever is left of it."""
-    content = client.request("POST", operation_path(operation, "complete"))
-    client.tell_done(content, f"operation {show_name(operation)} is completed")
+_add_plain_action("resume", "resumed", "Take back a suspension.")
+_add_plain_action("complete", "completed", "End an operation as completed, whatever is left of it.")
 
 
 @operation_command.command("set", epilog="Example: cpumond operation set 1a-2b-3c-4d weight=3 pool=research")
@@ -493,5 +486,5 @@ def operation_set_command(
     parameters = read_attributes(assignments)
     if tree is not None:
         parameters = {"scheduling_options_per_pool_tree": {tree: parameters}}
-    content = client.request("PATCH", operation_path(operation), {"parameters": parameters})
-    client.tell_done(content, f"operation {show_name(operation)} is changed")
+    done = f"operation {show_name(operation)} is changed"
+    client.change(done, "PATCH", operation_path(operation), {"parameters": parameters})

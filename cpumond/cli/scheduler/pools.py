@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
@@ -11,9 +11,8 @@ import msgspec
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, is_terminal, print_json, quote_name
-from cpumond.cli.render.tables import warn
+from cpumond.cli.render.tables import Cell, warn
 from cpumond.cli.scheduler.client import (
-    Cell,
     SchedulerClient,
     print_fields,
     print_table,
@@ -44,28 +43,21 @@ class PlanRefusedError(CpumondError):
     exit_code = EXIT_CONFIG
 
 
-# ---- words for amounts
-
-
-def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """``10 cpu, 2 GiB memory``: what is not 0."""
-    texts = [f"{show_amount(r, amounts[name])} {name}" for r, name in enumerate(RESOURCES) if amounts.get(name)]
+def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
+    """``10 cpu, 0 gpu, 2 GiB memory``."""
+    texts = (f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
     return ", ".join(texts) or nothing
 
 
-SINCE_START: Final = ", since the start of the scheduler"
+def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
+    """As ``show_limits``, without what is 0."""
+    return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
 def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
     """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
     reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
     return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
-
-
-def show_limits(limits: dict[str, float]) -> str:
-    """As ``show_amounts``, where 0 is a limit, too."""
-    texts = [f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits]
-    return ", ".join(texts) or "-"
 
 
 def show_value(value: object) -> str:
@@ -80,9 +72,6 @@ def show_state(starvation: str, starves_in_s: float | None) -> Cell:
     if starvation in STARVES:
         return starvation.replace("_", " "), STARVES[starvation]
     return ("", "") if starves_in_s is None else (f"starves in {show_span(starves_in_s)}", "yellow")
-
-
-# ---- trees
 
 
 @click.group("tree", epilog="Example: cpumond tree list")
@@ -152,8 +141,8 @@ def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 @scheduler_options
 def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...]) -> None:
     """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
-    content = client.request("POST", "/trees", {"name": name, "attributes": read_attributes(assignments)})
-    client.tell_done(content, f"tree {show_name(name)} is made")
+    body = {"name": name, "attributes": read_attributes(assignments)}
+    client.change(f"tree {show_name(name)} is made", "POST", "/trees", body)
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
@@ -195,12 +184,11 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
         held = count(view.operation_count, "operation") if view.operation_count else ""
         command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
         _ask(client, f"tree {show_name(tree)}", held, command)
-    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    client.tell_done(content, f"tree {show_name(tree)} is removed")
+    client.change(f"tree {show_name(tree)} is removed", "DELETE", path, recursive=str(recursive).lower())
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Show what a removal does and ask, where something is ``held``. Raises UsageError where nobody can be asked."""
+    """Show what a removal does and ask, where something is ``held``. Raises UsageError without a terminal."""
     if not held:
         return
     if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
@@ -216,16 +204,12 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
         raise click.Abort
 
 
-# ---- pools
-
-
 @click.group("pool", epilog="Example: cpumond pool set research weight=2")
 def pool_command() -> None:
     """Show, make, change, move and remove pools, and see before what a change would do."""
 
 
 def pool_path(tree: str, pool: str = "") -> str:
-    """The path of a pool, or of all pools, in the API."""
     path = f"/trees/{quote_name(tree)}/pools"
     return f"{path}/{quote_name(pool)}" if pool else path
 
@@ -284,6 +268,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
         return
     answer = client.show(path, PoolView)
     state = show_state(answer.starvation_status, answer.starves_in_s)
+    used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
     share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
     print_fields(
         [
@@ -296,7 +281,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("demand", show_amounts(answer.demand)),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
             ("volume", show_amounts(answer.volume, "")),
-            ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds) + SINCE_START),
+            ("cpu time", f"{used}, since the start of the scheduler"),
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
             ("state", state if isinstance(state, str) else state[0]),
@@ -317,8 +302,7 @@ def pool_create_command(
     """Make a pool; attributes as in `cpumond pool set`."""
     attributes = read_attributes([expand_key(each) for each in assignments])
     body = {"name": name, "parent": parent, "attributes": attributes}
-    content = client.request("POST", pool_path(client.find_tree(tree)), body)
-    client.tell_done(content, f"pool {show_name(name)} is made")
+    client.change(f"pool {show_name(name)} is made", "POST", pool_path(client.find_tree(tree)), body)
 
 
 @pool_command.command(
@@ -339,8 +323,7 @@ def pool_set_command(
     integral_guarantees need not name it. Times are milliseconds, memory bytes.
     """
     body = {"edits": read_pool_edits(assignments, unset)}
-    content = client.request("PATCH", pool_path(client.find_tree(tree), pool), body)
-    client.tell_done(content, f"pool {show_name(pool)} is changed")
+    client.change(f"pool {show_name(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -373,8 +356,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
     if not yes:
         command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
         _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
-    content = client.request("DELETE", path, query={"recursive": str(recursive).lower()})
-    client.tell_done(content, f"pool {show_name(pool)} is removed")
+    client.change(f"pool {show_name(pool)} is removed", "DELETE", path, recursive=str(recursive).lower())
 
 
 def _held_by(pool: PoolView) -> str:
@@ -406,11 +388,8 @@ def pool_move_command(
     if parent is None and name is None:
         raise UsageError("nothing to change; give --parent or --name")
     body = given({"parent": parent, "name": name})
-    content = client.request("POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
-    client.tell_done(content, f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}")
-
-
-# ---- plans
+    done = f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}"
+    client.change(done, "POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
 
 
 @pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
@@ -502,38 +481,30 @@ def _effect_row(effect: Effect) -> list[str]:
         notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
     if old is not None and new is not None and old.is_running != new.is_running:
         notes.append("would run" if new.is_running else "would wait")
-    changed = set(effect.changed)
-    is_pool = effect.kind == "pool"
-    row = [effect.kind, name, _arrow(*(_cpu(each) for each in (old, new)))]
-    row.append(_arrow(*(_guarantee(each) for each in (old, new))) if _shows(changed, "strong_guarantee") else "")
-    row.append(_arrow(*(_limit(each) for each in (old, new))) if _shows(changed, "limits") else "")
-    counts = [("running_operation_count", "max_running_operation_count"), ("operation_count", "max_operation_count")]
-    for pair in counts:
-        shown = is_pool and bool(changed & {*pair})
-        row.append(_arrow(*(_counts(each, pair) for each in (old, new))) if shown else "")
-    return [*row, ", ".join(notes)]
+
+    def change(show: Callable[[Outlook], str], *fields: str) -> str:
+        """Before -> after; "" where none of ``fields`` changes."""
+        if fields and not {*fields} & {*effect.changed}:
+            return ""
+        before, after = ("-" if each is None else show(each) for each in (old, new))
+        return before if before == after else f"{before} -> {after}"
+
+    def count_change(*fields: str) -> str:
+        shown = change(lambda each: "/".join(str(getattr(each, field)) for field in fields), *fields)
+        return shown if effect.kind == "pool" else ""
+
+    return [
+        effect.kind,
+        name,
+        change(lambda each: show_cores(each.fair_share["cpu"])),
+        change(_show_guarantee, "strong_guarantee", "exists"),
+        change(lambda each: show_limits(each.limits), "limits", "exists"),
+        count_change("running_operation_count", "max_running_operation_count"),
+        count_change("operation_count", "max_operation_count"),
+        ", ".join(notes),
+    ]
 
 
-def _shows(changed: set[str], field: str) -> bool:
-    return field in changed or "exists" in changed
-
-
-def _arrow(old: str, new: str) -> str:
-    return old if old == new else f"{old} -> {new}"
-
-
-def _cpu(outlook: Outlook | None) -> str:
-    return "-" if outlook is None else show_cores(outlook.fair_share["cpu"])
-
-
-def _guarantee(outlook: Outlook | None) -> str:
-    cores = 0.0 if outlook is None else outlook.strong_guarantee.get("cpu", 0.0)
+def _show_guarantee(outlook: Outlook) -> str:
+    cores = outlook.strong_guarantee.get("cpu", 0.0)
     return show_cores(cores) if cores else "-"
-
-
-def _limit(outlook: Outlook | None) -> str:
-    return "-" if outlook is None else show_limits(outlook.limits)
-
-
-def _counts(outlook: Outlook | None, names: tuple[str, str]) -> str:
-    return "-" if outlook is None else "/".join(str(getattr(outlook, name)) for name in names)

@@ -17,7 +17,7 @@ import msgspec
 from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
 from cpumond.cli.render.report import render_report
-from cpumond.cli.render.tables import draw, measure, show_title, warn
+from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title, warn
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
 from cpumond.cli.scheduler.report_rows import (
@@ -106,7 +106,7 @@ def report_command(
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, html_path, as_json)
     with contextlib.ExitStack() as stack:
-        # Before anything is asked for, so that nobody waits for a file that cannot be written.
+        # Before any request: a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--html" if html_path else "--output")) if path else None
         report, content = read_report(client, since_s, tree, pool, top)
         if chosen == "html":
@@ -257,7 +257,6 @@ class Column:
 
     heading: str
     text: Callable[[Line], str]
-    is_number: bool = True
     max_width: int = 0
 
 
@@ -266,20 +265,20 @@ def _number_column(of: Measure) -> Column:
         value = line.value(of)
         return "-" if value is None else show_percent(value / 100.0) if of in RATIOS else show_cores(value)
 
-    return Column(of.heading, show)
+    return Column(f">{of.heading}", show)
 
 
 NUMBER_COLUMNS: Final = tuple(_number_column(each) for each in MEASURES)
 POOL_COLUMNS: Final = (
-    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name), False, 32),
+    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name), 32),
     *NUMBER_COLUMNS,
 )
 OPERATION_COLUMNS: Final = (
-    Column("operation", lambda line: show_name(line.row.name), False),
-    Column("title", lambda line: show_title(line.row.title), False, 24),
-    Column("user", lambda line: show_name(line.row.user), False, 12),
-    Column("pool", lambda line: show_name(line.row.pool), False, 16),
-    Column("state", lambda line: line.row.state, False),
+    Column("operation", lambda line: show_name(line.row.name)),
+    Column("title", lambda line: show_title(line.row.title), 24),
+    Column("user", lambda line: show_name(line.row.user), 12),
+    Column("pool", lambda line: show_name(line.row.pool), 16),
+    Column("state", lambda line: line.row.state),
     *NUMBER_COLUMNS,
 )
 DROP_ORDER: Final = (
@@ -290,66 +289,47 @@ DROP_ORDER: Final = (
 
 def render_text(report: ReportView, since_s: float, width: int | None, colour: bool) -> str:
     """Two tables for each tree, and what their columns mean. ``since_s`` is the time that was asked for."""
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(sentence) for sentence in describe_time(report, since_s)]
+    parts: list[Cell | RenderableType] = [*describe_time(report, since_s)]
     for tree in report.trees:
-        parts += [Text(), Text(f"tree {show_name(tree.tree)}", "bold")]
+        parts += ["", (f"tree {show_name(tree.tree)}", "bold")]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
         pools = list(list_pools(tree))
         parts += _draw_table([*pools, total], POOL_COLUMNS, width)
-        parts.append(Text())
-        parts += _draw_operations(tree, width)
-    parts.append(Text())
+        parts += ["", *_draw_operations(tree, width)]
+    parts.append("")
     widest = max(len(each.heading) for each in MEASURES)
-    parts += [Text(f"{each.heading:<{widest}}  {each.meaning}") for each in MEASURES]
+    parts += [f"{each.heading:<{widest}}  {each.meaning}" for each in MEASURES]
     return draw(parts, width, colour)
 
 
-def _draw_operations(tree: ReportTree, width: int | None) -> list[RenderableType]:
-    from rich.text import Text
-
+def _draw_operations(tree: ReportTree, width: int | None) -> list[Cell | RenderableType]:
     operations = list(list_operations(tree))
     left_out = describe_left_out(tree)
     if not operations:
-        return [Text(left_out or "no operations in this time")]
-    return [
-        *_draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width),
-        *([Text(left_out)] if left_out else []),
-    ]
+        return [left_out or "no operations in this time"]
+    return [*_draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width), *([left_out] if left_out else [])]
 
 
-def _draw_table(lines: Sequence[Line], columns: Iterable[Column], width: int | None) -> list[RenderableType]:
+def _draw_table(lines: Sequence[Line], columns: Iterable[Column], width: int | None) -> list[Cell | RenderableType]:
     """The table with as many columns as there is room for, and what was left out."""
-    from rich.text import Text
-
     shown, left_out = list(columns), list[str]()
     table = _make_table(lines, shown, fold=False)
     for heading in ("", *DROP_ORDER):
         if width is None or measure(table) <= width:
             break
-        if heading in [column.heading for column in shown[1:]]:
-            shown = [shown[0], *(column for column in shown[1:] if column.heading != heading)]
+        kept = [shown[0], *(column for column in shown[1:] if column.heading.removeprefix(">") != heading)]
+        if len(kept) < len(shown):
+            shown = kept
             left_out.append(heading)
         table = _make_table(lines, shown, fold=True)
     notice = f"no room for: {', '.join(left_out)}; a wider terminal, --format csv or html shows all"
-    return [table, *([Text(notice, "dim")] if left_out else [])]
+    return [table, *([(notice, "dim")] if left_out else [])]
 
 
 def _make_table(lines: Sequence[Line], columns: Sequence[Column], fold: bool) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.heading,
-            justify="right" if column.is_number else "left",
-            no_wrap=not column.max_width,
-            overflow="fold",
-            max_width=column.max_width if fold and column.max_width else None,
-        )
-    for line in lines:
-        style = "bold" if line.kind in ("total", "sum") else ""
-        table.add_row(*(Text(column.text(line), style) for column in columns))
-    return table
+    headings = [
+        (each.heading, {"no_wrap": not each.max_width, "max_width": each.max_width or None if fold else None})
+        for each in columns
+    ]
+    styles = {"total": "bold", "sum": "bold"}
+    return make_table(headings, ([(each.text(line), styles.get(line.kind, "")) for each in columns] for line in lines))

@@ -1,4 +1,4 @@
-"""What a report is made of: the scheduler's answer, the order of its rows, and what is reckoned from them.
+"""What a report is made of: the scheduler's answer, the order of its rows, and what is computed from them.
 
 Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970.
 """
@@ -87,11 +87,6 @@ MEASURES: Final = (
 """All numbers of a row, in their order."""
 
 
-def idle_of(row: ReportRow) -> float:
-    """Core-hours that were neither used nor reclaimed."""
-    return max(row.ordered - row.used - row.reclaimed, 0.0)
-
-
 def add_up(tree: ReportTree) -> Line:
     """The sum of the operations that are listed."""
     sums = {measure.name: sum(getattr(row, measure.name) for row in tree.operations) for measure in (*AMOUNTS, LIMIT)}
@@ -154,7 +149,7 @@ def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
     """Which time the report is of, and what is missing of the ``since_s`` that were asked for."""
     covered = f"{show_span(report.covered_s)} of it are known, a point every {show_span(report.period_s)}"
     yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
-    # A point more or less is nobody's concern.
+    # A point more or less does not matter.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
         yield (
             f"This is less than the {show_span(since_s)} asked for: the history began later, [history] length or "
